@@ -1,0 +1,172 @@
+"""Every exception a user of sgl can meet, in one tree.
+
+    SglError(Exception)
+    ├─ ProgramError                 a program cannot go on: an unset variable, a foreign fork   .node .variable
+    ├─ BackendError                 what the program runs on failed or cannot be reached        .status .retryable
+    │  ├─ RequestAborted            the request was cancelled before it finished
+    │  └─ RequestTimeout            the request, or its wait in the queue, took too long        .seconds
+    ├─ GrammarError(ValueError)     a constraint cannot be compiled
+    │  ├─ RegexSyntaxError          .pattern .position
+    │  ├─ UnsupportedSchema         .path .keyword
+    │  └─ GrammarTooLarge           .states .limit
+    ├─ InvalidRequest(ValueError)   a request that no server could serve                        .param
+    │  └─ ContextTooLong            .tokens .limit
+    ├─ ConfigError(ValueError)      an option that does not exist or cannot be honoured         .option
+    ├─ ModelError                   the checkpoint or its tokenizer cannot be loaded            .path
+    │  ├─ UnsupportedModel          .architecture .supported
+    │  ├─ WeightsError              a weight file is missing, truncated or of the wrong shape   .tensor
+    │  └─ TokenizerError            the tokenizer does not fit the model
+    ├─ QueueFull                    too many requests are waiting already                       .limit
+    └─ EngineDead(RuntimeError)     the engine loop stopped; the cause is chained
+
+A caller's mistake is never an assertion: assertions guard what only sgl itself can get wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SglError(Exception):
+    """The base of every error that sgl raises on purpose."""
+
+
+class ProgramError(SglError):
+    """A program cannot go on; `node` is the path of the node and `variable` the name it concerns, if any."""
+
+    def __init__(self, message: str, *, node: str | None = None, variable: str | None = None) -> None:
+        super().__init__(message)
+        self.node = node
+        self.variable = variable
+
+
+class BackendError(SglError):
+    """The backend failed; `status` is its HTTP status, if any, `retryable` says whether trying again may help."""
+
+    def __init__(self, message: str, *, status: int | None = None, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retryable = retryable
+
+
+class RequestAborted(BackendError):
+    """The request was cancelled before it finished."""
+
+
+class RequestTimeout(BackendError):
+    """The request did not finish within `seconds`."""
+
+    def __init__(self, message: str, *, seconds: float) -> None:
+        super().__init__(message, retryable=True)
+        self.seconds = seconds
+
+
+class GrammarError(SglError, ValueError):
+    """A constraint cannot be compiled."""
+
+
+class RegexSyntaxError(GrammarError):
+    """The regular expression is malformed or uses what a byte automaton cannot express."""
+
+    def __init__(self, message: str, *, pattern: str, position: int | None = None) -> None:
+        super().__init__(message)
+        self.pattern = pattern
+        self.position = position
+
+
+class UnsupportedSchema(GrammarError):
+    """A keyword that cannot be enforced; `path` is its JSON pointer as the user wrote the schema."""
+
+    def __init__(self, message: str, *, path: str, keyword: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.keyword = keyword
+
+
+class GrammarTooLarge(GrammarError):
+    """The automaton would have more than `limit` states (or took too long: `states` is how far it came)."""
+
+    def __init__(self, message: str, *, states: int, limit: int) -> None:
+        super().__init__(message)
+        self.states = states
+        self.limit = limit
+
+
+class InvalidRequest(SglError, ValueError):
+    """A request that cannot be served as it stands; `param` names the offending parameter."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt has `tokens` tokens and the model's context holds `limit`."""
+
+    def __init__(self, message: str, *, tokens: int, limit: int, param: str | None = "prompt") -> None:
+        super().__init__(message, param=param)
+        self.tokens = tokens
+        self.limit = limit
+
+
+class ConfigError(SglError, ValueError):
+    """An option that does not exist, cannot be parsed, or cannot be honoured on this machine."""
+
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
+
+
+class ModelError(SglError):
+    """The checkpoint at `path` cannot be loaded."""
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class UnsupportedModel(ModelError):
+    """The checkpoint's architecture, or a feature its config.json asks for, is not supported."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        architecture: str | None = None,
+        supported: tuple[str, ...] = (),
+        path: str | None = None,
+    ) -> None:
+        super().__init__(message, path=path)
+        self.architecture = architecture
+        self.supported = supported
+
+
+class WeightsError(ModelError):
+    """A weight file is missing, truncated, or holds a tensor of an unexpected name or shape."""
+
+    def __init__(self, message: str, *, path: str | None = None, tensor: str | None = None) -> None:
+        super().__init__(message, path=path)
+        self.tensor = tensor
+
+
+class TokenizerError(ModelError):
+    """The tokenizer is missing or does not fit the model."""
+
+
+class QueueFull(SglError):
+    """`limit` requests are waiting already; try again later."""
+
+    def __init__(self, message: str, *, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+class EngineDead(SglError, RuntimeError):
+    """The engine is shut down, or its loop stopped on an error, which is chained."""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the known name most like `name`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,60 @@
+"""The seam between a model and the many ways to attend over a paged KV cache.
+
+A backend is planned once a step from host integers and then run once a layer. New keys and values are in the
+cache before `run` is called; query token i of row b sits at position kv_len[b] - q_len[b] + i and sees every
+position up to its own (and not further back than the layer's window).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a backend must know of the model and the cache, once."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int  # tokens a page
+    scale: float
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True)
+class AttentionStep:
+    """One ragged step over B rows and T = q_lens.sum() query tokens."""
+
+    q_lens: npt.NDArray[np.int32]  # [B] >= 1, host
+    kv_lens: npt.NDArray[np.int32]  # [B] >= q_lens, host
+    page_table: npt.NDArray[np.int32]  # [B, max_pages], host; entries past ceil(kv_len / page_size) are arbitrary
+    page_table_device: torch.Tensor  # int32 [B, max_pages], the same on the device
+
+
+class AttentionBackend(Protocol):
+    """Plans once a step, runs once a layer."""
+
+    def plan(self, step: AttentionStep) -> None:
+        """Prepare for the step. Never waits for the device."""
+
+    def run(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """Attend in one layer.
+
+        query: [T, num_heads, head_dim]; key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim].
+        window: a query sees itself and the window - 1 positions before it; None: all of them.
+        Returns [T, num_heads, head_dim] in the query's dtype.
+        """
+        ...

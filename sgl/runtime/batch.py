@@ -1,0 +1,77 @@
+"""The contract between the scheduler and the runner: what one step computes, and what came of it.
+
+Everything here is plain ints and NumPy. A `Batch` is deterministic data: it could be shipped to another rank.
+Every row is one request: a decode (q_len 1), a prompt chunk, a forced run or a scored candidate differ only in
+`q_lens`, `samples` and `score_from`. Rows are named by the *request row* they occupy, the index into every
+per-request table on the device (page table, sampling parameters, last sampled token).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.runtime.sampling_params import SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+FROM_DEVICE = -1
+"""In `Batch.token_ids`: the token that the row sampled last, which the host may not know yet."""
+
+
+@dataclass(slots=True)
+class RowSetup:
+    """What the device must know of a request before its first step in `row` (again after a retract)."""
+
+    row: int
+    params: SamplingParams
+    seed: int  # uint63; with the token's position it decides the draw, so neither batch nor order matters
+    prompt_ids: Int32Array  # [prompt_len]
+    output_ids: Int32Array  # [n]; not empty only when the request resumes after a retract
+
+
+@dataclass(slots=True)
+class Batch:
+    """One ragged step over B rows and T = q_lens.sum() tokens; row b covers positions
+    kv_lens[b] - q_lens[b] … kv_lens[b] - 1 of its request."""
+
+    rows: Int32Array  # [B] request rows, each at most once
+    q_lens: Int32Array  # [B] >= 1
+    kv_lens: Int32Array  # [B] tokens in KV after this step
+    token_ids: Int32Array  # [T], FROM_DEVICE where the row's last sampled token is meant
+    page_writes: Int32Array  # [W, 3] (row, index in its page table, page), to apply before the step
+    samples: npt.NDArray[np.bool_]  # [B] whether the row samples a token from its last position
+    score_from: Int32Array  # [B] first query index whose logits score the following input token; -1: none
+    top_logprobs: Int32Array  # [B] -1: no logprobs; 0: of the sampled token; k: of the k likeliest too
+    setups: list[RowSetup] = field(default_factory=list)
+    score_targets: dict[int, Int32Array] = field(default_factory=dict)
+    """Per scored b: the token that follows each query index from score_from[b] on, [q_len - score_from]. Where
+    it is one shorter than that, the last index has no following input token and is not scored."""
+    token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
+    """Per b: ids whose logprobs are wanted at every scored and sampled position."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Log-probabilities at n positions, from the model's own logits: before penalties, bias, temperature and mask."""
+
+    chosen: Float32Array  # [n] of the sampled or following token
+    top_values: Float32Array | None = None  # [n, k], falling
+    top_ids: Int32Array | None = None  # [n, k]
+    given: Float32Array | None = None  # [n, m] of token_ids_logprob
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step computed, on the host."""
+
+    next_tokens: Int32Array  # [B]; -1 in rows that do not sample
+    output_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = 1
+    input_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = len(score_targets[b])
