@@ -1,0 +1,110 @@
+"""What every test may ask for: data folders, devices, reproducible randomness, one thread per worker.
+
+Data that is not part of the repository (checkpoints, tokenizers, suites) is looked for in `$SGL_TEST_DATA`, then in
+`shared/data` beside the checkout; a test that asks for it skips, with the reason, where it is absent. Tests marked
+`gpu` skip where there is no CUDA device. `pytest --hypothesis-profile=soak` runs the property tests for longer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+# Before anything imports torch or transformers: one thread per worker (the workers are the parallelism, and sums
+# come out alike on every machine), and no test reaches out to a model hub.
+for name, value in {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}.items():
+    os.environ.setdefault(name, value)
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Shared machines are slow at times: no deadline per example, and slow generation is no failure.
+settings.register_profile("fast", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("fast"), derandomize=True, print_blob=True, database=None)
+settings.register_profile("soak", settings.get_profile("fast"), max_examples=2000)
+settings.load_profile("ci" if os.environ.get("CI", "").lower() in ("1", "true") else "fast")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a CUDA device where there is none; torch is imported only when something asks."""
+    needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not needing_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in needing_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Every device that the test is to hold on: "cpu", and "cuda" where there is one."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of data that is not part of the repository."""
+    named = os.environ.get("SGL_TEST_DATA")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no test data at {folder} (SGL_TEST_DATA names another folder)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(shared_data: Path) -> Callable[[str], Path]:
+    """checkpoint("stories260K") is the Hugging Face folder of that trained model."""
+
+    def find(name: str) -> Path:
+        folder = shared_data / "models" / name
+        if not folder.is_dir():
+            pytest.skip(f"no checkpoint at {folder}")
+        return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def unpacked(shared_data: Path) -> Callable[[str], Path]:
+    """unpacked("tokenizers") is the folder that tokenizers.tar.xz unpacks to. It is kept between sessions."""
+
+    def unpack(name: str) -> Path:
+        archive = shared_data / f"{name}.tar.xz"
+        if not archive.is_file():
+            pytest.skip(f"no test data at {archive}")
+        return _unpack_once(archive, name)
+
+    return unpack
+
+
+def _unpack_once(archive: Path, name: str) -> Path:
+    """Workers may race: each unpacks into a folder of its own, and the first to rename it into place wins."""
+    cache = Path(tempfile.gettempdir()) / f"sgl-test-data-{os.getuid()}"
+    done = cache / f"{name}-{archive.stat().st_mtime_ns}"
+    if not done.is_dir():
+        cache.mkdir(mode=0o700, exist_ok=True)
+        private = Path(tempfile.mkdtemp(dir=cache))
+        with tarfile.open(archive) as tar:
+            # Python 3.11 before 3.11.4 has no filters.
+            tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+            tar.extractall(private)
+        try:
+            private.rename(done)
+        except OSError:
+            if not done.is_dir():
+                raise
+            shutil.rmtree(private)
+    return done / name
