@@ -14,8 +14,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-# Before anything imports torch or transformers: one thread per worker (the workers are the parallelism, and sums
-# come out alike on every machine), and no test reaches out to a model hub.
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Read when torch and transformers are imported, which no plugin does: one thread per worker (the workers are the
+# parallelism, and sums come out alike on every machine), and no test reaches out to a model hub.
 for name, value in {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -23,9 +26,6 @@ for name, value in {
     "HF_HUB_OFFLINE": "1",
 }.items():
     os.environ.setdefault(name, value)
-
-import pytest
-from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
