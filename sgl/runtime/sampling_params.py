@@ -1,0 +1,308 @@
+"""How one request wants its tokens chosen and when it wants to stop.
+
+Knows the names, types, ranges and defaults, and nothing of a tokenizer, a model or a device: whoever knows the
+vocabulary calls `check_token_ids`. Built by the engine and the servers from what users send, read by the scheduler,
+the sampler and the stop matcher.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sgl.errors import InvalidRequest, nearest_name
+
+GREEDY_BELOW = 1e-6
+"""A temperature under this is taken as 0: the likeliest token, no draw."""
+
+MAX_SAMPLES = 1024
+MAX_STOPS = 32
+MAX_STOP_REGEX_BYTES = 256
+MAX_TOKENS = 2**31 - 1
+MAX_TOKEN_ID = 2**31 - 1
+MAX_LOGIT_BIAS = 100.0
+
+
+class LogitBias(Mapping[int, float]):
+    """Token id → what is added to its logit: checked, immutable, hashable, in rising order of ids."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        if not isinstance(values, Mapping):
+            raise InvalidRequest(
+                f"logit_bias must map token ids to numbers, not be {_kind(values)}", param="logit_bias"
+            )
+        biases: dict[int, float] = {}
+        for key, value in values.items():
+            token_id = _integer("logit_bias", _from_digits(key), 0, MAX_TOKEN_ID, what="each key of logit_bias")
+            if token_id in biases:
+                raise InvalidRequest(f"logit_bias names token {token_id} twice", param="logit_bias")
+            biases[token_id] = _number(
+                "logit_bias", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, what="each value of logit_bias"
+            )
+        self._values = dict(sorted(biases.items()))
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._values[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of one request, checked: a value out of range or of the wrong type raises InvalidRequest.
+
+    A bool is no number and "5" is not 5. Lists, tuples and sets are accepted where tuples are stored; duplicates
+    are dropped. `stop` and `stop_regex` may be one string. Equal parameters are equal and hash alike.
+    """
+
+    max_new_tokens: int = 128
+    """0 computes the prompt only."""
+    min_new_tokens: int = 0
+    """Until so many tokens exist, those that would end the request cannot be sampled."""
+    n: int = 1
+    """Independent samples for one prompt."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    temperature: float = 1.0
+    """Below 1e-6: greedy."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 (0 is read as -1): off."""
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    """Subtracted from a logit once per time that its token was generated."""
+    presence_penalty: float = 0.0
+    """Subtracted once if its token was generated at all."""
+    repetition_penalty: float = 1.0
+    """Divides a positive and multiplies a negative logit of a token of the prompt or the output."""
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    """Keys may be digit strings, which is all that JSON has."""
+    ignore_eos: bool = False
+    seed: int | None = None
+    """Any 64-bit integer; the same request with the same seed draws the same tokens in any batch."""
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    """Keep the matched stop string or token in the text."""
+    regex: str | None = None
+    json_schema: str | None = None
+    """JSON text; a mapping is serialised."""
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    """JSON text; a mapping is serialised."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """The parameters of a request body: a null means the default, an unknown name raises InvalidRequest."""
+        if not isinstance(values, Mapping):
+            raise InvalidRequest(
+                f"sampling_params must be an object of names and values, not {_kind(values)}",
+                param="sampling_params",
+            )
+        for name in values:
+            if name not in _NAMES:
+                near = nearest_name(name, _NAMES) if isinstance(name, str) else ""
+                raise InvalidRequest(f"there is no sampling parameter {name!r}{near}", param=str(name))
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "max_new_tokens", _integer("max_new_tokens", self.max_new_tokens, 0, MAX_TOKENS))
+        put(self, "min_new_tokens", _integer("min_new_tokens", self.min_new_tokens, 0, MAX_TOKENS))
+        if self.min_new_tokens > self.max_new_tokens:
+            raise InvalidRequest(
+                f"min_new_tokens must not exceed max_new_tokens, got {self.min_new_tokens} > {self.max_new_tokens}",
+                param="min_new_tokens",
+            )
+        put(self, "n", _integer("n", self.n, 1, MAX_SAMPLES))
+        put(self, "stop", _strings("stop", self.stop, None))
+        put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        put(self, "stop_regex", _strings("stop_regex", self.stop_regex, MAX_STOP_REGEX_BYTES))
+        put(self, "temperature", _number("temperature", self.temperature, 0.0, math.inf))
+        put(self, "top_p", _number("top_p", self.top_p, 0.0, 1.0, above=True))
+        top_k = _integer("top_k", self.top_k, -1, MAX_TOKEN_ID)
+        put(self, "top_k", top_k or -1)
+        put(self, "min_p", _number("min_p", self.min_p, 0.0, 1.0))
+        put(self, "frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        put(self, "presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        put(
+            self, "repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, above=True)
+        )
+        if not isinstance(self.logit_bias, LogitBias):
+            put(self, "logit_bias", LogitBias(self.logit_bias))
+        if self.seed is not None:
+            put(self, "seed", _integer("seed", self.seed, -(2**63), 2**63 - 1))
+        for name in ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{name} must be true or false, not {_kind(value)}", param=name)
+        self._check_constraints()
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken and seed, top_k, top_p and min_p play no part."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the logits of the next."""
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """Name and text of the constraint on the output, if there is one."""
+        for name in _CONSTRAINTS:
+            value = getattr(self, name)
+            if value is not None:
+                return name, value
+        return None
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raise InvalidRequest if an id of `stop_token_ids` or `logit_bias` is not below `vocab_size`."""
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
+            largest = max(ids, default=-1)
+            if largest >= vocab_size:
+                raise InvalidRequest(
+                    f"{name} names token {largest}, but the vocabulary ends at {vocab_size - 1}", param=name
+                )
+
+    def _check_constraints(self) -> None:
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidRequest(
+                f"at most one of {', '.join(_CONSTRAINTS)} may be set, got {' and '.join(given)}", param=given[1]
+            )
+        for name in given:
+            value = getattr(self, name)
+            if name in _JSON_CONSTRAINTS and isinstance(value, Mapping):
+                object.__setattr__(self, name, _json_text(name, value))
+            elif not isinstance(value, str):
+                raise InvalidRequest(f"{name} must be a string, not {_kind(value)}", param=name)
+            else:
+                _utf8(name, value)
+
+
+_NO_BIAS = LogitBias({})
+_NAMES = frozenset(each.name for each in fields(SamplingParams))
+_CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
+_JSON_CONSTRAINTS = ("json_schema", "structural_tag")
+
+
+def _integer(param: str, value: object, lowest: int, highest: int, *, what: str = "") -> int:
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise InvalidRequest(f"{what or param} must be an integer, not {_kind(value)}", param=param)
+        value = int(value)
+    if not lowest <= value <= highest:
+        raise InvalidRequest(
+            f"{what or param} must be an integer from {lowest} to {highest}, got {_short(value)}", param=param
+        )
+    return value
+
+
+def _number(
+    param: str, value: object, lowest: float, highest: float, *, above: bool = False, what: str = ""
+) -> float:
+    """A finite number in [lowest, highest], or in (lowest, highest] if `above`."""
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise InvalidRequest(f"{what or param} must be a number, not {_kind(value)}", param=param)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+    if math.isfinite(value) and lowest <= value <= highest and not (above and value == lowest):
+        return value
+    if highest == math.inf:
+        wanted = f"a finite number of at least {lowest:g}"
+    elif above:
+        wanted = f"a number above {lowest:g} and at most {highest:g}"
+    else:
+        wanted = f"a number from {lowest:g} to {highest:g}"
+    raise InvalidRequest(f"{what or param} must be {wanted}, got {value}", param=param)
+
+
+def _strings(name: str, value: object, max_bytes: int | None) -> tuple[str, ...]:
+    if isinstance(value, tuple) and not value:
+        return ()
+    items = [value] if isinstance(value, str) else _items(name, value, "a string or a list of strings")
+    texts: dict[str, None] = {}
+    for item in items:
+        if not isinstance(item, str):
+            raise InvalidRequest(f"{name} must hold strings only, found {_kind(item)}", param=name)
+        if not item:
+            raise InvalidRequest(f"{name} must not hold an empty string: it would match everywhere", param=name)
+        num_bytes = _utf8(name, item)
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise InvalidRequest(f"each {name} may have {max_bytes} bytes, got one of {num_bytes}", param=name)
+        texts[item] = None
+    if len(texts) > MAX_STOPS:
+        raise InvalidRequest(f"{name} may hold {MAX_STOPS} strings, got {len(texts)}", param=name)
+    return tuple(texts)
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    if isinstance(value, tuple) and not value:
+        return ()
+    items = _items(name, value, "a list of token ids")
+    return tuple(dict.fromkeys(_integer(name, item, 0, MAX_TOKEN_ID, what=f"each of {name}") for item in items))
+
+
+def _items(name: str, value: object, wanted: str) -> Collection[Any]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=_short)
+    raise InvalidRequest(f"{name} must be {wanted}, not {_kind(value)}", param=name)
+
+
+def _from_digits(key: object) -> object:
+    """The number that a string of plain digits spells; anything else as it is."""
+    return int(key) if isinstance(key, str) and len(key) <= 10 and key.isascii() and key.isdigit() else key
+
+
+def _json_text(name: str, value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name} cannot be written as JSON: {error}", param=name) from error
+
+
+def _utf8(name: str, text: str) -> int:
+    """The text's length in bytes; a lone surrogate has none, and no generated text could ever match it."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name} holds a lone surrogate, which is not text: {error}", param=name) from error
+
+
+def _kind(value: object) -> str:
+    """How an error message calls a value of the wrong type."""
+    if value is None:
+        return "null"
+    return f"{_short(value)} ({type(value).__name__})"
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}…"
