@@ -92,7 +92,7 @@ class SamplingParams:
     """Subtracted once if its token was generated at all."""
     repetition_penalty: float = 1.0
     """Divides a positive and multiplies a negative logit of a token of the prompt or the output."""
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: _NO_BIAS)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: LogitBias({}))
     """Keys may be digit strings, which is all that JSON has."""
     ignore_eos: bool = False
     seed: int | None = None
@@ -199,7 +199,6 @@ class SamplingParams:
                 _utf8(name, value)
 
 
-_NO_BIAS = LogitBias({})
 _NAMES = frozenset(each.name for each in fields(SamplingParams))
 _CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 _JSON_CONSTRAINTS = ("json_schema", "structural_tag")
