@@ -1,0 +1,67 @@
+# Every command a newcomer needs. Each sets up what it lacks first: all it takes is Python >= 3.11 with venv.
+# `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
+# More workers than this cost more in imports and memory than they save.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test format-check lint types unit fmt bench bench-host bench-cpu soak clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with everything (again when pyproject.toml changed)
+
+demo: $(STAMP) ## run examples/quickstart.py
+	$(BIN)/python examples/quickstart.py
+
+test: format-check lint types unit ## formatting, lint, types and tests: what CI runs
+
+format-check: $(STAMP) ## is everything formatted?
+	$(BIN)/ruff format --check --quiet .
+
+lint: $(STAMP) ## ruff check
+	$(BIN)/ruff check --quiet .
+
+types: $(STAMP) ## mypy --strict over sgl/
+	$(BIN)/mypy
+
+unit: $(STAMP) ## the tests alone; ARGS="tests/test_x.py -k name" picks some
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+fmt: $(STAMP) ## format, and fix what ruff can fix
+	$(BIN)/ruff format --quiet .
+	$(BIN)/ruff check --fix --quiet .
+
+bench: bench-host bench-cpu ## the two benchmarks that need no GPU
+
+bench-host: $(STAMP) ## what a step costs the host: scheduling, packing, detokenising
+	$(BIN)/python benchmarks/host_overhead.py $(ARGS)
+
+bench-cpu: $(STAMP) ## output tokens/s on this CPU, beside transformers
+	$(BIN)/python benchmarks/cpu_throughput.py $(ARGS)
+
+soak: $(STAMP) ## a million random scheduler operations under the page ledger
+	$(BIN)/python benchmarks/scheduler_soak.py $(ARGS)
+
+clean: ## remove caches and build output; .venv stays
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# torch goes first and by its bare version, so that an index offering a CPU build (2.13.0+cpu, which sorts higher)
+# is taken at its word; whatever comes after finds the requirement met and fetches no other torch.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "sgl needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "'$(PYTHON)' comes without venv. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing into $(VENV) (minutes, the first time)"
+	@$(PIP) install torch==2.13.0
+	@$(PIP) install --editable '.[dev]'
+	@touch $@
