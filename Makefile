@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 # More workers than this cost more in imports and memory than they save.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
@@ -16,6 +16,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with everything (again when pyproject.toml changed)
+	@:
 
 demo: $(STAMP) ## run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
