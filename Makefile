@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types unit fmt bench bench-host bench-cpu soak clean
+.PHONY: help setup demo test format-check lint types unit fmt bench bench-import bench-host bench-cpu soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,10 @@ fmt: $(STAMP) ## format, and fix what ruff can fix
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 
-bench: bench-host bench-cpu ## the two benchmarks that need no GPU
+bench: bench-import bench-host bench-cpu ## the benchmarks that need no GPU
+
+bench-import: $(STAMP) ## what `import sgl` costs a program
+	$(BIN)/python benchmarks/import_time.py
 
 bench-host: $(STAMP) ## what a step costs the host: scheduling, packing, detokenising
 	$(BIN)/python benchmarks/host_overhead.py $(ARGS)

@@ -1,0 +1,292 @@
+"""The package as source: who imports whom, and each breach of the house's rules as a readable line.
+
+`BELOW` is the table of layers; a new module or folder gets its place there. The rules read syntax trees, so an
+import inside a function or under TYPE_CHECKING counts like any other. tests/test_house.py asserts the rules.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# unit -> the units right below it. A module may import its own unit and whatever lies anywhere below; the longest
+# matching name decides a module's unit.
+BELOW: dict[str, tuple[str, ...]] = {
+    "sgl": ("sgl.cli",),
+    "sgl.cli": ("sgl.runtime.server", "sgl.runtime.gateway", "sgl.lang"),
+    "sgl.runtime.gateway": ("sgl.runtime.server",),
+    "sgl.runtime.server": ("sgl.runtime.engine",),
+    "sgl.runtime.engine": ("sgl.runtime.loop",),
+    "sgl.runtime.loop": ("sgl.runtime.program", "sgl.runtime.runner", "sgl.runtime.text"),
+    "sgl.runtime.program": ("sgl.runtime.scheduler", "sgl.lang.ir", "sgl.grammar"),
+    "sgl.runtime.scheduler": ("sgl.runtime.cache", "sgl.runtime.config"),
+    "sgl.runtime.cache": ("sgl.runtime.batch",),
+    "sgl.runtime.runner": ("sgl.runtime.model", "sgl.runtime.batch", "sgl.grammar"),
+    "sgl.runtime.model": ("sgl.kernels", "sgl.runtime.config"),
+    "sgl.runtime.text": ("sgl.grammar.vocabulary",),
+    "sgl.runtime.batch": ("sgl.runtime.sampling_params",),
+    "sgl.runtime.sampling_params": ("sgl.errors",),
+    "sgl.runtime.config": ("sgl.errors",),
+    "sgl.runtime": (),  # its __init__.py
+    "sgl.lang": ("sgl.lang.ir",),
+    "sgl.lang.ir": ("sgl.errors",),
+    "sgl.grammar": ("sgl.grammar.vocabulary",),
+    "sgl.grammar.vocabulary": ("sgl.errors",),
+    "sgl.kernels": (),
+    "sgl.errors": (),
+}
+
+# The one arrow that points up: a backend of the language starts the engine inside the call that needs it.
+SEAM_FROM, SEAM_TO = "sgl.lang.backends.", "sgl.runtime."
+
+WITHOUT_TORCH = (
+    "sgl.errors",
+    "sgl.lang",
+    "sgl.grammar",
+    "sgl.runtime.batch",
+    "sgl.runtime.sampling_params",
+    "sgl.runtime.config",
+    "sgl.runtime.scheduler",
+    "sgl.runtime.cache",
+)
+TORCH = ("torch", "triton", "flashinfer")
+HEAVY = (*TORCH, "transformers", "ray", "aiohttp")
+# What `import sgl` may not load either: each alone would take a good part of its 150 ms.
+NOT_AT_IMPORT = (*HEAVY, "numpy", "pydantic", "requests", "tokenizers", "safetensors", "outlines_core", "jinja2")
+
+READS_ENVIRONMENT = ("sgl.runtime.config", "sgl.cli")
+PRINTS = ("sgl.cli", "sgl.__main__")
+DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
+MAX_LINES = 500
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module; `in_function` where it happens in a call."""
+
+    target: str
+    line: int
+    in_function: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module by its dotted name (a package by its own name) and its source."""
+
+    name: str
+    source: str
+    is_package: bool = False
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source, filename=self.name)
+
+
+class House:
+    """Every module of the package, and the breaches of each rule as readable lines."""
+
+    def __init__(self, modules: list[Module]) -> None:
+        self.modules = {module.name: module for module in modules}
+
+    @classmethod
+    def read(cls, root: Path) -> House:
+        modules = []
+        for path in sorted((root / "sgl").rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
+            modules.append(Module(name, path.read_text(encoding="utf-8"), is_package))
+        return cls(modules)
+
+    def imports(self, module: Module) -> Iterator[Import]:
+        """Every import, each `from package import submodule` as an import of the submodule."""
+
+        def visit(node: ast.AST, in_function: bool) -> Iterator[Import]:
+            if isinstance(node, ast.Import):
+                yield from (Import(alias.name, node.lineno, in_function) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                source = "." * node.level + (node.module or "")
+                for alias in node.names:
+                    inner = f"{source}.{alias.name}"
+                    yield Import(inner if inner in self.modules else source, node.lineno, in_function)
+            is_call = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, in_function or is_call)
+
+        return visit(module.tree, False)
+
+    def own_imports(self, module: Module) -> Iterator[Import]:
+        return (found for found in self.imports(module) if within(found.target, "sgl"))
+
+    def relative_imports(self) -> list[str]:
+        return [
+            f"{module.name}:{found.line} imports {found.target}: imports are absolute"
+            for module in self.modules.values()
+            for found in self.imports(module)
+            if found.target.startswith(".")
+        ]
+
+    def upward_imports(self) -> list[str]:
+        breaches = []
+        for module in self.modules.values():
+            unit = unit_of(module.name)
+            if unit == "sgl" and module.name != "sgl":
+                breaches.append(f"{module.name} has no place in the table of layers")
+                continue
+            allowed = units_below(unit) | {unit}
+            for found in self.own_imports(module):
+                is_seam = (
+                    found.in_function and module.name.startswith(SEAM_FROM) and found.target.startswith(SEAM_TO)
+                )
+                if unit_of(found.target) not in allowed and not is_seam:
+                    breaches.append(f"{module.name}:{found.line} imports {found.target}, which is not below {unit}")
+        return breaches
+
+    def circles(self) -> list[str]:
+        """One line per circle that a depth-first walk closes."""
+        arrows = {name: {found.target for found in self.own_imports(m)} for name, m in self.modules.items()}
+        closed: list[str] = []
+        finished: set[str] = set()
+
+        def walk(name: str, path: list[str]) -> None:
+            if name in path:
+                closed.append(" -> ".join([*path[path.index(name) :], name]))
+            elif name not in finished:
+                for target in sorted(arrows.get(name, ())):
+                    walk(target, [*path, name])
+                finished.add(name)
+
+        for name in arrows:
+            walk(name, [])
+        return closed
+
+    def torch_where_it_is_not_wanted(self) -> list[str]:
+        return [
+            f"{module.name}:{found.line} imports {found.target}"
+            for module in self.without_torch()
+            for found in self.imports(module)
+            if found.target.partition(".")[0] in TORCH
+        ]
+
+    def without_torch(self) -> list[Module]:
+        return [m for m in self.modules.values() if any(within(m.name, unit) for unit in WITHOUT_TORCH)]
+
+    def undocumented(self) -> list[str]:
+        breaches = []
+        for module in self.modules.values():
+            if ast.get_docstring(module.tree) is None and not module.is_package:
+                breaches.append(f"{module.name} has no docstring")
+            for node in module.tree.body:
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or _is_private(
+                    node.name
+                ):
+                    continue
+                if ast.get_docstring(node) is None and not _is_overload(node):
+                    breaches.append(f"{module.name}:{node.lineno} {node.name} has no docstring")
+                if isinstance(node, ast.ClassDef):
+                    breaches.extend(
+                        f"{module.name}:{method.lineno} {node.name}.{method.name} has no docstring"
+                        for method in _methods(node)
+                        if not _is_private(method.name) and not self._is_explained(node, method)
+                    )
+        return breaches
+
+    def _is_explained(self, owner: ast.ClassDef, method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        """Whether the method, or what it overrides in a class of ours, has a docstring."""
+        if ast.get_docstring(method) is not None or _is_overload(method):
+            return True
+        bases = {_last_name(base) for base in owner.bases}
+        return any(
+            inherited.name == method.name and self._is_explained(base, inherited)
+            for base in self._classes
+            if base.name in bases and base is not owner
+            for inherited in _methods(base)
+        )
+
+    @cached_property
+    def _classes(self) -> list[ast.ClassDef]:
+        return [node for m in self.modules.values() for node in m.tree.body if isinstance(node, ast.ClassDef)]
+
+    def environment_reads(self) -> list[str]:
+        return [
+            f"{module.name}:{node.lineno} reads the environment"
+            for module in self.modules.values()
+            if module.name not in READS_ENVIRONMENT
+            for node in ast.walk(module.tree)
+            if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv"))
+            or (isinstance(node, ast.ImportFrom) and node.module == "os" and _names(node) & {"environ", "getenv"})
+        ]
+
+    def prints(self) -> list[str]:
+        return [
+            f"{module.name}:{node.lineno} prints"
+            for module in self.modules.values()
+            if module.name not in PRINTS
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+        ]
+
+    def long_files(self) -> list[str]:
+        lengths = {module.name: module.source.count("\n") for module in self.modules.values()}
+        return [
+            f"{name} has {length} lines: does it still say one thing?"
+            for name, length in lengths.items()
+            if length > MAX_LINES
+        ]
+
+    def busy_packages(self) -> list[str]:
+        return [
+            f"{module.name}/__init__.py:{node.lineno} does more than hand names on"
+            for module in self.modules.values()
+            if module.is_package and module.name not in DOES_MORE_THAN_HAND_ON
+            for node in module.tree.body
+            if not (
+                isinstance(node, ast.Import | ast.ImportFrom)
+                or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+                or (isinstance(node, ast.Assign) and [_last_name(target) for target in node.targets] == ["__all__"])
+            )
+        ]
+
+
+def unit_of(module: str) -> str:
+    """The longest name of the table that the module lies within."""
+    return max((unit for unit in BELOW if within(module, unit)), key=len)
+
+
+def units_below(unit: str) -> set[str]:
+    """Every unit that can be reached downward."""
+    return {reached for below in BELOW[unit] for reached in {below} | units_below(below)}
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_")
+
+
+def _methods(owner: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in owner.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """An @overload or a setter: the definition beside it carries the docstring."""
+    return any(_last_name(decorator) in ("overload", "setter") for decorator in node.decorator_list)
+
+
+def _last_name(node: ast.AST) -> str:
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _names(node: ast.ImportFrom) -> set[str]:
+    return {alias.name for alias in node.names}

@@ -1,0 +1,112 @@
+"""The house keeps its rules, and each rule finds a breach that is planted in a made-up package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house import BELOW, HEAVY, MAX_LINES, NOT_AT_IMPORT, TORCH, House, Module, units_below, within
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+RULES = {
+    "imports are absolute": House.relative_imports,
+    "imports run downward": House.upward_imports,
+    "no import circle": House.circles,
+    "scheduling code never touches torch": House.torch_where_it_is_not_wanted,
+    "every public name is documented": House.undocumented,
+    "only the configuration reads the environment": House.environment_reads,
+    "only the command line prints": House.prints,
+    "files stay short": House.long_files,
+    "packages only hand names on": House.busy_packages,
+}
+
+
+@pytest.fixture(scope="module")
+def house() -> House:
+    return House.read(REPOSITORY)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_house_keeps_the_rule(house: House, rule: str) -> None:
+    assert RULES[rule](house) == []
+
+
+def test_the_table_of_layers_has_no_circle() -> None:
+    for unit in BELOW:
+        assert unit not in units_below(unit)
+
+
+def test_importing_sgl_loads_nothing_heavy() -> None:
+    assert loaded_by(["sgl"]) & set(NOT_AT_IMPORT) == set()
+
+
+def test_scheduling_code_runs_without_torch(house: House) -> None:
+    assert loaded_by([module.name for module in house.without_torch()]) & set(TORCH) == set()
+
+
+def test_language_and_grammar_load_nothing_heavy(house: House) -> None:
+    names = [name for name in house.modules if within(name, "sgl.lang") or within(name, "sgl.grammar")]
+    assert loaded_by(names) & set(HEAVY) == set()
+
+
+def loaded_by(modules: list[str]) -> set[str]:
+    """Top-level names of everything that importing the modules loads, in a fresh interpreter."""
+    code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    run = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.split())
+
+
+BREACHES = [
+    ("imports are absolute", {"sgl.lang.a": "from . import b"}),
+    ("imports run downward", {"sgl.runtime.cache.a": "from sgl.runtime.scheduler.b import c"}),
+    ("imports run downward", {"sgl.runtime.cache.a": "def f():\n    import sgl.runtime.engine"}),
+    ("imports run downward", {"sgl.kernels.a": "if TYPE_CHECKING:\n    import sgl.errors"}),
+    ("imports run downward", {"sgl.grammar.a": "from sgl import lang", "sgl.lang": ""}),
+    ("imports run downward", {"sgl.lang.backends.a": "import sgl.runtime.engine"}),
+    ("imports run downward", {"sgl.lang.a": "def f():\n    import sgl.runtime.engine"}),
+    ("imports run downward", {"sgl.runtime.scheduler.a": "from sgl.runtime.runner.b import c"}),
+    ("imports run downward", {"sgl.runtime.engine": "import sgl"}),
+    ("imports run downward", {"sgl.elsewhere": ""}),
+    ("no import circle", {"sgl.lang.a": "import sgl.lang.b", "sgl.lang.b": "def f():\n    import sgl.lang.a"}),
+    ("no import circle", {"sgl.lang": "from sgl.lang import a", "sgl.lang.a": "from sgl.lang import name"}),
+    ("scheduling code never touches torch", {"sgl.runtime.cache.a": "def f():\n    from torch import nn"}),
+    ("every public name is documented", {"sgl.lang.a": "import os"}),
+    ("every public name is documented", {"sgl.lang.a": "'A.'\ndef f(): ..."}),
+    ("every public name is documented", {"sgl.lang.a": "'A.'\nclass C:\n  'C.'\n  def f(self): ..."}),
+    ("only the configuration reads the environment", {"sgl.lang.a": "import os\nos.environ['X']"}),
+    ("only the configuration reads the environment", {"sgl.lang.a": "from os import getenv"}),
+    ("only the command line prints", {"sgl.lang.a": "def f():\n    print(1)"}),
+    ("files stay short", {"sgl.lang.a": "x = 1\n" * (MAX_LINES + 1)}),
+    ("packages only hand names on", {"sgl.lang": "def f(): ..."}),
+]
+
+
+@pytest.mark.parametrize(("rule", "sources"), BREACHES)
+def test_a_breach_of_the_rule_is_found(rule: str, sources: dict[str, str]) -> None:
+    assert len(RULES[rule](made_up(sources))) == 1
+
+
+ALLOWED = {
+    "sgl": "from sgl.errors import X\ndef __getattr__(name):\n    import sgl.runtime.engine",
+    "sgl.cli": "'A.'\nimport os\nprint(os.environ)",
+    "sgl.lang.backends.engine": "'A.'\ndef _f():\n    import sgl.runtime.engine",
+    "sgl.lang.a": "'A.'\nclass A(Protocol):\n  'A.'\n  def f(self):\n    'F.'",
+    "sgl.lang.b": "'B.'\nfrom sgl.lang.a import A\nclass B(A):\n  'B.'\n  def f(self): ...",
+    "sgl.grammar": "'A.'\nfrom sgl.grammar.vocabulary import X\n__all__ = ['X']",
+    "sgl.runtime.engine": "'A.'\nimport torch\nfrom sgl.runtime.text.a import b",
+    "sgl.runtime.program.a": "'A.'\nfrom sgl.lang.ir import Gen",
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_the_house_allows_is_no_breach(rule: str) -> None:
+    assert RULES[rule](made_up(ALLOWED)) == []
+
+
+def made_up(sources: dict[str, str]) -> House:
+    packages = {"sgl", "sgl.lang", "sgl.grammar"}
+    return House([Module(name, source, name in packages) for name, source in sources.items()])
