@@ -1,0 +1,129 @@
+"""The proof that no page is lost or owned twice, and that the radix tree's bookkeeping is what a full count gives.
+
+It reads the pool and the tree, changes nothing, and reports what is wrong instead of raising: tests fail on it, a
+server may log it. It costs a walk over the whole tree, so it is for tests and idle moments, not for every step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.cache.keys import TOKEN_BYTES
+from sgl.runtime.cache.pages import DUMMY, FREE, OWNER_NAMES, PRIVATE, TREE, PagePool
+from sgl.runtime.cache.radix import Node, RadixCache
+
+
+def check(
+    pool: PagePool, cache: RadixCache, private: Iterable[Int32Array], locked: Iterable[Node] | None = None
+) -> list[str]:
+    """What is wrong, one sentence each; empty when all is well.
+
+    `private` are the pages of every live request's private tail, `locked` the node of every lock that is held, once
+    for each. Without `locked`, locks are only checked for consistency along the tree.
+    """
+    nodes = list(_walk(cache.root))
+    problems = _check_pages(pool, nodes, list(private))
+    problems += _check_shape(cache, nodes)
+    problems += _check_locks(cache, nodes, locked)
+    problems += _check_lru(cache, nodes)
+    return problems
+
+
+def _walk(root: Node) -> Iterator[Node]:
+    stack = list(root.children.values())
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def _check_pages(pool: PagePool, nodes: list[Node], private: list[Int32Array]) -> list[str]:
+    """free ⊎ tree ⊎ private ⊎ {dummy} = all, and the pool's owner states say the same."""
+    claims = {
+        DUMMY: [np.zeros(1, np.int32)],
+        FREE: [pool.free_pages()],
+        TREE: [node.pages for node in nodes],
+        PRIVATE: private,
+    }
+    problems = []
+    times = np.zeros(pool.num_pages, np.int64)
+    for owner, lists in claims.items():
+        pages = np.concatenate(lists) if lists else np.empty(0, np.int32)
+        outside = (pages < 0) | (pages >= pool.num_pages)
+        problems += [f"there is no page {page}, yet it is {OWNER_NAMES[owner]}" for page in pages[outside]]
+        pages = pages[~outside]
+        times += np.bincount(pages, minlength=pool.num_pages)
+        for page in pages[pool.owner[pages] != owner]:
+            stated = OWNER_NAMES[pool.owner[page]]
+            problems.append(f"page {page} is {OWNER_NAMES[owner]}, but the pool takes it for {stated}")
+    problems += [f"page {page} is lost: nobody owns it" for page in np.flatnonzero(times == 0)]
+    problems += [f"page {page} has {times[page]} owners" for page in np.flatnonzero(times > 1)]
+    return problems
+
+
+def _check_shape(cache: RadixCache, nodes: list[Node]) -> list[str]:
+    page_size = cache.pool.page_size
+    page_bytes = page_size * TOKEN_BYTES
+    problems = []
+    for node in nodes:
+        parent = node.parent
+        if parent is None or parent.children.get(node.edge) is not node:
+            problems.append(f"{node} is not where its parent, {parent}, looks for it")
+            continue
+        edge = node.edge[1] if isinstance(node.edge, tuple) else node.edge
+        if isinstance(node.edge, tuple) != (parent is cache.root):
+            problems.append(f"{node} has a namespace in its edge, or lacks it, in the wrong place")
+        if edge != node.key[:page_bytes]:
+            problems.append(f"{node} is filed under another page than its first")
+        if not len(node.pages) or len(node.key) != len(node.pages) * page_bytes:
+            problems.append(f"{node} has {len(node.key)} bytes of key, which are not its pages' worth")
+        if node.length != parent.length + len(node.pages) * page_size:
+            problems.append(f"{node} has not the length of its parent, {parent}, and its own pages")
+    if cache.num_nodes != len(nodes):
+        problems.append(f"the tree counts {cache.num_nodes} nodes and has {len(nodes)}")
+    return problems
+
+
+def _check_locks(cache: RadixCache, nodes: list[Node], locked: Iterable[Node] | None) -> list[str]:
+    problems = []
+    if locked is None:
+        held = Counter({node: node.lock_ref for node in (cache.root, *nodes)})
+        for node in nodes:
+            if node.parent is not None and node.lock_ref > node.parent.lock_ref:
+                problems.append(f"{node} has more holders than its parent, {node.parent}")
+    else:
+        held = Counter()
+        for holder in locked:
+            above: Node | None = holder
+            while above is not None:
+                held[above] += 1
+                above = above.parent
+        for node in (cache.root, *nodes):
+            if node.lock_ref != held[node]:
+                problems.append(f"{node} has {held[node]} holders")
+        for node in held.keys() - {cache.root, *nodes}:
+            problems.append(f"{node} is held, but not in the tree")
+    num_locked = sum(len(node.pages) for node in nodes if held[node])
+    num_evictable = sum(len(node.pages) for node in nodes if not held[node])
+    if cache.locked_pages != num_locked:
+        problems.append(f"the tree counts {cache.locked_pages} locked pages and has {num_locked}")
+    if cache.evictable_pages != num_evictable:
+        problems.append(f"the tree counts {cache.evictable_pages} evictable pages and has {num_evictable}")
+    return problems
+
+
+def _check_lru(cache: RadixCache, nodes: list[Node]) -> list[str]:
+    """The order holds exactly the unlocked nodes, each before its parent."""
+    problems = []
+    place = {node: at for at, node in enumerate(cache.lru)}
+    for node in nodes:
+        if (node in place) == bool(node.lock_ref):
+            problems.append(f"{node} is {'in' if node in place else 'missing from'} the eviction order")
+        elif node in place and node.parent in place and place[node] > place[node.parent]:
+            problems.append(f"{node} comes after its parent, {node.parent}, in the eviction order")
+    problems += [f"{node} is in the eviction order, but not in the tree" for node in place.keys() - set(nodes)]
+    return problems

@@ -1,0 +1,93 @@
+"""The pool of KV pages: which page is free, and what kind of owner holds the others.
+
+It knows page numbers only, neither tokens nor requests nor the KV memory itself. The scheduler takes pages for a
+request's private tail and gives them back; the radix tree adopts private pages and releases them on eviction.
+
+    alloc            adopt
+    FREE ──────────▶ PRIVATE ──────────▶ TREE          DUMMY: page 0, where padded rows write; never leaves
+      ▲                 │ free             │ release
+      └─────────────────┴──────────────────┘
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.runtime.batch import Int32Array
+
+FREE: Final = 0
+PRIVATE: Final = 1
+TREE: Final = 2
+DUMMY: Final = 3
+
+OWNER_NAMES: Final = ("free", "private", "in the tree", "the dummy page")
+
+
+class PagePool:
+    """`num_pages` pages of `page_size` tokens, counting the dummy page 0, which is never handed out.
+
+    Every method costs a handful of NumPy calls, whatever the size of the pool. Asking for a move that the page's
+    owner forbids (a double free, a page listed twice) is a broken invariant: it asserts before anything changed.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        assert num_pages >= 2, f"a pool needs the dummy page and at least one more, not {num_pages} pages"
+        assert page_size >= 1, f"a page holds at least one token, not {page_size}"
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_free = num_pages - 1
+        self.owner: npt.NDArray[np.uint8] = np.full(num_pages, FREE, np.uint8)
+        """Who holds each page: FREE, PRIVATE, TREE or DUMMY. Only the pool writes it."""
+        self.owner[0] = DUMMY
+        self._stack: Int32Array = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # the first num_free are free
+        self._order: Int32Array = np.arange(num_pages, dtype=np.int32)
+        self._seen_at: Int32Array = np.zeros(num_pages, np.int32)  # scratch: where a page last stood in a list
+
+    def alloc(self, num_pages: int) -> Int32Array | None:
+        """Hand out `num_pages` pages as PRIVATE, int32 [num_pages], or None, and nothing, if fewer are free."""
+        if num_pages > self.num_free:
+            return None
+        top = self.num_free - num_pages
+        pages = self._stack[top : self.num_free][::-1].copy()
+        self.num_free = top
+        self.owner[pages] = PRIVATE
+        return pages
+
+    def free(self, pages: Int32Array) -> None:
+        """Take back a request's PRIVATE pages."""
+        self._push(pages, PRIVATE)
+
+    def adopt(self, pages: Int32Array) -> None:
+        """Pass a request's PRIVATE pages to the tree. Only the radix cache calls it."""
+        self._check(pages, PRIVATE)
+        self.owner[pages] = TREE
+
+    def release(self, pages: Int32Array) -> None:
+        """Take back pages of the TREE. Only the radix cache calls it."""
+        self._push(pages, TREE)
+
+    def free_pages(self) -> Int32Array:
+        """A copy of the free list, for the ledger."""
+        return self._stack[: self.num_free].copy()
+
+    def _push(self, pages: Int32Array, owner: int) -> None:
+        self._check(pages, owner)
+        self.owner[pages] = FREE
+        top = self.num_free + len(pages)
+        self._stack[self.num_free : top] = pages
+        self.num_free = top
+
+    def _check(self, pages: Int32Array, owner: int) -> None:
+        owners = self.owner[pages]
+        if np.count_nonzero(owners == owner) != len(pages):  # several times faster than all()
+            at = int((owners != owner).argmax())
+            raise AssertionError(
+                f"page {pages[at]} is {OWNER_NAMES[owners[at]]}, but the caller took it for {OWNER_NAMES[owner]}"
+            )
+        order = self._order[: len(pages)]
+        self._seen_at[pages] = order
+        listed_once = np.count_nonzero(self._seen_at[pages] == order) == len(pages)
+        assert listed_once, "a page is listed twice, so it would be owned twice"

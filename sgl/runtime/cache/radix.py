@@ -1,0 +1,307 @@
+"""The radix tree of cached KV pages: which stored prefix a prompt shares, who holds it, what goes first when pages
+run out.
+
+It knows keys (the bytes of int32 token ids) and page numbers, neither requests nor KV memory. Only the scheduler's
+thread calls it. All namespaces live in one tree: the edge that leaves the root carries the namespace.
+
+What holds, and what the rest relies on:
+- A node spans one or more whole pages. Its tokens never change while it lives; it may only be cut shorter at its
+  end, by eviction, while nobody holds it. `length`, the tokens from the root to its end, is 0 once it is gone.
+- A split puts a new node *above*: the old object keeps its end, its children and its `length`. So a node that
+  somebody keeps (a match, a lock) goes on meaning the same prefix, and a lock taken before is released properly.
+- `lock_ref` counts the holders at or below a node. The unlocked nodes are therefore closed downwards.
+- `lru` lists exactly the unlocked nodes by last access, and an access reaches a node before its parent. The oldest
+  of them is therefore always a leaf, and eviction takes from the front: exact LRU order, O(1) a node, no heap.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix
+from sgl.runtime.cache.pages import PagePool
+
+Edge = bytes | tuple[str | None, bytes]
+"""Under which a parent knows a child: the child's first page of tokens; below the root with the namespace."""
+
+_NO_PAGES: Final[Int32Array] = np.empty(0, np.int32)
+
+
+class Node:
+    """A stretch of whole pages in the tree. Callers read it; only the cache writes it.
+
+    Follow `parent` for the prefixes of a node (the root's is None); `id` is unique, rises with creation and never
+    changes, for a stable order among nodes.
+    """
+
+    __slots__ = ("children", "edge", "id", "key", "length", "lock_ref", "pages", "parent")
+
+    def __init__(self, node_id: int, parent: Node | None, edge: Edge, key: bytes, pages: Int32Array, length: int):
+        self.id = node_id
+        self.parent = parent
+        self.edge = edge
+        self.key = key  # of the node's own tokens
+        self.pages = pages  # int32 [len(key) / 4 / page_size]
+        self.length = length  # tokens from the root to the node's end; 0 for the root and for a node that is gone
+        self.lock_ref = 0
+        self.children: dict[Edge, Node] = {}
+
+    def __repr__(self) -> str:
+        return f"<node {self.id}: {self.length} tokens, {len(self.pages)} pages, lock_ref {self.lock_ref}>"
+
+    def pages_from(self, start: int = 0) -> Int32Array:
+        """The pages of tokens `start` … `length` - 1, a fresh int32 array; `start` is the length of an ancestor."""
+        parts = []
+        node = self
+        while node.length > start and node.parent is not None:
+            parts.append(node.pages)
+            node = node.parent
+        assert node.length == start, f"{start} tokens is not where one of the nodes above {self} ends"
+        return np.concatenate(parts[::-1]) if parts else _NO_PAGES
+
+
+class Match(NamedTuple):
+    """The longest stored prefix of a key, as it was when it was looked up."""
+
+    node: Node  # where the prefix ends; lock it before anything may evict
+    length: int  # tokens, a multiple of the page size
+    namespace: str | None
+    next_edge: Edge | None  # a child known under this would lengthen the match; None: the key has no further page
+
+    @property
+    def pages(self) -> Int32Array:
+        """The prefix's pages, int32 [length / page_size]: safe to use only while the node is locked."""
+        assert self.node.length == self.length, f"{self.node} has lost some of the {self.length} tokens matched"
+        return self.node.pages_from(0)
+
+
+class Inserted(NamedTuple):
+    """What became of the pages handed in: `pages` takes the place of the first, the rest is now the tree's."""
+
+    node: Node  # where the inserted key ends
+    num_matched_tokens: int  # of the key that was handed in: these were stored before
+    pages: Int32Array  # [num_matched_tokens / page_size] the tree's pages for them
+    duplicates: Int32Array  # the caller's pages that these make superfluous: still PRIVATE, for the caller to free
+
+
+class RadixCache:
+    """Prefixes of whole pages in a tree, over `pool`. Costs grow with the key and the nodes on its path, never with
+    the tree: `num_nodes`, `evictable_pages` and `locked_pages` are kept up to date, not counted.
+
+    `version` changes whenever some match may have become longer or shorter: while it stands, all matches do.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.root = Node(0, None, b"", b"", _NO_PAGES, 0)
+        self.lru: OrderedDict[Node, None] = OrderedDict()
+        self.num_nodes = 0  # without the root
+        self.evictable_pages = 0
+        self.locked_pages = 0
+        self.version = 0
+        self._page_bytes = pool.page_size * TOKEN_BYTES
+        self._next_id = 1
+
+    # ── lookup ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def match(self, key: bytes, namespace: str | None = None) -> Match:
+        """The longest stored prefix of `key` in whole pages. Splits the node in which it ends, if any; besides,
+        changes nothing but access times."""
+        return self._match_from(self.root, key, namespace)
+
+    def is_current(self, match: Match) -> bool:
+        """Whether `match` is still the longest stored prefix of its key. Exact, for the price of one look-up."""
+        return match.node.length == match.length and match.next_edge not in match.node.children
+
+    def refresh(self, match: Match, key: bytes) -> Match:
+        """The match of the same `key` as of now. `match` itself, without touching access times, if that is still
+        current; otherwise looks on from what is left of it."""
+        if self.is_current(match):
+            return match
+        start = match.node if match.node.length else self.root
+        return self._match_from(start, key, match.namespace)
+
+    def _match_from(self, start: Node, key: bytes, namespace: str | None) -> Match:
+        node = self._walk(start, key, start.length * TOKEN_BYTES, namespace)
+        self._touch(node)
+        return Match(node, node.length, namespace, self._edge(node, key, node.length * TOKEN_BYTES, namespace))
+
+    def _walk(self, node: Node, key: bytes, start: int, namespace: str | None) -> Node:
+        """Descend from `node` along `key[start:]` for as many whole pages as are stored; split where that ends."""
+        edge = self._edge(node, key, start, namespace)
+        while edge is not None and (child := node.children.get(edge)) is not None:
+            if not key.startswith(child.key, start):
+                return self._split(child, common_prefix(child.key, key, start, self._page_bytes))
+            node = child
+            start += len(child.key)
+            edge = self._edge(node, key, start, namespace)
+        return node
+
+    def _edge(self, node: Node, key: bytes, start: int, namespace: str | None) -> Edge | None:
+        """Under which `node` knows the child that continues `key` at byte `start`; None without a whole page."""
+        page = key[start : start + self._page_bytes]
+        if len(page) < self._page_bytes:
+            return None
+        return page if node.parent is not None else (namespace, page)
+
+    # ── growth ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def insert(
+        self, key: bytes, pages: Int32Array, namespace: str | None = None, after: Node | None = None
+    ) -> Inserted:
+        """Store `key`, whose KV lies in `pages` (int32, one a page of `key`), from the root or below `after`.
+
+        What is stored already stays with the tree's pages, and the caller's own for it are reported as duplicates:
+        rewrite the page table, then free them. Pages of the rest pass from PRIVATE to the tree. Nothing is locked:
+        lock the returned node before anything may evict. With `after`, a node that the caller has locked, `key` and
+        `pages` are what follows it, so the cost does not depend on how much was stored before.
+        """
+        assert len(key) == len(pages) * self._page_bytes, f"{len(pages)} pages do not hold {len(key)} bytes of key"
+        base = self.root if after is None else after
+        assert base.length or base is self.root, f"cannot insert below {base}: it is gone from the tree"
+        node = self._walk(base, key, 0, namespace)
+        matched_len = node.length - base.length
+        num_matched = matched_len // self.pool.page_size
+        canonical = duplicates = _NO_PAGES
+        if num_matched:
+            canonical = node.pages_from(base.length)
+            duplicates = pages[:num_matched]
+            duplicates = duplicates[duplicates != canonical]
+        if num_matched < len(pages):
+            self.pool.adopt(pages[num_matched:])
+            node = self._add_leaf(
+                node, key[num_matched * self._page_bytes :], pages[num_matched:].copy(), namespace
+            )
+        self._touch(node)
+        return Inserted(node, matched_len, canonical, duplicates)
+
+    def _add_leaf(self, parent: Node, key: bytes, pages: Int32Array, namespace: str | None) -> Node:
+        edge = self._edge(parent, key, 0, namespace)
+        assert edge is not None, "a leaf spans at least one page"
+        leaf = Node(self._new_id(), parent, edge, key, pages, parent.length + len(key) // TOKEN_BYTES)
+        parent.children[edge] = leaf
+        self.lru[leaf] = None
+        self.evictable_pages += len(pages)
+        self.num_nodes += 1
+        self.version += 1
+        return leaf
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut `node` after `at` bytes, whole pages, of its key: a new node above it takes these and is returned."""
+        num_pages = at // self._page_bytes
+        parent = node.parent
+        assert parent is not None, "the root spans nothing that could be split"
+        length = node.length - (len(node.key) - at) // TOKEN_BYTES
+        upper = Node(self._new_id(), parent, node.edge, node.key[:at], node.pages[:num_pages].copy(), length)
+        upper.lock_ref = node.lock_ref
+        parent.children[node.edge] = upper
+        node.parent = upper
+        node.edge = node.key[at : at + self._page_bytes]
+        node.key = node.key[at:]
+        node.pages = node.pages[num_pages:].copy()
+        upper.children[node.edge] = node
+        if not upper.lock_ref:
+            self.lru[upper] = None  # in order, since only an access that ends here or passes through here splits
+        self.num_nodes += 1
+        return upper
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _touch(self, node: Node) -> None:
+        """Make the unlocked part of the path to `node` the most recently used, each node before its parent."""
+        while not node.lock_ref and node.parent is not None:
+            self.lru.move_to_end(node)
+            node = node.parent
+
+    # ── locks ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def lock(self, node: Node) -> None:
+        """Hold the prefix that ends at `node`, up to the root: nothing of it is evicted until `unlock(node)`."""
+        self._lock_up_to(None, node)
+
+    def unlock(self, node: Node) -> None:
+        """Give back one `lock(node)`. What nobody holds any more counts as used just now."""
+        above: Node | None = node
+        while above is not None:
+            assert above.lock_ref > 0, f"{above} is unlocked more often than it was locked"
+            above.lock_ref -= 1
+            if not above.lock_ref and above.parent is not None:
+                self.lru[above] = None
+                self.evictable_pages += len(above.pages)
+                self.locked_pages -= len(above.pages)
+            above = above.parent
+
+    def move_lock(self, old: Node, new: Node) -> None:
+        """Like `lock(new)`, then `unlock(old)`, at the cost of the nodes between them when `new` is below `old`."""
+        if not self._lock_up_to(old, new):
+            self.unlock(old)
+
+    def _lock_up_to(self, held: Node | None, node: Node) -> bool:
+        """Count one holder more from `node` up to the root, or up to below `held`, whose lock serves for the rest.
+        Returns whether it came upon `held`."""
+        assert node.length or node is self.root, f"{node} cannot be locked: it is gone from the tree"
+        above: Node | None = node
+        while above is not None and above is not held:
+            if not above.lock_ref and above.parent is not None:
+                del self.lru[above]
+                self.evictable_pages -= len(above.pages)
+                self.locked_pages += len(above.pages)
+            above.lock_ref += 1
+            above = above.parent
+        return above is not None
+
+    # ── eviction ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def alloc(self, num_pages: int) -> Int32Array | None:
+        """Private pages from the pool, evicting what is missing. If even that is too little: None, none evicted."""
+        missing = num_pages - self.pool.num_free
+        if missing > self.evictable_pages:
+            return None
+        if missing > 0:
+            self.evict(missing)
+        return self.pool.alloc(num_pages)
+
+    def evict(self, num_pages: int) -> int:
+        """Free that many pages, or everything unlocked if it is less, least recently used leaves first, each from
+        its end. Returns how many it freed."""
+        missing = wanted = min(num_pages, self.evictable_pages)
+        freed: list[Int32Array] = []
+        while missing > 0:
+            leaf = next(iter(self.lru))
+            assert not leaf.children, f"{leaf} is due for eviction before its children"
+            kept = max(len(leaf.pages) - missing, 0)
+            freed.append(leaf.pages[kept:])
+            missing -= len(leaf.pages) - kept
+            if kept:
+                self._shorten(leaf, kept)
+            else:
+                self._remove(leaf)
+        if freed:
+            self.pool.release(np.concatenate(freed))
+            self.evictable_pages -= wanted
+            self.version += 1
+        return wanted
+
+    def reset(self) -> int:
+        """Evict everything that nobody holds. Returns how many pages stay because they are locked."""
+        self.evict(self.evictable_pages)
+        return self.locked_pages
+
+    def _shorten(self, leaf: Node, num_pages: int) -> None:
+        leaf.length -= (len(leaf.pages) - num_pages) * self.pool.page_size
+        leaf.key = leaf.key[: num_pages * self._page_bytes]
+        leaf.pages = leaf.pages[:num_pages].copy()
+
+    def _remove(self, leaf: Node) -> None:
+        assert leaf.parent is not None, "the root is never evicted"
+        del self.lru[leaf]
+        del leaf.parent.children[leaf.edge]
+        leaf.parent = None
+        leaf.length = 0
+        self.num_nodes -= 1
