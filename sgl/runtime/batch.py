@@ -9,6 +9,7 @@ per-request table on the device (page table, sampling parameters, last sampled t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +50,8 @@ class Batch:
     top_logprobs: Int32Array  # [B] -1: no logprobs; 0: of the sampled token; k: of the k likeliest too
     setups: list[RowSetup] = field(default_factory=list)
     score_targets: dict[int, Int32Array] = field(default_factory=dict)
-    """Per scored b: the token that follows each query index from score_from[b] on, [q_len - score_from]. Where
-    it is one shorter than that, the last index has no following input token and is not scored."""
+    """Per scored b: the tokens that follow the query indices from score_from[b] on, [n <= q_len - score_from[b]];
+    exactly those n positions are scored."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """Per b: ids whose logprobs are wanted at every scored and sampled position."""
 
@@ -60,7 +61,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Logprobs:
-    """Log-probabilities at n positions, from the model's own logits: before penalties, bias, temperature and mask."""
+    """Log-probabilities at n positions, of the model's own logits: before penalties, bias, temperature, mask."""
 
     chosen: Float32Array  # [n] of the sampled or following token
     top_values: Float32Array | None = None  # [n, k], falling
@@ -75,3 +76,19 @@ class StepResult:
     next_tokens: Int32Array  # [B]; -1 in rows that do not sample
     output_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = 1
     input_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = len(score_targets[b])
+
+
+class PendingStep(Protocol):
+    """A step on its way."""
+
+    def wait(self) -> StepResult:
+        """Block until the step is computed. To be called once."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes batches in the order in which they are launched."""
+
+    def launch(self, batch: Batch) -> PendingStep:
+        """Start a step. Its reads and writes of KV come after those of every batch launched before."""
+        ...

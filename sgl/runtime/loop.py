@@ -1,0 +1,321 @@
+"""The engine's one thread: takes requests in, launches steps, turns their results into text and outputs.
+
+With run-ahead, the result of step N is handled while step N + 1 computes; without, before N + 1 is scheduled. Both
+ways emit the same tokens. The loop knows no caller: outputs leave through one `deliver` call a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
+from sgl.runtime.batch import Logprobs, PendingStep, Runner
+from sgl.runtime.scheduler.request import FinishReason, Phase, Request
+from sgl.runtime.scheduler.scheduler import Scheduler, Step
+from sgl.runtime.text.output import TextOutput
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Output:
+    """What one request produced since its previous output. `finish_reason` marks the last one."""
+
+    uid: int
+    text: str
+    token_ids: list[int]
+    output_logprobs: list[Logprobs]
+    input_logprobs: list[Logprobs]  # all of them, with the first output that follows the prompt
+    finish_reason: FinishReason | None
+    cached_len: int
+    num_retractions: int
+    queue_seconds: float  # from submission to the first step
+
+
+@dataclass(slots=True, eq=False)
+class Submission:
+    """A request on its way into the loop, and the loop's record of it afterwards."""
+
+    request: Request
+    text: TextOutput | None  # None: token ids only
+    stream: bool = False
+    timeout: float | None = None
+    submitted: float = 0.0  # monotonic seconds
+    first_step: float = 0.0
+    emitted: int = 0  # output tokens that left
+    emitted_logprobs: int = 0
+    pieces: list[str] = field(default_factory=list)  # text that did not leave yet
+
+
+class EngineLoop:
+    """Runs a scheduler against a runner in a thread of its own. Every method is safe from any thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        deliver: Callable[[list[Output]], None],
+        *,
+        overlap: bool,
+        stream_interval: int = 1,
+        check_ledger: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._deliver = deliver
+        self._overlap = overlap
+        self._stream_interval = stream_interval
+        self._check_ledger = check_ledger
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._live: dict[int, Submission] = {}
+        self._outputs: list[Output] = []
+        self._flying: tuple[Step, PendingStep] | None = None
+        self._stopping = False
+        self._death: BaseException | None = None
+        self._gate = threading.Lock()  # nothing enters the inbox after the loop looked for the last time
+        self._thread = threading.Thread(target=self._run, name="sgl-engine", daemon=True)
+
+    # ---- any thread
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, submissions: list[Submission]) -> None:
+        """Queue requests, all of them in the same scheduling round. Raises EngineDead."""
+        now = time.monotonic()
+        for submission in submissions:
+            submission.submitted = now
+        self._post(lambda: self._add(submissions))
+
+    def abort(self, uids: list[int]) -> None:
+        """Ask to end requests. Each still sends its last output, after which nothing more comes of it and its
+        pages are free; unknown and finished ones are passed over. Raises EngineDead."""
+        self._post(lambda: self._abort(uids))
+
+    def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
+        """Run a function between two steps and return its result. Raises EngineDead, or TimeoutError."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._post(run)
+        waited = 0.0
+        while True:
+            try:
+                return future.result(timeout=0.5 if timeout is None else min(0.5, timeout - waited))
+            except TimeoutError:
+                waited += 0.5
+                if not self._thread.is_alive() and not future.done():
+                    raise EngineDead("the engine stopped") from self._death
+                if timeout is not None and waited >= timeout:
+                    raise
+
+    def stop(self) -> None:
+        """End every request and the thread. Idempotent; returns when the thread has ended."""
+        with self._gate:
+            self._inbox.put(self._stop)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served."""
+        return self._death is None and not self._stopping and self._thread.is_alive()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._gate:
+            if self._stopping or self._death is not None:
+                raise EngineDead(
+                    "the engine is shut down" if self._death is None else _death_note(self._death)
+                ) from (self._death)
+            self._inbox.put(action)
+
+    # ---- the loop's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._drain()
+                self._expire()
+                self._step()
+                self._flush()
+        except BaseException as error:
+            logger.exception("the engine loop stopped")
+            self._death = error
+        finally:
+            self._close()
+
+    def _drain(self) -> None:
+        """Take in what arrived; wait for something when there is nothing to do."""
+        idle = self._flying is None and not self.scheduler.has_work and not self._outputs
+        try:
+            if idle:
+                self._inbox.get()()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            pass
+
+    def _step(self) -> None:
+        """Launch the next step, and handle the one that is due."""
+        step = self.scheduler.schedule() if self.scheduler.has_work else None
+        flying = self._flying
+        self._flying = None
+        if step is not None:
+            self._note_first_step(step)
+            launched = (step, self._runner.launch(step.batch))
+            self.scheduler.launched(step)
+            if self._overlap:
+                self._flying = launched
+            else:
+                flying = launched
+        elif flying is None and self.scheduler.has_work:
+            raise RuntimeError("the scheduler has work and schedules nothing")
+        if flying is not None:
+            self._handle(*flying)
+        if self._check_ledger:
+            problems = self.scheduler.check()
+            if problems:
+                raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
+
+    def _note_first_step(self, step: Step) -> None:
+        if step.batch.setups:
+            now = time.monotonic()
+            for request in step.requests[step.num_decodes :]:
+                submission: Submission = request.owner
+                submission.first_step = submission.first_step or now
+
+    def _handle(self, step: Step, pending: PendingStep) -> None:
+        """Bring a step's result to the requests, and end those that are complete."""
+        result = pending.wait()
+        for request in self.scheduler.handle(step, result):
+            submission: Submission = request.owner
+            try:
+                reason = self._advance(submission)
+            except SglError as error:  # of this request alone: a stop regex that runs away
+                reason = FinishReason("abort", error=error)
+            if reason is not None:
+                self._end(submission, reason)
+            elif submission.stream and len(request.output_ids) - submission.emitted >= self._stream_interval:
+                self._emit(submission, None)
+
+    def _advance(self, submission: Submission) -> FinishReason | None:
+        """Read the latest token as text; the reason if it ends the request."""
+        request = submission.request
+        if request.max_new_tokens == 0:
+            return FinishReason("length")
+        token = request.output_ids[-1]
+        if token in request.stop_ids:
+            if submission.text is not None and request.params.no_stop_trim:
+                submission.pieces.append(submission.text.feed(token))
+            return FinishReason("stop", token)
+        text = submission.text
+        if text is not None and (submission.stream or text.has_stops):
+            submission.pieces.append(text.feed(token))
+            if text.matched is not None:
+                return FinishReason("stop", text.matched)
+        if len(request.output_ids) >= request.max_new_tokens:
+            return FinishReason("length")
+        return None
+
+    def _end(self, submission: Submission, reason: FinishReason) -> None:
+        """Finish a request and send its last output."""
+        request, text = submission.request, submission.text
+        self.scheduler.finish(request, reason)
+        del self._live[request.uid]
+        if text is not None and reason.type != "abort":
+            if not (submission.stream or text.has_stops):
+                ids = request.output_ids
+                trimmed = reason.type == "stop" and not request.params.no_stop_trim
+                submission.pieces.extend(text.feed(token) for token in (ids[:-1] if trimmed else ids))
+            if text.matched is None:
+                submission.pieces.append(text.flush())
+        self._emit(submission, reason)
+
+    def _emit(self, submission: Submission, reason: FinishReason | None) -> None:
+        request = submission.request
+        first = submission.emitted == 0 and submission.emitted_logprobs == 0
+        self._outputs.append(
+            Output(
+                uid=request.uid,
+                text="".join(submission.pieces),
+                token_ids=request.output_ids[submission.emitted :],
+                output_logprobs=request.output_logprobs[submission.emitted_logprobs :],
+                input_logprobs=request.input_logprobs if first else [],
+                finish_reason=reason,
+                cached_len=request.cached_len,
+                num_retractions=request.num_retractions,
+                queue_seconds=max(0.0, submission.first_step - submission.submitted),
+            )
+        )
+        submission.pieces.clear()
+        submission.emitted = len(request.output_ids)
+        submission.emitted_logprobs = len(request.output_logprobs)
+
+    def _flush(self) -> None:
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._deliver(outputs)
+
+    def _add(self, submissions: list[Submission]) -> None:
+        for submission in submissions:
+            request = submission.request
+            request.owner = submission
+            try:
+                self.scheduler.add(request)
+                self._live[request.uid] = submission
+            except QueueFull as error:
+                request.phase = Phase.DONE
+                self._emit(submission, FinishReason("abort", error=error))
+
+    def _abort(self, uids: list[int]) -> None:
+        for uid in uids:
+            submission = self._live.get(uid)
+            if submission is not None:
+                self._end(submission, FinishReason("abort", error=RequestAborted(f"request {uid} was aborted")))
+
+    def _expire(self) -> None:
+        for request in self.scheduler.expire():
+            submission: Submission = request.owner
+            waited = time.monotonic() - submission.submitted
+            where = "in the queue" if request.phase is Phase.WAITING else "running"
+            error = RequestTimeout(f"the request timed out after {waited:.1f} s, {where}", seconds=waited)
+            self._end(submission, FinishReason("abort", error=error))
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _close(self) -> None:
+        """Answer everybody who still waits."""
+        with self._gate:
+            self._stopping = True
+        try:
+            while True:
+                self._inbox.get_nowait()()  # late submissions are answered below
+        except queue.Empty:
+            pass
+        note = "the engine is shut down" if self._death is None else _death_note(self._death)
+        error = EngineDead(note)
+        error.__cause__ = self._death
+        for submission in list(self._live.values()):
+            self._emit(submission, FinishReason("abort", error=error))
+        self._live.clear()
+        self._flush()
+
+
+def _death_note(death: BaseException) -> str:
+    return f"the engine stopped on an error: {type(death).__name__}: {death}"

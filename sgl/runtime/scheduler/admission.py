@@ -1,0 +1,92 @@
+"""Whether one more request fits: a simulation of when running requests grow and when they let go of pages.
+
+The simulation is exact in time and rounds growth up by at most a page a request. What it cannot know is how long
+an output will be; `OutputLengths` learns that from the requests that finished.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+
+_WINDOW = 128
+_QUANTILE = 0.9
+_FIRST_GUESS = 0.7
+
+
+class OutputLengths:
+    """Expects an output to reach the 0.9 quantile of the recent ratios output / max_new_tokens."""
+
+    def __init__(self, conservativeness: float = 1.0) -> None:
+        self._conservativeness = conservativeness
+        self._ratios: deque[float] = deque(maxlen=_WINDOW)
+        self._ratio = _FIRST_GUESS
+        self._penalty = 1.0
+
+    def finished(self, output_len: int, max_new_tokens: int) -> None:
+        """Learn from a request that ended by itself."""
+        self._ratios.append(output_len / max(max_new_tokens, 1))
+        self._penalty = max(1.0, self._penalty * 0.99)
+        if len(self._ratios) % 8 == 0:
+            self._ratio = float(np.quantile(np.fromiter(self._ratios, np.float64), _QUANTILE))
+
+    def retracted(self) -> None:
+        """Expect more for a while: a guess was too low."""
+        self._penalty = min(self._penalty * 1.25, 1.0 / max(self._ratio, 0.01))
+
+    def remaining(self, output_len: int, max_new_tokens: int, *, exact: bool) -> int:
+        """Tokens still expected of a request that has output_len; exact: it will use all of max_new_tokens."""
+        left = max_new_tokens - output_len
+        if exact:
+            return left
+        return min(left, math.ceil(left * min(1.0, self._ratio * self._penalty * self._conservativeness)))
+
+
+class ReleaseSimulation:
+    """Walks through the moments at which running requests end, and counts the pages that are free at each."""
+
+    def __init__(self, available_pages: int, page_size: int) -> None:
+        self._available = available_pages
+        self._page_size = page_size
+        self._remaining: list[int] = []
+        self._slack: list[int] = []
+        self._released: list[int] = []
+        self._needed: list[int] = []
+
+    def add(self, remaining: int, known_len: int, held_pages: int, released_pages: int) -> None:
+        """A request that will compute its known_len tokens at once and then `remaining` more one by one; it
+        holds held_pages now, and lets go of released_pages of them (and of all that it grows) at its end."""
+        needed = max(0, -(-known_len // self._page_size) - held_pages)
+        self._available -= needed
+        self._needed.append(needed)
+        self._remaining.append(remaining)
+        self._slack.append((held_pages + needed) * self._page_size - known_len)
+        self._released.append(released_pages + needed)
+
+    def is_feasible(self) -> bool:
+        """Whether at no moment more pages are needed than are free."""
+        if self._available < 0:
+            return False
+        remaining = np.array(self._remaining, np.int64)
+        order = np.argsort(remaining, kind="stable")
+        remaining = remaining[order]
+        slack, released = np.array(self._slack)[order], np.array(self._released)[order]
+        alive = np.arange(len(order), 0, -1)
+        slack_alive = np.cumsum(slack[::-1])[::-1]
+        # Each of the alive requests grew by ceil((t - slack) / page_size) pages, less than one page over:
+        grown = (alive * (remaining + self._page_size - 1) - slack_alive) // self._page_size
+        freed = np.cumsum(released) - released
+        return bool((self._available + freed - grown >= 0).all())
+
+    def shrink(self, pages: int) -> None:
+        """Count `pages` fewer as available."""
+        self._available -= pages
+
+    def drop_last(self) -> None:
+        """Take back the latest `add`."""
+        self._remaining.pop()
+        self._available += self._needed.pop()
+        self._slack.pop()
+        self._released.pop()

@@ -1,0 +1,56 @@
+"""The host's tables by request row: how far each row is computed and which pages it holds.
+
+Rows are what the runner's device tables are indexed by; here are their host twins, in NumPy so that one step over
+hundreds of rows is a handful of array operations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sgl.runtime.batch import Int32Array
+
+
+class RowTable:
+    """State of `num_rows` request rows, each with room for `max_pages` pages."""
+
+    def __init__(self, num_rows: int, max_pages: int) -> None:
+        self.kv_len: Int32Array = np.zeros(num_rows, np.int32)  # tokens in KV, launched steps included
+        self.num_pages: Int32Array = np.zeros(num_rows, np.int32)
+        self.samples_left: Int32Array = np.zeros(num_rows, np.int32)  # tokens still to be launched
+        self.pages: Int32Array = np.zeros((num_rows, max_pages), np.int32)
+        self._free = list(range(num_rows - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Rows that nobody occupies."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """Occupy an empty row."""
+        row = self._free.pop()
+        self.kv_len[row] = self.num_pages[row] = 0
+        return row
+
+    def give_back(self, row: int) -> None:
+        """Leave a row. Its pages must have found another owner."""
+        self._free.append(row)
+
+    def held(self, row: int) -> Int32Array:
+        """The row's pages, in order of position (a view)."""
+        return self.pages[row, : self.num_pages[row]]
+
+    def append(self, row: int, pages: Int32Array) -> Int32Array:
+        """Add pages to a row; returns the page-table writes, [n, 3] of (row, index, page)."""
+        start = int(self.num_pages[row])
+        self.num_pages[row] = start + len(pages)
+        self.pages[row, start : start + len(pages)] = pages
+        return self.writes(row, start, len(pages))
+
+    def writes(self, row: int, start: int, count: int) -> Int32Array:
+        """Page-table writes for `count` entries of a row from index `start`, [count, 3]."""
+        writes = np.empty((count, 3), np.int32)
+        writes[:, 0] = row
+        writes[:, 1] = np.arange(start, start + count)
+        writes[:, 2] = self.pages[row, start : start + count]
+        return writes

@@ -1,0 +1,120 @@
+"""A runner without a model: its next token hashes the KV content that it reads, so a wrong page is a wrong token.
+
+`expected_output` is the same function without pages, batches or caches: the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sgl.runtime.batch import FROM_DEVICE, Batch, Logprobs, StepResult
+
+VOCAB = 97
+_MASK = (1 << 61) - 1
+
+
+def _mix(state: int, token: int) -> int:
+    """The KV content of a token after `state`, the content of the one before it."""
+    return ((state ^ (token + 1)) * 6364136223846793005 + 1442695040888963407) & _MASK
+
+
+def _choose(total: int, seed: int) -> int:
+    return (((total & _MASK) * 2862933555777941757 + seed) & _MASK) >> 20
+
+
+def expected_output(prompt: Sequence[int], max_new_tokens: int, seed: int, stop_ids: frozenset[int]) -> list[int]:
+    """The tokens that the mock model generates, the stop token included."""
+    state, total = 0, 0
+    for token in prompt:
+        state = _mix(state, token)
+        total += state
+    output: list[int] = []
+    while len(output) < max_new_tokens:
+        token = _choose(total, seed) % VOCAB
+        output.append(token)
+        if token in stop_ids:
+            break
+        state = _mix(state, token)
+        total += state
+    return output
+
+
+class MockPending:
+    """A step that was computed when it was launched."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self) -> StepResult:
+        return self._result
+
+
+class MockRunner:
+    """Executes batches over a real page table and a KV memory of one integer a slot."""
+
+    def __init__(self, num_pages: int, page_size: int, num_rows: int, max_pages: int) -> None:
+        self.page_size = page_size
+        self.kv = [0] * (num_pages * page_size)
+        self.page_table = np.zeros((num_rows, max_pages), np.int32)
+        self.next_token = [0] * num_rows
+        self.seeds = [0] * num_rows
+        self.batches: list[Batch] = []
+        self.keep_batches = False
+
+    def launch(self, batch: Batch) -> MockPending:
+        writes = batch.page_writes
+        places = {(int(row), int(index)) for row, index, _ in writes}
+        assert len(places) == len(writes), "a page-table entry is written twice in one step"
+        assert len(set(batch.rows.tolist())) == len(batch.rows), "a row appears twice in one step"
+        for setup in batch.setups:
+            self.seeds[setup.row] = setup.seed
+        self.page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
+        if self.keep_batches:
+            self.batches.append(batch)
+        written: set[int] = set()
+        tokens, at, inputs = [], 0, {}
+        for b, (row, q_len, kv_len) in enumerate(
+            zip(batch.rows.tolist(), batch.q_lens.tolist(), batch.kv_lens.tolist(), strict=True)
+        ):
+            pages = self.page_table[row]
+            slots = [int(pages[p // self.page_size]) * self.page_size + p % self.page_size for p in range(kv_len)]
+            for i in range(kv_len - q_len, kv_len):
+                token = int(batch.token_ids[at])
+                at += 1
+                if token == FROM_DEVICE:
+                    token = self.next_token[row]
+                assert slots[i] >= self.page_size, "the dummy page is nobody's"
+                assert slots[i] not in written, "two rows write to one slot"
+                written.add(slots[i])
+                self.kv[slots[i]] = _mix(self.kv[slots[i - 1]] if i else 0, token)
+            if batch.score_from[b] >= 0:
+                start = kv_len - q_len + int(batch.score_from[b])
+                targets = batch.score_targets[b]
+                scored = [self._score(slots[: start + j + 1], int(t)) for j, t in enumerate(targets)]
+                inputs[b] = Logprobs(np.array(scored, np.float32))
+            token = -1
+            if batch.samples[b]:
+                token = _choose(sum(self.kv[slot] for slot in slots), self.seeds[row]) % VOCAB
+                self.next_token[row] = token
+            tokens.append(token)
+        return MockPending(StepResult(np.array(tokens, np.int32), input_logprobs=inputs))
+
+    def _score(self, slots: list[int], target: int) -> float:
+        return expected_score(sum(self.kv[slot] for slot in slots), target)
+
+
+def expected_score(total: int, target: int) -> float:
+    """A stand-in for the logprob of `target` after KV content `total`."""
+    return -float(_choose(total, target) % 1000) / 100
+
+
+def prefix_totals(tokens: Sequence[int]) -> list[int]:
+    """The KV content summed over tokens[: i + 1], for each i."""
+    state, total, totals = 0, 0, []
+    for token in tokens:
+        state = _mix(state, token)
+        total += state
+        totals.append(total)
+    return totals

@@ -1,0 +1,363 @@
+"""The scheduler against the mock model: invariants 1 and 4–7 and 10 of the design, under random interleavings."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl.errors import QueueFull
+from sgl.runtime.cache.pages import PagePool
+from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.scheduler.request import FinishReason, Phase, Request
+from sgl.runtime.scheduler.scheduler import Limits, Scheduler, Step
+from tests.mock_runner import MockPending, MockRunner, expected_output, expected_score, prefix_totals
+
+STOPS = frozenset({3, 50})
+
+
+@dataclass
+class Setting:
+    """One way to run the same requests."""
+
+    page_size: int = 4
+    num_pages: int = 64
+    rows: int = 8
+    budget: int | None = 16
+    overlap: bool = True
+    radix: bool = True
+    policy: str = "lpm"
+    context: int = 96
+
+
+class Driver:
+    """The engine loop without a thread or text: schedule, launch, handle the step before."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.pool = PagePool(setting.num_pages, setting.page_size)
+        limits = Limits(setting.rows, setting.context, setting.budget, schedule_policy=setting.policy)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.scheduler = Scheduler(limits, self.pool, share=setting.radix, clock=lambda: self.now)
+        max_pages = -(-setting.context // setting.page_size)
+        self.runner = MockRunner(setting.num_pages, setting.page_size, setting.rows, max_pages)
+        self.flying: tuple[Step, MockPending] | None = None
+        self.done: dict[int, Request] = {}
+        self.decoded_last: set[int] = set()
+
+    def step(self) -> bool:
+        """One turn of the loop; whether anything happened."""
+        decodable = {r.uid for r in self.scheduler.live_requests() if r.phase is Phase.DECODE}
+        step = self.scheduler.schedule() if self.scheduler.has_work else None
+        flying, self.flying = self.flying, None
+        happened = step is not None or flying is not None
+        if step is not None:
+            self.check_step(step, decodable)
+            launched = (step, self.runner.launch(step.batch))
+            self.scheduler.launched(step)
+            if self.setting.overlap:
+                self.flying = launched
+            else:
+                flying = launched
+        if flying is not None:
+            self.handle(*flying)
+        return happened
+
+    def check_step(self, step: Step, decodable: set[int]) -> None:
+        batch, budget = step.batch, self.setting.budget
+        if budget is not None:
+            assert batch.q_lens.sum() <= max(budget, step.num_decodes + 1)
+        assert (batch.q_lens[: step.num_decodes] == 1).all()
+        left_out = decodable - {r.uid for r in step.requests[: step.num_decodes]}
+        for request in self.scheduler.live_requests():
+            if request.uid in left_out:
+                assert request.phase is Phase.WAITING or self.pool.num_free == 0, "a decodable row was left out"
+
+    def handle(self, step: Step, pending: MockPending) -> None:
+        for request in self.scheduler.handle(step, pending.wait()):
+            reason = None
+            if request.max_new_tokens == 0:
+                reason = FinishReason("length")
+            elif request.output_ids[-1] in request.stop_ids:
+                reason = FinishReason("stop", request.output_ids[-1])
+            elif len(request.output_ids) >= request.max_new_tokens:
+                reason = FinishReason("length")
+            if reason is not None:
+                self.scheduler.finish(request, reason)
+                self.done[request.uid] = request
+
+    def abort(self, request: Request) -> None:
+        self.scheduler.finish(request, FinishReason("abort"))
+
+    def check(self) -> None:
+        assert self.scheduler.check() == []
+
+    def run(self, bound: int = 5000) -> None:
+        for _ in range(bound):
+            if not self.step():
+                break
+        assert not self.scheduler.has_work, "requests are left, and nothing happens"
+
+
+def make_request(uid: int, prompt: list[int], max_new: int, **fields: object) -> Request:
+    params = SamplingParams(max_new_tokens=max_new)
+    return Request(
+        uid,
+        np.array(prompt, np.int32),
+        params,
+        seed=uid % 7,
+        max_new_tokens=max_new,
+        stop_ids=STOPS,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def assert_right(request: Request) -> None:
+    expected = expected_output(request.prompt_ids.tolist(), request.max_new_tokens, request.seed, STOPS)
+    assert request.output_ids == expected
+    if request.logprob_start is not None:
+        totals = prefix_totals(request.prompt_ids.tolist())
+        scored = [float(x) for part in request.input_logprobs for x in part.chosen]
+        wanted = [
+            expected_score(totals[p], int(request.prompt_ids[p + 1]))
+            for p in range(request.logprob_start, request.prompt_len - 1)
+        ]
+        assert scored == pytest.approx(wanted)
+
+
+settings_strategy = st.builds(
+    Setting,
+    page_size=st.sampled_from([1, 2, 4, 16]),
+    num_pages=st.just(0),
+    rows=st.integers(1, 8),
+    budget=st.sampled_from([1, 3, 7, 16, 64, None]),
+    overlap=st.booleans(),
+    radix=st.sampled_from([True, True, True, False]),
+    policy=st.sampled_from(["lpm", "fcfs", "priority", "dfs-weight"]),
+)
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 2**31)),
+        st.tuples(st.just("step"), st.integers(1, 6)),
+        st.tuples(st.just("abort"), st.integers(0, 100)),
+        st.tuples(st.just("flush"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+_STEMS = [[(7 * k + 11 * j) % 97 for k in range(40)] for j in range(3)]
+
+
+def random_request(uid: int, seed: int, context: int) -> Request:
+    """Prompts that share stems of random length, sometimes scored, sometimes without output."""
+    rng = random.Random(seed)
+    prompt = rng.choice(_STEMS)[: rng.randint(0, 40)] + [rng.randrange(97) for _ in range(rng.randint(1, 6))]
+    max_new = min(rng.choice([0, 1, 2, 5, 12, 30]), context - len(prompt))
+    return make_request(
+        uid,
+        prompt,
+        max_new,
+        priority=rng.randint(0, 2),
+        namespace=rng.choice([None, None, "salt"]),
+        logprob_start=rng.randrange(len(prompt)) if rng.random() < 0.3 else None,
+    )
+
+
+@given(settings_strategy, st.sampled_from([0.0, 0.1, 0.5, 3.0]), actions)
+@settings(max_examples=150)
+def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
+    setting: Setting, room: float, plan: list[tuple[str, int]]
+) -> None:
+    least = -(-setting.context // setting.page_size) + 1
+    setting.num_pages = least + int(room * least)
+    driver = Driver(setting)
+    requests: list[Request] = []
+    for action, value in plan:
+        if action == "add":
+            requests.append(random_request(len(requests), value, setting.context))
+            driver.scheduler.add(requests[-1])
+        elif action == "step":
+            for _ in range(value):
+                driver.step()
+                driver.check()
+        elif action == "abort" and requests:
+            victim = requests[value % len(requests)]
+            if victim.phase is not Phase.DONE:
+                driver.abort(victim)
+                emitted = len(victim.output_ids)
+                driver.check()
+                driver.step()
+                assert len(victim.output_ids) == emitted, "a token came after the abort"
+                driver.check()
+        elif action == "flush":
+            driver.scheduler.cache.reset()
+            driver.check()
+    driver.run()
+    driver.check()
+    for request in requests:
+        assert request.phase is Phase.DONE
+        if request.finish_reason is not None and request.finish_reason.type != "abort":
+            assert_right(request)
+    assert driver.scheduler.cache.locked_pages == 0
+    driver.scheduler.cache.reset()
+    assert driver.pool.num_free == setting.num_pages - 1
+
+
+def run_all(setting: Setting, requests: list[Request]) -> Driver:
+    driver = Driver(setting)
+    for request in requests:
+        driver.scheduler.add(request)
+    driver.run()
+    for request in requests:
+        assert_right(request)
+    return driver
+
+
+def test_followers_wait_for_a_prefix_that_is_being_computed_and_then_hit_it() -> None:
+    stem = list(range(32))
+    requests = [make_request(i, [*stem, i], 2) for i in range(6)]
+    driver = Driver(Setting(budget=64, overlap=False))
+    driver.runner.keep_batches = True
+    for request in requests:
+        driver.scheduler.add(request)
+    driver.run()
+    computed = sum(int(batch.q_lens.sum()) for batch in driver.runner.batches)
+    assert [r.cached_len for r in requests] == [0] + [32] * 5
+    assert computed <= 33 + 5 * 1 + 6 * 2
+
+
+def test_a_retracted_request_resumes_as_a_prefix_hit_with_the_same_tokens() -> None:
+    setting = Setting(page_size=2, num_pages=50, rows=4, context=96, budget=None)
+    requests = [make_request(i, [i * 5 + k for k in range(8)], 80) for i in range(4)]
+    for request in requests:
+        request.stop_ids = frozenset()
+    driver = Driver(setting)
+    driver.scheduler._lengths._ratio = 0.05  # expects short outputs, so it admits too many
+    for request in requests:
+        driver.scheduler.add(request)
+    driver.run()
+    assert driver.scheduler.counters.retractions > 0
+    for request in requests:
+        assert request.output_ids == expected_output(request.prompt_ids.tolist(), 80, request.seed, frozenset())
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority", "dfs-weight"])
+def test_a_steady_stream_of_better_matches_starves_nobody(policy: str) -> None:
+    driver = Driver(Setting(rows=2, policy=policy, budget=64))
+    driver.scheduler.queue._patience = 10
+    stem = list(range(20, 44))
+    driver.scheduler.add(make_request(0, [*stem, 1], 2, priority=5))
+    driver.run()
+    lonely = make_request(1, [90, 91, 92, 93, 94], 2, priority=0)
+    uid = 2
+    queue: deque[Request] = deque()
+    for _ in range(400):
+        while len(queue) < 6:
+            queue.append(make_request(uid, [*stem, uid % 90], 2, priority=5))
+            driver.scheduler.add(queue[-1])
+            uid += 1
+        if uid == 8:
+            driver.scheduler.add(lonely)
+        driver.step()
+        queue = deque(r for r in queue if r.phase is not Phase.DONE)
+        if lonely.phase is Phase.DONE:
+            break
+    assert lonely.phase is Phase.DONE
+    assert uid < 60
+
+
+def test_longest_prefix_is_admitted_first() -> None:
+    driver = Driver(Setting(rows=1, policy="lpm", overlap=False))
+    driver.scheduler.add(make_request(0, list(range(30)), 1))
+    driver.run()
+    short = make_request(1, [*range(8), 77, 78], 1)
+    none = make_request(2, [60, 61, 62], 1)
+    long = make_request(3, [*range(24), 77], 1)
+    for request in (none, short, long):
+        driver.scheduler.add(request)
+    driver.run()
+    assert list(driver.done) == [0, 3, 1, 2]
+
+
+def test_depth_first_enters_the_heavier_subtree_first() -> None:
+    driver = Driver(Setting(rows=1, policy="dfs-weight", overlap=False))
+    left, right = list(range(12)), list(range(50, 62))
+    for uid, prompt in enumerate((left, right)):
+        driver.scheduler.add(make_request(uid, [*prompt, 99 - uid], 1))
+    driver.run()
+    for uid, prompt in ((2, left), (3, right), (4, right)):
+        driver.scheduler.add(make_request(uid, [*prompt, 80 + uid], 1))
+    driver.run()
+    assert list(driver.done)[2:] == [3, 4, 2]
+
+
+def test_higher_priority_is_admitted_first() -> None:
+    driver = Driver(Setting(rows=1, policy="priority", overlap=False))
+    for uid, priority in enumerate((0, 2, 1)):
+        driver.scheduler.add(make_request(uid, [uid + 10], 1, priority=priority))
+    driver.run()
+    assert list(driver.done) == [1, 2, 0]
+
+
+def test_a_small_request_may_pass_a_large_one_that_does_not_fit_yet() -> None:
+    driver = Driver(
+        Setting(rows=8, num_pages=26, page_size=4, context=96, budget=None, policy="fcfs", overlap=False)
+    )
+    running = make_request(0, list(range(40)), 20)
+    running.stop_ids = frozenset()
+    driver.scheduler.add(running)
+    driver.step()
+    large = make_request(1, list(range(50, 96)), 40)
+    small = make_request(2, [9], 2)
+    for request in (large, small):
+        request.stop_ids = frozenset()
+        driver.scheduler.add(request)
+    driver.run()
+    assert list(driver.done).index(2) < list(driver.done).index(1)
+
+
+def test_a_full_queue_refuses_and_keeps_the_others() -> None:
+    driver = Driver(Setting(rows=1))
+    driver.scheduler.limits = Limits(1, 96, 16, max_queued_requests=2)
+    first = [make_request(i, [i + 1], 3) for i in range(2)]
+    for request in first:
+        driver.scheduler.add(request)
+    with pytest.raises(QueueFull, match="2 requests"):
+        driver.scheduler.add(make_request(9, [1], 3))
+    driver.run()
+    for request in first:
+        assert_right(request)
+
+
+def test_requests_that_are_late_are_named_once_and_the_rest_go_on() -> None:
+    driver = Driver(Setting(rows=1, overlap=False))
+    running = make_request(0, [5], 30, deadline=10.0)
+    waiting = make_request(1, [6], 3, queue_deadline=5.0)
+    patient = make_request(2, [7], 3, deadline=100.0)
+    for request in (running, waiting, patient):
+        request.stop_ids = frozenset()
+        driver.scheduler.add(request)
+    driver.step()
+    assert driver.scheduler.expire() == []
+    driver.now = 6.0
+    assert driver.scheduler.expire() == [waiting]
+    driver.abort(waiting)
+    driver.now = 11.0
+    assert driver.scheduler.expire() == [running]
+    driver.abort(running)
+    driver.run()
+    assert len(patient.output_ids) == 3
+    driver.check()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("budget", [1, 7, 64, None])
+def test_tokens_do_not_depend_on_how_they_are_computed(overlap: bool, budget: int | None) -> None:
+    requests = [random_request(uid, seed, 96) for uid, seed in enumerate(range(40))]
+    run_all(Setting(overlap=overlap, budget=budget, num_pages=40, page_size=4), requests)
