@@ -95,7 +95,7 @@ class Driver:
         self.scheduler.finish(request, FinishReason("abort"))
 
     def check(self) -> None:
-        assert self.scheduler.check() == []
+        assert self.scheduler.memory.check() == []
 
     def run(self, bound: int = 5000) -> None:
         for _ in range(bound):
@@ -196,7 +196,7 @@ def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
                 assert len(victim.output_ids) == emitted, "a token came after the abort"
                 driver.check()
         elif action == "flush":
-            driver.scheduler.cache.reset()
+            driver.scheduler.memory.cache.reset()
             driver.check()
     driver.run()
     driver.check()
@@ -204,8 +204,8 @@ def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
         assert request.phase is Phase.DONE
         if request.finish_reason is not None and request.finish_reason.type != "abort":
             assert_right(request)
-    assert driver.scheduler.cache.locked_pages == 0
-    driver.scheduler.cache.reset()
+    assert driver.scheduler.memory.cache.locked_pages == 0
+    driver.scheduler.memory.cache.reset()
     assert driver.pool.num_free == setting.num_pages - 1
 
 

@@ -188,7 +188,7 @@ class EngineLoop:
         if flying is not None:
             self._handle(*flying)
         if self._check_ledger:
-            problems = self.scheduler.check()
+            problems = self.scheduler.memory.check()
             if problems:
                 raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
 

@@ -8,9 +8,9 @@ order of arrival, and then nobody may pass.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-from sgl.runtime.cache.radix import Match, Node, RadixCache
+from sgl.runtime.cache.radix import Match, Node
 from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.scheduler.request import Request
 
@@ -20,9 +20,11 @@ DEFAULT_PATIENCE = 256
 class WaitingQueue:
     """Requests without a row, in order of arrival within; `ordered` gives the policy's order."""
 
-    def __init__(self, policy: SchedulePolicy, cache: RadixCache, patience: int = DEFAULT_PATIENCE) -> None:
+    def __init__(
+        self, policy: SchedulePolicy, current_match: Callable[[Request], Match], patience: int = DEFAULT_PATIENCE
+    ) -> None:
         self._policy = policy
-        self._cache = cache
+        self._current_match = current_match
         self._patience = patience
         self._requests: OrderedDict[int, Request] = OrderedDict()  # by uid, oldest round first
         self._overtaken = 0  # how often the oldest round was
@@ -63,12 +65,10 @@ class WaitingQueue:
         requests = list(self._requests.values())
         if self._policy == "priority":
             requests.sort(key=lambda request: -request.priority)
-        elif self._policy != "fcfs":
-            self._refresh(requests)
-            if self._policy == "lpm":
-                requests.sort(key=lambda request: -request.match.length if request.match else 0)
-            else:
-                requests = _depth_first(requests)
+        elif self._policy == "lpm":
+            requests.sort(key=lambda request: -self._current_match(request).length)
+        elif self._policy == "dfs-weight":
+            requests = _depth_first({request: self._current_match(request).node for request in requests})
         if self._overtaken >= self._patience:
             oldest = self._oldest_tick()
             requests.sort(key=lambda request: request.tick != oldest)
@@ -77,32 +77,17 @@ class WaitingQueue:
     def _oldest_tick(self) -> int | None:
         return next(iter(self._requests.values())).tick if self._requests else None
 
-    def _refresh(self, requests: Iterable[Request]) -> None:
-        """Bring every request's match up to date; one whose path did not change costs a comparison."""
-        for request in requests:
-            current_match(self._cache, request)
 
-
-def current_match(cache: RadixCache, request: Request) -> Match:
-    """The longest cached prefix of the request's known tokens that it may use, looked up again if it changed."""
-    match = request.match
-    if match is None or not cache.is_current(match):
-        request.match = match = cache.match(request.key()[: 4 * request.match_limit], request.namespace)
-    return match
-
-
-def _depth_first(requests: list[Request]) -> list[Request]:
+def _depth_first(places: dict[Request, Node]) -> list[Request]:
     """Order by a walk over the cache tree that enters the subtree with most waiting requests first
     (DFS-weight of the SGLang paper, arXiv 2312.07104), so that a prefix is used up while it is cached."""
     at: dict[Node, list[Request]] = {}
     weight: dict[Node, int] = {}
     children: dict[Node, list[Node]] = {}
     roots: list[Node] = []
-    for request in requests:
-        assert request.match is not None, "matches were refreshed"
-        node: Node | None = request.match.node
-        assert node is not None, "a match ends at a node"
-        at.setdefault(node, []).append(request)
+    for request, place in places.items():
+        at.setdefault(place, []).append(request)
+        node: Node | None = place
         while node is not None:
             seen = node in weight
             weight[node] = weight.get(node, 0) + 1

@@ -1,0 +1,132 @@
+"""Which pages every running request holds: its row of the page table, and its place in the radix tree.
+
+A row's pages are [lent by the tree | shared with it | private tail]. The pages of the first `request.tree_len` tokens
+belong to the tree and are kept by one lock on `request.node`; the rest is the request's alone. Changes of the page
+table are collected for the next batch. Nothing here decides who may have pages.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.cache.in_flight import InFlight
+from sgl.runtime.cache.ledger import check
+from sgl.runtime.cache.pages import PagePool
+from sgl.runtime.cache.radix import Match, RadixCache
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.rows import RowTable
+
+
+class RowMemory:
+    """Rows, pages and the tree, for one scheduler. With `share` off the tree stays empty."""
+
+    def __init__(self, pool: PagePool, num_rows: int, max_pages: int, *, share: bool) -> None:
+        self.pool = pool
+        self.page_size = pool.page_size
+        self.cache = RadixCache(pool)
+        self.rows = RowTable(num_rows, max_pages)
+        self.running: dict[int, Request] = {}
+        """Requests by row, in order of admission."""
+        self._shares = share
+        self._in_flight = InFlight(pool.page_size)
+        self._page_writes: list[Int32Array] = []
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free or could be evicted."""
+        return self.pool.num_free + self.cache.evictable_pages
+
+    def pop_page_writes(self) -> Int32Array:
+        """The changes of the page table since the last batch, [n, 3] of (row, index, page), each place once."""
+        writes, self._page_writes = self._page_writes, []
+        return np.concatenate(writes) if writes else np.empty((0, 3), np.int32)
+
+    def current_match(self, request: Request) -> Match:
+        """The longest cached prefix that a waiting request may use, looked up again only if it changed."""
+        match = request.match
+        if match is None or not self.cache.is_current(match):
+            key = request.key()[: 4 * request.match_limit]
+            request.match = match = self.cache.match(key, request.namespace)
+        return match
+
+    def is_computed_elsewhere(self, request: Request) -> bool:
+        """Whether a running request is about to put the next tokens of this one into the tree."""
+        cached_len = self.current_match(request).length
+        key = request.key()[: 4 * request.match_limit]
+        return self._in_flight.find(request.uid, key, cached_len, request.namespace) is not None
+
+    def enter(self, request: Request) -> None:
+        """Give a waiting request a row with its cached prefix, whose node the caller has locked for it."""
+        match = self.current_match(request)
+        request.row = self.rows.take()
+        self.running[request.row] = request
+        self.rows.kv_len[request.row] = match.length
+        request.node, request.tree_len, request.match = match.node, match.length, None
+        if match.length:
+            self._page_writes.append(self.rows.append(request.row, match.pages))
+        if self._shares:
+            self._in_flight.begin(request.uid, request.key(), request.namespace)
+
+    def leave(self, request: Request) -> None:
+        """Take the request's row: its whole pages go to the tree, the rest to the free list."""
+        row = request.row
+        assert request.node is not None, "a request with a row has its place in the tree"
+        self.share(request)
+        self.pool.free(self.rows.held(row)[request.tree_len // self.page_size :].copy())
+        self.prompt_is_computed(request)
+        self.cache.unlock(request.node)
+        request.node, request.tree_len, request.row = None, 0, -1
+        del self.running[row]
+        self.rows.give_back(row)
+        self._page_writes = [writes[writes[:, 0] != row] for writes in self._page_writes]
+
+    def share(self, request: Request) -> None:
+        """Hand the pages of all that is known and computed of the request to the tree, as far as they are full."""
+        held, row = request.node, request.row
+        assert held is not None, "a request with a row has its place in the tree"
+        first = request.tree_len // self.page_size
+        num_pages = min(int(self.rows.kv_len[row]), request.num_known) // self.page_size
+        if num_pages <= first or not self._shares:
+            return
+        key = request.key()[4 * request.tree_len : 4 * num_pages * self.page_size]
+        mine = self.rows.pages[row, first:num_pages]
+        inserted = self.cache.insert(key, mine, request.namespace, after=held)
+        self.cache.move_lock(held, inserted.node)
+        request.node, request.tree_len = inserted.node, num_pages * self.page_size
+        if len(inserted.duplicates):  # somebody else computed the same tokens meanwhile
+            mine[: len(inserted.pages)] = inserted.pages
+            self._page_writes.append(self.rows.writes(row, first, len(inserted.pages)))
+            self.pool.free(inserted.duplicates)
+
+    def prompt_is_computed(self, request: Request) -> None:
+        """Nobody need wait for this request's prompt any more."""
+        self._in_flight.end(request.uid)
+
+    def reach(self, request: Request, end: int) -> int:
+        """Give the request pages for its tokens up to `end`, or as far as pages go; returns how far."""
+        held = int(self.rows.num_pages[request.row])
+        end = min(end, (held + self.available_pages) * self.page_size)
+        missing = -(-end // self.page_size) - held
+        if missing > 0:
+            pages = self.cache.alloc(missing)
+            assert pages is not None, "evictable and free pages were counted"
+            self._page_writes.append(self.rows.append(request.row, pages))
+        return end
+
+    def grow(self, rows: Int32Array) -> bool:
+        """Give each of the rows one page more, or none of them any; returns which."""
+        pages = self.cache.alloc(len(rows))
+        if pages is None:
+            return False
+        index = self.rows.num_pages[rows]
+        self.rows.pages[rows, index] = pages
+        self.rows.num_pages[rows] = index + 1
+        self._page_writes.append(np.stack((rows, index, pages), axis=1))
+        return True
+
+    def check(self) -> list[str]:
+        """What is wrong with the ownership of pages, if anything: empty when every page has one owner."""
+        private = [self.rows.held(row)[r.tree_len // self.page_size :] for row, r in self.running.items()]
+        locked = [request.node for request in self.running.values() if request.node is not None]
+        return check(self.pool, self.cache, private, locked)

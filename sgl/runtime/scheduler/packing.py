@@ -1,0 +1,76 @@
+"""Writes a step down as the Batch that a runner executes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, RowSetup
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.rows import RowTable
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Known tokens [start, end) of a request, computed in one step."""
+
+    request: Request
+    start: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether all known tokens are computed with it."""
+        return self.end == self.request.target_len
+
+
+def assemble(
+    table: RowTable,
+    decodes: list[Request],
+    decode_rows: Int32Array,
+    chunks: list[Chunk],
+    setups: list[RowSetup],
+    page_writes: Int32Array,
+) -> Batch:
+    """The batch of these decodes, then these chunks; moves kv_len in the table and scored_len in the requests."""
+    chunk_rows = np.array([chunk.request.row for chunk in chunks], np.int32)
+    starts = np.array([chunk.start for chunk in chunks], np.int32)
+    ends = np.array([chunk.end for chunk in chunks], np.int32)
+    table.kv_len[decode_rows] += 1
+    table.kv_len[chunk_rows] = ends
+    rows = np.concatenate((decode_rows, chunk_rows))
+    token_ids = [np.full(len(decodes), FROM_DEVICE, np.int32)]
+    token_ids += [chunk.request.known_ids()[chunk.start : chunk.end] for chunk in chunks]
+    batch = Batch(
+        rows=rows,
+        q_lens=np.concatenate((np.ones(len(decodes), np.int32), ends - starts)),
+        kv_lens=table.kv_len[rows],
+        token_ids=np.concatenate(token_ids),
+        page_writes=page_writes,
+        samples=np.ones(len(rows), np.bool_),
+        score_from=np.full(len(rows), -1, np.int32),
+        top_logprobs=np.full(len(rows), -1, np.int32),
+        setups=setups,
+    )
+    for b, chunk in enumerate(chunks, len(decodes)):
+        request = chunk.request
+        wants_next = request.max_new_tokens > 0 or request.top_logprobs >= 0
+        batch.samples[b] = chunk.is_last and wants_next
+        _score(batch, b, chunk)
+    for b, request in enumerate(decodes + [chunk.request for chunk in chunks]):
+        if request.top_logprobs >= 0:
+            batch.top_logprobs[b] = request.top_logprobs
+            if request.token_ids_logprob is not None:
+                batch.token_ids_logprob[b] = request.token_ids_logprob
+    return batch
+
+
+def _score(batch: Batch, b: int, chunk: Chunk) -> None:
+    """Ask for the logprobs of the prompt tokens that follow the chunk's positions, where they are wanted."""
+    request = chunk.request
+    first, last = max(chunk.start, request.scored_len), min(chunk.end, request.prompt_len - 1)
+    if request.logprob_start is not None and first < last:
+        batch.score_from[b] = first - chunk.start
+        batch.score_targets[b] = request.prompt_ids[first + 1 : last + 1]
+        request.scored_len = last
