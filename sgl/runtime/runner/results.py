@@ -1,0 +1,206 @@
+"""What a launched step will yield, and how it reaches the host: one copy and one event a step.
+
+Knows how log-probabilities of many rows lie in one tensor and which part is whose. The sampler and the runner make
+these; the engine loop calls `PendingStep.wait` once the next step is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sgl.kernels import sampling
+from sgl.runtime.batch import Batch, Int32Array, Int64Array, Logprobs, StepResult
+from sgl.runtime.runner.pack import Uploader
+
+SCORE_BYTES = 1 << 27
+"""Logits of scored positions exist in chunks of so many bytes, never for a whole prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions [start, stop) are row b's; it asked for top_k likeliest and num_given ids."""
+
+    b: int
+    start: int
+    stop: int
+    top_k: int
+    num_given: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLogprobs:
+    """Log-probabilities at N positions of several rows, on the device; K and G are the most that one asked for."""
+
+    spans: list[Span]
+    chosen: torch.Tensor  # float32 [N]
+    top_values: torch.Tensor | None  # float32 [N, K]
+    top_ids: torch.Tensor | None  # int32 [N, K]
+    given: torch.Tensor | None  # float32 [N, G]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What has to be copied, in the order in which `split` takes it."""
+        return [each for each in (self.chosen, self.top_values, self.top_ids, self.given) if each is not None]
+
+    def split(self, copied: Iterable[npt.NDArray[Any]]) -> dict[int, Logprobs]:
+        """By row, each with as many columns as it asked for. Takes the next arrays of `copied`."""
+        arrays = iter(copied)
+        chosen = next(arrays)
+        top_values = None if self.top_values is None else next(arrays)
+        top_ids = None if self.top_ids is None else next(arrays)
+        given = None if self.given is None else next(arrays)
+        parts = {}
+        for span in self.spans:
+            rows = slice(span.start, span.stop)
+            part = Logprobs(chosen[rows].copy())
+            if span.top_k and top_values is not None and top_ids is not None:
+                part.top_values = top_values[rows, : span.top_k].copy()
+                part.top_ids = top_ids[rows, : span.top_k].copy()
+            if span.num_given and given is not None:
+                part.given = given[rows, : span.num_given].copy()
+            parts[span.b] = part
+        return parts
+
+
+def lay_out(batch: Batch, lengths: Iterable[tuple[int, int]]) -> tuple[list[Span], Int64Array]:
+    """Spans for (b, number of positions) one after another, and what each position asks for of given ids:
+    int64 [N, G], padded with token 0."""
+    spans: list[Span] = []
+    start = 0
+    for b, length in lengths:
+        num_given = len(batch.token_ids_logprob.get(b, ()))
+        spans.append(Span(b, start, start + length, max(0, int(batch.top_logprobs[b])), num_given))
+        start += length
+    given = np.zeros((start, max((span.num_given for span in spans), default=0)), np.int64)
+    for span in spans:
+        if span.num_given:
+            given[span.start : span.stop, : span.num_given] = batch.token_ids_logprob[span.b]
+    return spans, given
+
+
+def score_inputs(
+    batch: Batch,
+    hidden: torch.Tensor,
+    lm_head: Callable[[torch.Tensor], torch.Tensor],
+    vocab_size: int,
+    uploader: Uploader,
+) -> DeviceLogprobs | None:
+    """Log-probabilities of the input tokens that follow the scored positions of a step; None if none are scored.
+
+    hidden: [T, H], the batch's tokens after the last norm. lm_head: [n, H] → float32 [n, vocab_size] logits, called
+    on so many positions at a time that the logits take SCORE_BYTES at most.
+    """
+    scored = [(b, len(batch.score_targets[b])) for b in np.flatnonzero(batch.score_from >= 0).tolist()]
+    scored = [(b, length) for b, length in scored if length]
+    if not scored:
+        return None
+    spans, given_ids = lay_out(batch, scored)
+    starts = np.cumsum(batch.q_lens, dtype=np.int64) - batch.q_lens + batch.score_from
+    tokens = np.concatenate([np.arange(starts[b], starts[b] + length) for b, length in scored])
+    targets = np.concatenate([batch.score_targets[b] for b, _ in scored]).astype(np.int64)
+    index, following, given = uploader.upload(tokens, targets, given_ids)
+    step = max(1, SCORE_BYTES // (4 * vocab_size))
+    parts = [
+        position_logprobs(spans, lm_head(hidden.index_select(0, index[rows])), following[rows], given[rows])
+        for rows in (slice(start, start + step) for start in range(0, len(tokens), step))
+    ]
+    return parts[0] if len(parts) == 1 else _joined(parts)
+
+
+def position_logprobs(
+    spans: list[Span], logits: torch.Tensor, token_ids: torch.Tensor, given: torch.Tensor
+) -> DeviceLogprobs:
+    """What `spans` ask for at N positions. logits: float32 [N, V]. token_ids: int64 [N]. given: int64 [N, G]."""
+    top_k = max(span.top_k for span in spans)
+    return DeviceLogprobs(spans, *sampling.logprobs(logits, token_ids, top_k, given if given.shape[1] else None))
+
+
+class Downloader:
+    """Copies results to the host behind the step that computes them, through pinned buffers that are reused."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+
+    def start(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[npt.NDArray[Any]]]:
+        """Begin to copy tensors of 32-bit dtypes, without waiting. The result is to be called once: it waits until
+        the copy has landed and returns the arrays, which on a CPU share the tensors' memory."""
+        if self._device.type == "cpu":
+            arrays = [tensor.numpy() for tensor in tensors]
+            return lambda: arrays
+        packed = torch.cat([tensor.reshape(-1).view(torch.int32) for tensor in tensors])
+        staging, event = self._buffer(len(packed))
+        staging[: len(packed)].copy_(packed, non_blocking=True)
+        event.record()
+        layout = [(tensor.shape, torch.empty(0, dtype=tensor.dtype).numpy().dtype) for tensor in tensors]
+
+        def land() -> list[npt.NDArray[Any]]:
+            event.synchronize()
+            landed = staging[: len(packed)].numpy().copy()
+            self._free.append((staging, event))
+            arrays, start = [], 0
+            for shape, dtype in layout:
+                stop = start + shape.numel()
+                arrays.append(landed[start:stop].view(dtype).reshape(shape))
+                start = stop
+            return arrays
+
+        return land
+
+    def _buffer(self, size: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+        if self._free:
+            staging, event = self._free.pop()
+            if len(staging) >= size:
+                return staging, event
+        staging = torch.empty(max(2 * size, 1 << 14), dtype=torch.int32, pin_memory=True)
+        return staging, torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it so
+
+
+class PendingStep:
+    """A step that has been launched: its results are on their way to the host."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        ids: torch.Tensor,
+        output: DeviceLogprobs | None,
+        inputs: DeviceLogprobs | None,
+        downloader: Downloader,
+    ) -> None:
+        """ids: int64 [S], of the rows that sample. Starts the copy; later work on the stream is not waited for."""
+        self._batch = batch
+        self._output = output
+        self._inputs = inputs
+        tensors = [ids.to(torch.int32)]
+        for part in (output, inputs):
+            tensors += part.tensors() if part is not None else []
+        self._land = downloader.start(tensors)
+
+    def wait(self) -> StepResult:
+        """Block until the step's results are on the host. To be called once."""
+        arrays = iter(self._land())
+        next_tokens: Int32Array = np.full(len(self._batch), -1, np.int32)
+        next_tokens[self._batch.samples] = next(arrays)
+        result = StepResult(next_tokens)
+        if self._output is not None:
+            result.output_logprobs = self._output.split(arrays)
+        if self._inputs is not None:
+            result.input_logprobs = self._inputs.split(arrays)
+        return result
+
+
+def _joined(parts: list[DeviceLogprobs]) -> DeviceLogprobs:
+    first = parts[0]
+    columns = iter([torch.cat(column) for column in zip(*(part.tensors() for part in parts), strict=True)])
+    return DeviceLogprobs(
+        first.spans,
+        next(columns),
+        None if first.top_values is None else next(columns),
+        None if first.top_ids is None else next(columns),
+        None if first.given is None else next(columns),
+    )

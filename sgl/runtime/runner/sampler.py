@@ -1,0 +1,222 @@
+"""Samples one token for every row of a step that asks for one, without the host in between.
+
+Keeps what a request wants of its tokens in tables on the device, indexed by request row, and a mirror of the cheap
+facts on the host, from which it decides what a step can leave out: no draw if all rows are greedy, no bisection if
+none cuts off a tail, no penalty table if nobody has a penalty. Called by the runner, after the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sgl.kernels import sampling
+from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup
+from sgl.runtime.runner.pack import Uploader
+from sgl.runtime.runner.results import DeviceLogprobs, lay_out, position_logprobs
+from sgl.runtime.sampling_params import SamplingParams
+
+# Columns of the float table
+_TEMPERATURE, _TOP_P, _MIN_P, _FREQUENCY, _PRESENCE, _REPETITION = range(6)
+# Columns of the integer table
+_SEED, _TOP_K = range(2)
+
+_MAX_TEMPERATURE = 1e6  # uniform by then, and -inf over it is still -inf
+_MIN_REPETITION = 1e-4  # logits over it are still finite
+
+_NO_IDS: Int64Array = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutput:
+    """One token for each of the S rows that sample, on the device."""
+
+    ids: torch.Tensor  # int64 [S]
+    logprobs: DeviceLogprobs | None  # of the rows that want them
+
+
+class Sampler:
+    """Sampling parameters, penalty counts and the last sampled token of every request row.
+
+    `next_tokens` int64 [max_rows] holds what each row sampled last, on the device: the next step gathers its decode
+    tokens from it, so it can be launched before the host knows them. A row's draws depend on its seed, the token's
+    position and its logits: not on the batch, its order, or earlier steps.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, eos_ids: Collection[int] = ()) -> None:
+        """eos_ids end a request unless it ignores them, and so are not sampled before min_new_tokens."""
+        self.next_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._vocab_size = vocab_size
+        self._device = device
+        self._eos_ids = frozenset(eos_ids)
+        self._uploader = Uploader(device)
+        self._floats = torch.zeros(max_rows, 6, dtype=torch.float32, device=device)
+        self._ints = torch.zeros(max_rows, 2, dtype=torch.int64, device=device)
+        self._occurrences: torch.Tensor | None = None  # int32 [max_rows, V] once a request has penalties
+        # The host's mirror; the first four are about rows that draw
+        self._is_drawn = np.zeros(max_rows, np.bool_)
+        self._top_k = np.zeros(max_rows, np.int64)  # 0: off
+        self._has_top_p = np.zeros(max_rows, np.bool_)
+        self._has_min_p = np.zeros(max_rows, np.bool_)
+        self._has_penalties = np.zeros(max_rows, np.bool_)
+        self._has_bias = np.zeros(max_rows, np.bool_)
+        self._biases: dict[int, tuple[Int64Array, Float32Array]] = {}  # row → ids, values
+        self._may_end = np.zeros(max_rows, np.int64)  # the first position at which the row may end
+        self._ending: dict[int, Int64Array] = {}  # row → ids that it must not sample before
+
+    def setup(self, setups: list[RowSetup]) -> None:
+        """Forget what the rows held and take in their new requests, before the step in which they first run."""
+        if not setups:
+            return
+        rows = np.array([setup.row for setup in setups], np.int64)
+        floats = np.empty((len(setups), self._floats.shape[1]), np.float32)
+        ints = np.empty((len(setups), self._ints.shape[1]), np.int64)
+        for i, setup in enumerate(setups):
+            params = setup.params
+            is_drawn = not params.is_greedy and params.top_k != 1
+            top_k = params.top_k if is_drawn and 0 < params.top_k < self._vocab_size else 0
+            top_p = params.top_p if is_drawn else 1.0
+            min_p = params.min_p if is_drawn else 0.0
+            floats[i] = (
+                min(params.temperature, _MAX_TEMPERATURE) if is_drawn else 0.0,
+                top_p,
+                min_p,
+                params.frequency_penalty,
+                params.presence_penalty,
+                max(params.repetition_penalty, _MIN_REPETITION),
+            )
+            ints[i] = setup.seed, top_k or self._vocab_size
+            row = setup.row
+            self._is_drawn[row] = is_drawn
+            self._top_k[row] = top_k
+            self._has_top_p[row] = top_p < 1.0
+            self._has_min_p[row] = min_p > 0.0
+            self._has_penalties[row] = params.has_penalties
+            self._set_edits(row, params, len(setup.prompt_ids))
+        index, new_floats, new_ints = self._uploader.upload(rows, floats, ints)
+        self._floats.index_copy_(0, index, new_floats)
+        self._ints.index_copy_(0, index, new_ints)
+        self._set_occurrences([setup for setup in setups if setup.params.has_penalties])
+
+    def __call__(self, logits: torch.Tensor, batch: Batch) -> SampleOutput:
+        """Sample for the S rows of the batch that ask for it, in its order, and note the tokens in `next_tokens`.
+
+        logits: float32 [S, V], contiguous; changed in place. Never waits for the device.
+        """
+        sampling_rows = np.flatnonzero(batch.samples)
+        assert logits.shape == (len(sampling_rows), self._vocab_size), "one row of logits for each that samples"
+        rows = batch.rows[sampling_rows].astype(np.int64)
+        positions = batch.kv_lens[sampling_rows].astype(np.int64)  # of the tokens being sampled
+        wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
+        penalised = np.flatnonzero(self._has_penalties[rows])
+        edits = self._edits(rows, positions)
+        spans, given_ids = lay_out(batch, [(b, 1) for b in sampling_rows[wants_logprobs].tolist()])
+        on_device = self._uploader.upload(
+            rows, positions, wants_logprobs, given_ids, penalised, rows[penalised], *edits
+        )
+        index, places, logprob_index, given, penalised_index, penalised_rows, edit_rows, edit_ids, values = (
+            on_device
+        )
+
+        raw = logits.index_select(0, logprob_index) if spans else None
+        if len(penalised):
+            self._penalize(logits, penalised_index, penalised_rows)
+        if len(values):
+            sampling.add_edits_(logits, edit_rows, edit_ids, values)
+        ids = self._choose(logits, rows, index, places)
+        self.next_tokens.index_copy_(0, index, ids)
+        if len(penalised):
+            self._count(penalised_rows, ids.index_select(0, penalised_index))
+        if raw is None:
+            return SampleOutput(ids, None)
+        return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
+
+    def _choose(
+        self, logits: torch.Tensor, rows: Int64Array, index: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        if not self._is_drawn[rows].any():
+            return sampling.greedy(logits)
+        floats = self._floats.index_select(0, index)
+        ints = self._ints.index_select(0, index)
+        max_top_k = int(self._top_k[rows].max())
+        return sampling.sample(
+            logits,
+            floats[:, _TEMPERATURE],
+            ints[:, _SEED],
+            positions,
+            top_k=ints[:, _TOP_K] if max_top_k else None,
+            top_p=floats[:, _TOP_P] if self._has_top_p[rows].any() else None,
+            min_p=floats[:, _MIN_P] if self._has_min_p[rows].any() else None,
+            max_top_k=max_top_k,
+        )
+
+    def _set_edits(self, row: int, params: SamplingParams, prompt_len: int) -> None:
+        self._biases.pop(row, None)
+        self._ending.pop(row, None)
+        self._may_end[row] = 0
+        self._has_bias[row] = bool(params.logit_bias)
+        if params.logit_bias:
+            ids = np.fromiter(params.logit_bias.keys(), np.int64)
+            self._biases[row] = ids, np.fromiter(params.logit_bias.values(), np.float32)
+        if params.min_new_tokens:
+            ending = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+            if ending:
+                self._ending[row] = np.array(sorted(ending), np.int64)
+                self._may_end[row] = prompt_len + params.min_new_tokens
+
+    def _edits(self, rows: Int64Array, positions: Int64Array) -> tuple[Int64Array, Int64Array, Float32Array]:
+        """Index into `rows`, token id and value of everything to be added to the logits."""
+        indices, ids, values = [_NO_IDS], [_NO_IDS], [np.empty(0, np.float32)]
+        for i in np.flatnonzero(self._has_bias[rows]).tolist():
+            bias_ids, bias = self._biases[int(rows[i])]
+            indices.append(np.full(len(bias_ids), i))
+            ids.append(bias_ids)
+            values.append(bias)
+        for i in np.flatnonzero(positions < self._may_end[rows]).tolist():
+            ending = self._ending[int(rows[i])]
+            indices.append(np.full(len(ending), i))
+            ids.append(ending)
+            values.append(np.full(len(ending), -np.inf, np.float32))
+        return np.concatenate(indices), np.concatenate(ids), np.concatenate(values)
+
+    def _set_occurrences(self, setups: list[RowSetup]) -> None:
+        """Count the tokens of requests with penalties: twice the output's, plus one for those in the prompt."""
+        if not setups:
+            return
+        if self._occurrences is None:
+            shape = len(self.next_tokens), self._vocab_size
+            self._occurrences = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        starts = [setup.row * self._vocab_size for setup in setups]
+        prompts = [setup.prompt_ids.astype(np.int64) + start for setup, start in zip(setups, starts, strict=True)]
+        outputs = [setup.output_ids.astype(np.int64) + start for setup, start in zip(setups, starts, strict=True)]
+        rows, prompt, output = self._uploader.upload(
+            np.array([setup.row for setup in setups], np.int64), np.concatenate(prompts), np.concatenate(outputs)
+        )
+        self._occurrences.index_fill_(0, rows, 0)
+        flat = self._occurrences.view(-1)
+        flat.index_fill_(0, prompt, 1)
+        flat.index_add_(0, output, torch.full_like(output, 2, dtype=torch.int32))
+
+    def _penalize(self, logits: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
+        """Penalise logits[index], the request rows `rows`; both int64 [M]."""
+        assert self._occurrences is not None, "a row with penalties has been set up"
+        floats = self._floats.index_select(0, rows)
+        everywhere = len(index) == len(logits)
+        some = logits if everywhere else logits.index_select(0, index)
+        sampling.penalize_(
+            some,
+            self._occurrences.index_select(0, rows),
+            floats[:, _FREQUENCY],
+            floats[:, _PRESENCE],
+            floats[:, _REPETITION],
+        )
+        if not everywhere:
+            logits.index_copy_(0, index, some)
+
+    def _count(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
+        assert self._occurrences is not None, "a row with penalties has been set up"
+        flat = self._occurrences.view(-1)
+        flat.index_add_(0, rows * self._vocab_size + ids, torch.full_like(ids, 2, dtype=torch.int32))
