@@ -456,7 +456,9 @@ def _merge_repeats(parts: dict[Expr, None]) -> dict[Expr, None]:
     for (body, tail), heads in groups.items():
         if len(heads) < 2:
             continue
-        spans = sorted((head.low, head.high) for head in heads if isinstance(head, Repeat) and head.high is not None)
+        spans = sorted(
+            (head.low, head.high) for head in heads if isinstance(head, Repeat) and head.high is not None
+        )
         endless = [head.low for head in heads if isinstance(head, Repeat) and head.high is None]
         for head in heads:
             del merged[_concat(head, tail)]
@@ -488,7 +490,13 @@ def repeat(body: Expr, low: int, high: int | None) -> Expr:
         return body
     if body.nullable:
         low = 0
-    if isinstance(body, Repeat) and body.low <= 1 and body.high is None and (high is None or high >= 1) and low <= 1:
+    if (
+        isinstance(body, Repeat)
+        and body.low <= 1
+        and body.high is None
+        and (high is None or high >= 1)
+        and low <= 1
+    ):
         # (x*)* = x*, (x+)* = x*, (x*)+ = x*, (x+){1,n} = x+
         return repeat(body.body, min(body.low, low), None)
     if isinstance(body, Repeat) and body.low == 0 and body.high is not None and low == 0 and high is not None:

@@ -49,9 +49,7 @@ JSON_NUMBER: Final = concat(
 _BLANKS: Final = repeat(byte_set(_mask(" \t")), 0, 64)
 WHITESPACE: Final = {
     "compact": literal(b""),
-    "flexible": union(
-        repeat(literal(b" "), 0, 1), concat(repeat(literal(b"\r"), 0, 1), literal(b"\n"), _BLANKS)
-    ),
+    "flexible": union(repeat(literal(b" "), 0, 1), concat(repeat(literal(b"\r"), 0, 1), literal(b"\n"), _BLANKS)),
 }
 """What may stand between two tokens of JSON: nothing, or one space, or a line break and at most 64 columns."""
 
