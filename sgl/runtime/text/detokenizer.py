@@ -1,0 +1,176 @@
+"""From the tokens of one request, as they come, to its text, piece by piece.
+
+The text of an output is what `decode(prompt + output)` adds to `decode(prompt)`: a leading space is kept where
+there is text before it, and a character that the prompt left incomplete is completed. Pieces are never taken back,
+and a character is withheld until all of its bytes are there. Knows nothing of stop strings. The engine's loop feeds
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.runtime.text.token_bytes import TokenTable
+
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
+
+
+class Detokenizer(Protocol):
+    """The text of one request. `prompt_ids` are read when it is made and may be long: only their end counts."""
+
+    def feed(self, token_id: int) -> str:
+        """What is known of the text since the last call, perhaps nothing. An id without a token has no text."""
+
+    def flush(self) -> str:
+        """The rest, once there are no more tokens: bytes that never became a character are U+FFFD."""
+
+
+class ByteDetokenizer:
+    """Detokenizer over a table of token bytes.
+
+    A token of whole characters costs a list look-up. All tokens' pieces together are `table.decode` of the output.
+    """
+
+    __slots__ = ("_at_start", "_is_plain", "_pending", "_pieces", "_prompt_text", "_skip_special_tokens", "_table")
+
+    def __init__(self, table: TokenTable, prompt_ids: TokenIds, *, skip_special_tokens: bool = True) -> None:
+        self._table = table
+        self._skip_special_tokens = skip_special_tokens
+        self._pieces = table.visible_pieces if skip_special_tokens else table.pieces
+        tail = self._tail(prompt_ids)
+        self._at_start = not tail
+        self._pending = table.text_of(tail, final=False)[1]
+        # What decode(prompt) makes of the incomplete character at its end: not part of the output.
+        self._prompt_text = table.text_of(self._pending, final=True)[0]
+        self._is_plain = not (self._at_start or self._pending)
+
+    def feed(self, token_id: int) -> str:
+        """See Detokenizer."""
+        try:
+            if self._is_plain and (piece := self._pieces[token_id]) is not None:
+                return piece
+        except IndexError:  # rows of the model beyond the tokenizer
+            return ""
+        return self._feed_bytes(self._bytes_of(token_id))
+
+    def flush(self) -> str:
+        """See Detokenizer."""
+        text = self._table.text_of(self._pending, final=True)[0]
+        self._pending = b""
+        return self._without_prompt(text)
+
+    def _feed_bytes(self, data: bytes) -> str:
+        if not data:
+            return ""
+        if self._at_start:
+            data = self._table.first_bytes(data)
+            self._at_start = False
+        text, self._pending = self._table.text_of(self._pending + data, final=False)
+        self._is_plain = not self._pending
+        return self._without_prompt(text)
+
+    def _without_prompt(self, text: str) -> str:
+        if text and self._prompt_text:
+            text = text.removeprefix(self._prompt_text)
+            self._prompt_text = ""
+        return text
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        return self._table.bytes_of(token_id, skip_special_tokens=self._skip_special_tokens)
+
+    def _tail(self, prompt_ids: TokenIds) -> bytes:
+        """The prompt's last bytes: enough to hold an incomplete character, empty only if the prompt has no text."""
+        tail = b""
+        for token_id in reversed(prompt_ids):
+            tail = self._bytes_of(int(token_id)) + tail
+            if len(tail) >= 4:
+                break
+        return tail
+
+
+class WindowDetokenizer:
+    """Detokenizer for a tokenizer of which only `decode` is known: decodes the last tokens anew for each token.
+
+    Some ten times as slow as the table. `decode` must be such that a token changes nothing before the tokens around
+    it; text that it would change after all is not taken back, so the pieces can then differ from the whole.
+    """
+
+    __slots__ = ("_decode", "_ids", "_prompt_text", "_sent", "_skipped_ids")
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        prompt_ids: TokenIds,
+        *,
+        skipped_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`skipped_ids` are those that `decode` leaves out."""
+        self._decode = decode
+        self._skipped_ids = skipped_ids
+        self._ids = self._tail(prompt_ids)
+        text = decode(self._ids)
+        num_open = _num_open(text)
+        self._sent = text[: len(text) - num_open]  # the part of decode(_ids) that was sent or is the prompt's
+        self._prompt_text = text[len(text) - num_open :]
+
+    def feed(self, token_id: int) -> str:
+        """See Detokenizer."""
+        if token_id in self._skipped_ids:
+            return ""
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        num_open = _num_open(text)
+        text = text[: len(text) - num_open]
+        piece = ""
+        if text.startswith(self._sent):
+            piece = text[len(self._sent) :]
+            self._sent = text
+        elif len(self._ids) >= _MAX_WINDOW:
+            piece = _beyond(self._sent, text)
+        if len(self._ids) >= _MAX_WINDOW:
+            self._ids = self._ids[-_CONTEXT:]
+            context = self._decode(self._ids)
+            self._sent = context[: len(context) - num_open]
+        return self._without_prompt(piece)
+
+    def flush(self) -> str:
+        """See Detokenizer."""
+        return self._without_prompt(_beyond(self._sent, self._decode(self._ids)))
+
+    def _without_prompt(self, text: str) -> str:
+        if text and self._prompt_text:
+            text = text.removeprefix(self._prompt_text)
+            self._prompt_text = ""
+        return text
+
+    def _tail(self, prompt_ids: TokenIds) -> list[int]:
+        """The prompt's last tokens that are not skipped."""
+        tail: list[int] = []
+        for token_id in reversed(prompt_ids):
+            if int(token_id) not in self._skipped_ids:
+                tail.append(int(token_id))
+                if len(tail) == _CONTEXT:
+                    break
+        return tail[::-1]
+
+
+_CONTEXT = 8
+_MAX_WINDOW = 24
+
+
+def _num_open(text: str) -> int:
+    """How many of the last characters may still become others: a decoder shows the 1 to 3 bytes of an incomplete
+    character as one U+FFFD or as one for each."""
+    return min(3, len(text) - len(text.rstrip("\ufffd")))
+
+
+def _beyond(sent: str, text: str) -> str:
+    """The part of `text` from where it differs from `sent`."""
+    same = 0
+    while same < min(len(sent), len(text)) and sent[same] == text[same]:
+        same += 1
+    return text[same:]

@@ -1,0 +1,236 @@
+"""Text → token ids and back, over a Hugging Face tokenizer.
+
+Knows how to load one, to keep users' text from becoming control tokens, and to apply the model's own chat
+template. `encode` and `decode` may be called from several threads at once. The engine and the servers encode with
+it; the loop takes a `detokenizer` from it per request.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.errors import InvalidRequest, TokenizerError
+from sgl.runtime.text.detokenizer import ByteDetokenizer, Detokenizer, TokenIds, WindowDetokenizer
+from sgl.runtime.text.token_bytes import TokenTable, token_table
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+logger = logging.getLogger(__name__)
+
+
+class Tokenizer:
+    """A tokenizer of the `transformers` library as the runtime uses it."""
+
+    def __init__(self, hf: Any, *, path: str | None = None) -> None:
+        """`hf` is a transformers tokenizer. Fast ones are put in a state in which they never cut or pad."""
+        self.hf = hf
+        self.path = path
+        self._backend: Backend | None = getattr(hf, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self.table: TokenTable | None = token_table(self._backend) if self._backend is not None else None
+        vocabulary = hf.get_vocab()
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        """The largest token id + 1; ids below it need not all exist."""
+        if not self.vocab_size:
+            raise TokenizerError(f"the tokenizer of {path or hf!r} has no tokens", path=path)
+        self.bos_id: int | None = hf.bos_token_id
+        self.eos_id: int | None = hf.eos_token_id
+        added = hf.added_tokens_decoder.items()
+        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+        """The ids that skip_special_tokens leaves out."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, vocab_size: int | None = None) -> Tokenizer:
+        """The tokenizer of a model's folder or hub id, checked against the model's number of embedding rows.
+
+        Where there is a tokenizer.json it is what counts, with the special tokens and the chat template beside it:
+        the class that tokenizer_config.json or config.json names may rebuild the tokenizer and encode differently.
+        Raises TokenizerError if there is no tokenizer, if it cannot be read, or if it does not fit the model.
+        """
+        name = os.fspath(path)
+        tokenizer = cls(_load_hf(name), path=name)
+        if vocab_size is not None:
+            tokenizer.check_fits(vocab_size)
+        return tokenizer
+
+    def check_fits(self, vocab_size: int) -> None:
+        """Raise TokenizerError if the tokenizer has ids for which a model of `vocab_size` rows has no embedding."""
+        if self.vocab_size > vocab_size:
+            raise TokenizerError(
+                f"the tokenizer of {self.path or type(self.hf).__name__} does not match the model: its largest "
+                f"token id is {self.vocab_size - 1}, and the model has embeddings for ids 0 to {vocab_size - 1}",
+                path=self.path,
+            )
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+    ) -> npt.NDArray[np.int32]:
+        """Token ids of `text`, int32 [n]. Long texts are encoded without the interpreter's lock.
+
+        `add_special_tokens` adds what the tokenizer puts around a text (BOS, most often). `allow_special` says what
+        "<|im_end|>" in the text is: the control token, as in a rendered chat template, or the characters, as in
+        anything that a user wrote. Raises InvalidRequest if the text holds a lone surrogate.
+        """
+        try:
+            if self._backend is None:
+                ids = self.hf.encode(
+                    text, add_special_tokens=add_special_tokens, split_special_tokens=not allow_special
+                )
+            else:
+                backend = self._backend if allow_special else self._literal_backend
+                [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+                ids = encoding.ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidRequest(f"the prompt is not text that can be encoded: {error}", param="prompt") from error
+        return np.array(ids, dtype=np.int32)
+
+    def decode(
+        self,
+        token_ids: Iterable[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of a whole sequence, without clean-up of spaces. Ids without a token have no text.
+
+        As in transformers, only tokenizers without a Rust backend know spaces_between_special_tokens.
+        """
+        ids = [int(token_id) for token_id in token_ids]
+        if self._backend is not None:
+            return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
+        return str(
+            self.hf.decode(
+                [token_id for token_id in ids if token_id < self.vocab_size],
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+                spaces_between_special_tokens=spaces_between_special_tokens,
+            )
+        )
+
+    def detokenizer(
+        self,
+        prompt_ids: TokenIds,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> Detokenizer:
+        """The detokenizer of a request whose output follows `prompt_ids`."""
+        if self.table is not None:
+            return ByteDetokenizer(self.table, prompt_ids, skip_special_tokens=skip_special_tokens)
+        return WindowDetokenizer(
+            lambda ids: self.decode(
+                ids,
+                skip_special_tokens=skip_special_tokens,
+                spaces_between_special_tokens=spaces_between_special_tokens,
+            ),
+            prompt_ids,
+            skipped_ids=self.special_ids if skip_special_tokens else frozenset(),
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model came with a chat template."""
+        return self.hf.chat_template is not None
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The conversation as the model's own Jinja template writes it; encode it with add_special_tokens=False.
+
+        `options` (add_generation_prompt, tools, documents, …) reach the template. Raises InvalidRequest if there is
+        no template or the template refuses the messages.
+        """
+        if not self.has_chat_template and "chat_template" not in options:
+            raise InvalidRequest(
+                f"{self.path or 'the model'} has no chat template: send a prompt instead of messages",
+                param="messages",
+            )
+        try:
+            return str(self.hf.apply_chat_template(list(messages), tokenize=False, **options))
+        except Exception as error:  # a template is a program: over bad messages it may raise anything
+            raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from error
+
+    @cached_property
+    def _literal_backend(self) -> Backend:
+        """The same tokenizer, to which control tokens in a text are plain characters."""
+        assert self._backend is not None, "only a tokenizer with a Rust backend has another"
+        return _without_control_tokens(self._backend)
+
+
+_MARKER = re.compile(r"<\|.*\|>", re.DOTALL)
+
+
+def _without_control_tokens(backend: Backend) -> Backend:
+    """A copy that never turns text into a special token, or into one that is written <|like this|>.
+
+    Other added tokens (runs of spaces, HTML tags) are text in tokenizers that have them. The names of the control
+    tokens also leave the model's vocabulary where nothing else needs them there: whole-word and unigram models
+    would find them. What the post-processor adds around a text stays.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    spec = json.loads(backend.to_str())
+    model = spec["model"]
+    control = {
+        token["content"]
+        for token in spec["added_tokens"]
+        if token["special"] or _MARKER.fullmatch(token["content"])
+    }
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in control]
+    control.discard(model.get("unk_token"))
+    if model["type"] == "Unigram":  # ids are places in a list: a name can only give way to one nobody can write
+        unk_id = model.get("unk_id")
+        for token_id, entry in enumerate(model["vocab"]):
+            if entry[0] in control and token_id != unk_id:
+                entry[0] = uuid.uuid4().hex
+    else:
+        merged = {part for merge in model.get("merges", ()) for part in _parts(merge)}
+        for token in control - merged:
+            model["vocab"].pop(token, None)
+    return Backend.from_str(json.dumps(spec))
+
+
+def _parts(merge: str | list[str]) -> list[str]:
+    """The two tokens of a merge, and the one they become."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return [left, right, left + right]
+
+
+def _load_hf(name: str) -> Any:
+    """The transformers tokenizer of a folder or hub id."""
+    if os.path.isdir(name) and not os.listdir(name):
+        raise TokenizerError(f"the folder {name} is empty: expected a tokenizer.json", path=name)
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        if _has_tokenizer_json(name):
+            return PreTrainedTokenizerFast.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # tokenizers raises plain Exception, and transformers what its many readers raise
+        raise TokenizerError(
+            f"no tokenizer can be loaded from {name}: {error} (expected a folder or hub id with a tokenizer.json, "
+            f"or another format that transformers reads)",
+            path=name,
+        ) from error
+
+
+def _has_tokenizer_json(name: str) -> bool:
+    if os.path.isdir(name):
+        return os.path.isfile(os.path.join(name, "tokenizer.json"))
+    from transformers.utils.hub import cached_file
+
+    try:
+        return cached_file(name, "tokenizer.json") is not None
+    except OSError:
+        return False
