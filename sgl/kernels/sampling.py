@@ -23,6 +23,7 @@ _KEY_BITS = 31
 _INF_BITS = 0x7F800000  # of float32 +inf
 _NEG_INF_BITS = -0x00800000  # of float32 -inf, as int32
 _ONE_BITS = 0x3F800000
+_TINY = 1e-30
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -152,7 +153,7 @@ def warp(
         mass = scores.exp()
         if top_k is not None:
             _drop_below_(mass.view(torch.int32), keys, least, 0)
-        target = mass.sum(-1).mul_(top_p)
+        target = mass.sum(-1).mul_(top_p).clamp_(min=_TINY)  # the likeliest token alone has a mass of 1
         nucleus = _largest_key_reaching(keys, mass.view(torch.int32), target)
         least = torch.maximum(least, nucleus.mul_(top_p < 1))
     if min_p is not None:
@@ -198,9 +199,7 @@ def _chunks(logits: torch.Tensor) -> list[slice]:
 
 def _row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two int32 [B, 1] hashes of (low and high half of the seed, position modulo 2^32)."""
-    halves = seeds.contiguous().view(torch.int32).view(-1, 2)  # little endian, as every device here is
-    low, high = halves[:, :1], halves[:, 1:]
-    place = positions.contiguous().view(torch.int32).view(-1, 2)[:, :1]
+    low, high, place = (word.to(torch.int32)[:, None] for word in (seeds, seeds >> 32, positions))  # truncates
     keys = []
     for salt in (0x243F6A88, 0x13198A2E):  # digits of pi: nothing up the sleeve
         key = _mix_(low + salt)
