@@ -51,7 +51,7 @@ bench-cpu: $(STAMP) ## output tokens/s on this CPU, beside transformers
 	$(BIN)/python benchmarks/cpu_throughput.py $(ARGS)
 
 soak: $(STAMP) ## a million random scheduler operations under the page ledger
-	$(BIN)/python benchmarks/scheduler_soak.py $(ARGS)
+	$(BIN)/python -m benchmarks.scheduler_soak $(ARGS)
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,133 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from dataclasses import dataclass
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl.errors import QueueFull
-from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.sampling_params import SamplingParams
-from sgl.runtime.scheduler.request import FinishReason, Phase, Request
-from sgl.runtime.scheduler.scheduler import Limits, Scheduler, Step
-from tests.mock_runner import MockPending, MockRunner, expected_output, expected_score, prefix_totals
-
-STOPS = frozenset({3, 50})
-
-
-@dataclass
-class Setting:
-    """One way to run the same requests."""
-
-    page_size: int = 4
-    num_pages: int = 64
-    rows: int = 8
-    budget: int | None = 16
-    overlap: bool = True
-    radix: bool = True
-    policy: str = "lpm"
-    context: int = 96
-
-
-class Driver:
-    """The engine loop without a thread or text: schedule, launch, handle the step before."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.pool = PagePool(setting.num_pages, setting.page_size)
-        limits = Limits(setting.rows, setting.context, setting.budget, schedule_policy=setting.policy)  # type: ignore[arg-type]
-        self.now = 0.0
-        self.scheduler = Scheduler(limits, self.pool, share=setting.radix, clock=lambda: self.now)
-        max_pages = -(-setting.context // setting.page_size)
-        self.runner = MockRunner(setting.num_pages, setting.page_size, setting.rows, max_pages)
-        self.flying: tuple[Step, MockPending] | None = None
-        self.done: dict[int, Request] = {}
-        self.decoded_last: set[int] = set()
-
-    def step(self) -> bool:
-        """One turn of the loop; whether anything happened."""
-        decodable = {r.uid for r in self.scheduler.live_requests() if r.phase is Phase.DECODE}
-        step = self.scheduler.schedule() if self.scheduler.has_work else None
-        flying, self.flying = self.flying, None
-        happened = step is not None or flying is not None
-        if step is not None:
-            self.check_step(step, decodable)
-            launched = (step, self.runner.launch(step.batch))
-            self.scheduler.launched(step)
-            if self.setting.overlap:
-                self.flying = launched
-            else:
-                flying = launched
-        if flying is not None:
-            self.handle(*flying)
-        return happened
-
-    def check_step(self, step: Step, decodable: set[int]) -> None:
-        batch, budget = step.batch, self.setting.budget
-        if budget is not None:
-            assert batch.q_lens.sum() <= max(budget, step.num_decodes + 1)
-        assert (batch.q_lens[: step.num_decodes] == 1).all()
-        left_out = decodable - {r.uid for r in step.requests[: step.num_decodes]}
-        for request in self.scheduler.live_requests():
-            if request.uid in left_out:
-                assert request.phase is Phase.WAITING or self.pool.num_free == 0, "a decodable row was left out"
-
-    def handle(self, step: Step, pending: MockPending) -> None:
-        for request in self.scheduler.handle(step, pending.wait()):
-            reason = None
-            if request.max_new_tokens == 0:
-                reason = FinishReason("length")
-            elif request.output_ids[-1] in request.stop_ids:
-                reason = FinishReason("stop", request.output_ids[-1])
-            elif len(request.output_ids) >= request.max_new_tokens:
-                reason = FinishReason("length")
-            if reason is not None:
-                self.scheduler.finish(request, reason)
-                self.done[request.uid] = request
-
-    def abort(self, request: Request) -> None:
-        self.scheduler.finish(request, FinishReason("abort"))
-
-    def check(self) -> None:
-        assert self.scheduler.memory.check() == []
-
-    def run(self, bound: int = 5000) -> None:
-        for _ in range(bound):
-            if not self.step():
-                break
-        assert not self.scheduler.has_work, "requests are left, and nothing happens"
-
-
-def make_request(uid: int, prompt: list[int], max_new: int, **fields: object) -> Request:
-    params = SamplingParams(max_new_tokens=max_new)
-    return Request(
-        uid,
-        np.array(prompt, np.int32),
-        params,
-        seed=uid % 7,
-        max_new_tokens=max_new,
-        stop_ids=STOPS,
-        **fields,  # type: ignore[arg-type]
-    )
-
-
-def assert_right(request: Request) -> None:
-    expected = expected_output(request.prompt_ids.tolist(), request.max_new_tokens, request.seed, STOPS)
-    assert request.output_ids == expected
-    if request.logprob_start is not None:
-        totals = prefix_totals(request.prompt_ids.tolist())
-        scored = [float(x) for part in request.input_logprobs for x in part.chosen]
-        wanted = [
-            expected_score(totals[p], int(request.prompt_ids[p + 1]))
-            for p in range(request.logprob_start, request.prompt_len - 1)
-        ]
-        assert scored == pytest.approx(wanted)
-
+from sgl.runtime.scheduler.request import Phase, Request
+from sgl.runtime.scheduler.scheduler import Limits
+from tests.mock_runner import expected_output
+from tests.scheduler_driver import Driver, Setting, assert_right, make_request, random_request
 
 settings_strategy = st.builds(
     Setting,
@@ -150,23 +34,6 @@ actions = st.lists(
     ),
     max_size=40,
 )
-
-_STEMS = [[(7 * k + 11 * j) % 97 for k in range(40)] for j in range(3)]
-
-
-def random_request(uid: int, seed: int, context: int) -> Request:
-    """Prompts that share stems of random length, sometimes scored, sometimes without output."""
-    rng = random.Random(seed)
-    prompt = rng.choice(_STEMS)[: rng.randint(0, 40)] + [rng.randrange(97) for _ in range(rng.randint(1, 6))]
-    max_new = min(rng.choice([0, 1, 2, 5, 12, 30]), context - len(prompt))
-    return make_request(
-        uid,
-        prompt,
-        max_new,
-        priority=rng.randint(0, 2),
-        namespace=rng.choice([None, None, "salt"]),
-        logprob_start=rng.randrange(len(prompt)) if rng.random() < 0.3 else None,
-    )
 
 
 @given(settings_strategy, st.sampled_from([0.0, 0.1, 0.5, 3.0]), actions)

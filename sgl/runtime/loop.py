@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
@@ -27,18 +27,25 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
+class Detail:
+    """What an output carries besides tokens: with the first, the last, and any that has logprobs."""
+
+    output_logprobs: list[Logprobs]
+    input_logprobs: list[Logprobs]  # all of them, with the first output that follows the prompt
+    cached_len: int
+    num_retractions: int
+    queue_seconds: float  # from submission to the first step
+
+
+@dataclass(slots=True)
 class Output:
     """What one request produced since its previous output. `finish_reason` marks the last one."""
 
     uid: int
     text: str
     token_ids: list[int]
-    output_logprobs: list[Logprobs]
-    input_logprobs: list[Logprobs]  # all of them, with the first output that follows the prompt
     finish_reason: FinishReason | None
-    cached_len: int
-    num_retractions: int
-    queue_seconds: float  # from submission to the first step
+    detail: Detail | None
 
 
 @dataclass(slots=True, eq=False)
@@ -48,12 +55,15 @@ class Submission:
     request: Request
     text: TextOutput | None  # None: token ids only
     stream: bool = False
-    timeout: float | None = None
     submitted: float = 0.0  # monotonic seconds
     first_step: float = 0.0
     emitted: int = 0  # output tokens that left
     emitted_logprobs: int = 0
-    pieces: list[str] = field(default_factory=list)  # text that did not leave yet
+    pieces: str = ""  # text that did not leave yet
+    is_incremental: bool = False  # whether tokens are read as text one by one, as they come
+
+    def __post_init__(self) -> None:
+        self.is_incremental = self.text is not None and (self.stream or self.text.has_stops)
 
 
 class EngineLoop:
@@ -81,7 +91,7 @@ class EngineLoop:
         self._flying: tuple[Step, PendingStep] | None = None
         self._stopping = False
         self._death: BaseException | None = None
-        self._gate = threading.Lock()  # nothing enters the inbox after the loop looked for the last time
+        self._gate = threading.RLock()  # nothing enters the inbox after the loop looked for the last time
         self._thread = threading.Thread(target=self._run, name="sgl-engine", daemon=True)
 
     # ---- any thread
@@ -215,22 +225,20 @@ class EngineLoop:
 
     def _advance(self, submission: Submission) -> FinishReason | None:
         """Read the latest token as text; the reason if it ends the request."""
-        request = submission.request
-        if request.max_new_tokens == 0:
+        request, text = submission.request, submission.text
+        ids = request.output_ids
+        if not request.max_new_tokens:
             return FinishReason("length")
-        token = request.output_ids[-1]
+        token = ids[-1]
         if token in request.stop_ids:
-            if submission.text is not None and request.params.no_stop_trim:
-                submission.pieces.append(submission.text.feed(token))
+            if submission.is_incremental and request.params.no_stop_trim and text is not None:
+                submission.pieces += text.feed(token)
             return FinishReason("stop", token)
-        text = submission.text
-        if text is not None and (submission.stream or text.has_stops):
-            submission.pieces.append(text.feed(token))
+        if submission.is_incremental and text is not None:
+            submission.pieces += text.feed(token)
             if text.matched is not None:
                 return FinishReason("stop", text.matched)
-        if len(request.output_ids) >= request.max_new_tokens:
-            return FinishReason("length")
-        return None
+        return FinishReason("length") if len(ids) >= request.max_new_tokens else None
 
     def _end(self, submission: Submission, reason: FinishReason) -> None:
         """Finish a request and send its last output."""
@@ -238,33 +246,32 @@ class EngineLoop:
         self.scheduler.finish(request, reason)
         del self._live[request.uid]
         if text is not None and reason.type != "abort":
-            if not (submission.stream or text.has_stops):
+            if not submission.is_incremental:
                 ids = request.output_ids
                 trimmed = reason.type == "stop" and not request.params.no_stop_trim
-                submission.pieces.extend(text.feed(token) for token in (ids[:-1] if trimmed else ids))
+                submission.pieces = "".join(map(text.feed, ids[:-1] if trimmed else ids))
             if text.matched is None:
-                submission.pieces.append(text.flush())
+                submission.pieces += text.flush()
         self._emit(submission, reason)
 
     def _emit(self, submission: Submission, reason: FinishReason | None) -> None:
         request = submission.request
-        first = submission.emitted == 0 and submission.emitted_logprobs == 0
-        self._outputs.append(
-            Output(
-                uid=request.uid,
-                text="".join(submission.pieces),
-                token_ids=request.output_ids[submission.emitted :],
-                output_logprobs=request.output_logprobs[submission.emitted_logprobs :],
-                input_logprobs=request.input_logprobs if first else [],
-                finish_reason=reason,
+        emitted = submission.emitted
+        detail = None
+        if reason is not None or emitted == 0 or request.top_logprobs >= 0:
+            first_logprob = submission.emitted_logprobs
+            detail = Detail(
+                output_logprobs=request.output_logprobs[first_logprob:],
+                input_logprobs=[] if emitted or first_logprob else request.input_logprobs,
                 cached_len=request.cached_len,
                 num_retractions=request.num_retractions,
                 queue_seconds=max(0.0, submission.first_step - submission.submitted),
             )
-        )
-        submission.pieces.clear()
-        submission.emitted = len(request.output_ids)
-        submission.emitted_logprobs = len(request.output_logprobs)
+            submission.emitted_logprobs = len(request.output_logprobs)
+        ids = request.output_ids
+        self._outputs.append(Output(request.uid, submission.pieces, ids[emitted:], reason, detail))
+        submission.pieces = ""
+        submission.emitted = len(ids)
 
     def _flush(self) -> None:
         if self._outputs:

@@ -1,6 +1,6 @@
 """Which pages every running request holds: its row of the page table, and its place in the radix tree.
 
-A row's pages are [lent by the tree | shared with it | private tail]. The pages of the first `request.tree_len` tokens
+A row's pages are [lent by the tree | shared with it | private tail]. Those of the first `request.tree_len` tokens
 belong to the tree and are kept by one lock on `request.node`; the rest is the request's alone. Changes of the page
 table are collected for the next batch. Nothing here decides who may have pages.
 """

@@ -64,7 +64,6 @@ class Request:
 
     tick: int = 0  # the scheduling round in which it arrived
     row: int = -1
-    pending: int = 0  # launched steps whose result is not handled yet
     target_len: int = 0  # known tokens at admission: prefill ends there
     shared_pages: int = 0  # leading pages that the cache lent at admission
     scored_len: int = 0  # next prompt position whose logits are still wanted

@@ -39,7 +39,7 @@ class Limits:
     conservativeness: float = 1.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
     """One batch and the requests in its rows."""
 
@@ -82,6 +82,7 @@ class Scheduler:
         self._clock = clock
         self._decodes: list[Request] | None = None  # the running requests in DECODE; None: look again
         self._decode_rows: Int32Array = np.empty(0, np.int32)
+        self._flying: list[Step] = []  # launched or about to be, not handled
         self._lengths = OutputLengths(limits.conservativeness)
         self._earliest_deadline = float("inf")
         self._tick = 0
@@ -176,20 +177,23 @@ class Scheduler:
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
             step.requests[b].output_logprobs.append(logprobs)
+        self._flying.remove(step)
         advanced: list[Request] = []
-        tokens, samples = result.next_tokens.tolist(), step.batch.samples.tolist()
-        for request, token, sampled in zip(step.requests, tokens, samples, strict=True):
-            request.pending -= 1
-            if request.phase is Phase.DONE:
-                continue
-            if request.max_new_tokens == 0:
-                if request.phase is Phase.DRAINING and not request.pending:
-                    advanced.append(request)
-            elif sampled:
+        tokens, split = result.next_tokens.tolist(), step.num_decodes
+        for request, token in zip(step.requests[:split], tokens, strict=False):
+            phase = request.phase
+            if phase is not Phase.DONE:
                 request.output_ids.append(token)
-                request.match = None  # a retracted one may now match, and must compute, one token more
                 advanced.append(request)
-        self.counters.generated_tokens += sum(samples)
+                if phase is Phase.WAITING:  # retracted meanwhile: what it may match has changed
+                    request.match = None
+        for b, request in enumerate(step.requests[split:], split):
+            if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:
+                request.match = None
+                if request.max_new_tokens:
+                    request.output_ids.append(tokens[b])
+                advanced.append(request)
+        self.counters.generated_tokens += len(advanced)
         return advanced
 
     # ── what goes into a batch ──────────────────────────────────────────────────────────────────────────────────
@@ -244,7 +248,9 @@ class Scheduler:
         for request in self.queue.ordered():
             if budget <= 0 or not self._rows.num_free or bypassed > _MAX_BYPASSED:
                 break
-            if request.pending or self.memory.is_computed_elsewhere(request):
+            if request.num_retractions and any(request in step.requests for step in self._flying):
+                continue  # a token of its own is under way
+            if self.memory.is_computed_elsewhere(request):
                 continue
             if not self._give_row(request, simulation):
                 if self.queue.is_aged(request):
@@ -305,8 +311,6 @@ class Scheduler:
         page_writes = self.memory.pop_page_writes()
         batch = assemble(self._rows, decodes, self._decode_rows, chunks, setups, page_writes)
         requests = decodes + [chunk.request for chunk in chunks]
-        for request in requests:
-            request.pending += 1
         for chunk in chunks:
             if chunk.is_last:
                 chunk.request.phase = Phase.DECODE if chunk.request.max_new_tokens else Phase.DRAINING
@@ -318,7 +322,9 @@ class Scheduler:
             for request in requests:
                 if request.phase is Phase.DECODE and self._rows.samples_left[request.row] <= 0:
                     request.phase = Phase.DRAINING
-        return Step(batch, requests, len(decodes))
+        step = Step(batch, requests, len(decodes))
+        self._flying.append(step)
+        return step
 
     # ── giving way ──────────────────────────────────────────────────────────────────────────────────────────────
 

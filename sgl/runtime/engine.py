@@ -1,0 +1,435 @@
+"""The engine as users hold it: text or token ids in, results out, synchronously or not.
+
+It owns the model, the loop's thread and the way from a caller to its outputs. Several threads and event loops may
+use one engine at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout
+from sgl.runtime import startup
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.intake import Ask, Intake
+from sgl.runtime.loop import EngineLoop, Output, Submission
+from sgl.runtime.native import NativeResult
+from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
+from sgl.runtime.sampling_params import SamplingParams
+
+Params = SamplingParams | Mapping[str, Any]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateScore:
+    """How likely one candidate is after its prefix; see Engine.score."""
+
+    token_ids: list[int]
+    logprobs: list[float | None]  # of each token given all before it; None only for the first token of all
+
+
+class Engine:
+    """A model, ready to generate.
+
+    `Engine(model_path=…, **options)` loads it; options are the fields of EngineConfig. Close it with `shutdown`, or
+    use it as a context manager. Raises ConfigError and ModelError.
+    """
+
+    def __init__(self, model_path: str | None = None, **options: Any) -> None:
+        if model_path is not None:
+            options["model_path"] = model_path
+        started = startup.start(EngineConfig.from_options(options))
+        self.config = started.config
+        self.tokenizer = started.tokenizer
+        self._started = started
+        self._scheduler = started.scheduler
+        self._outlet = Outlet()
+        self._loop = EngineLoop(
+            started.scheduler,
+            started.runner,
+            self._outlet.deliver,
+            overlap=not self.config.disable_overlap_schedule,
+            stream_interval=self.config.stream_interval,
+            check_ledger=self.config.check_ledger,
+        )
+        self._intake = Intake(
+            self.config,
+            started.tokenizer,
+            vocab_size=started.model_config.vocab_size,
+            eos_ids=started.eos_ids,
+        )
+        self._rids: dict[str, list[int]] = {}
+        self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
+        self._loop.start()
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool)
+
+    # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        return_logprob: bool | Sequence[bool] = False,
+        logprob_start_len: int | Sequence[int] | None = None,
+        top_logprobs_num: int | Sequence[int] | None = None,
+        token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        return_text_in_logprobs: bool = False,
+        rid: str | Sequence[str] | None = None,
+        priority: int = 0,
+        extra_key: str | None = None,
+        timeout: float | None = None,
+        stream: bool = False,
+    ) -> Any:
+        """Generate for one prompt (text, or token ids) or a list of them.
+
+        Returns a result {"text", "output_ids", "meta_info"}; a list of them for a list of prompts or n > 1, in
+        order of prompts and then samples. Options that are lists hold one value a prompt. logprob_start_len: from
+        which prompt position on input logprobs are returned (-1: none). extra_key: requests share cached prefixes
+        only with those of the same key. timeout: seconds, after which RequestTimeout is raised; of a list, only the
+        late ones end, with finish_reason "abort", as aborted requests do.
+
+        stream: returns an iterator of events instead. An event is a result whose text and output_ids are those so
+        far and whose output logprobs are the new ones; with several requests it also has their "index". Closing
+        the iterator aborts what is not finished.
+
+        Raises InvalidRequest, QueueFull and EngineDead, before anything is queued where possible.
+        """
+        call = self._call_for(locals())
+        return self._stream(call) if stream else self._wait(call)
+
+    async def async_generate(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
+        return_logprob: bool | Sequence[bool] = False,
+        logprob_start_len: int | Sequence[int] | None = None,
+        top_logprobs_num: int | Sequence[int] | None = None,
+        token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        return_text_in_logprobs: bool = False,
+        rid: str | Sequence[str] | None = None,
+        priority: int = 0,
+        extra_key: str | None = None,
+        timeout: float | None = None,
+        stream: bool = False,
+    ) -> Any:
+        """Like `generate`, for use in an event loop; with stream, awaiting it returns an asynchronous iterator.
+        Cancelling the awaiting task aborts the requests."""
+        arguments = dict(locals())
+        call = await asyncio.get_running_loop().run_in_executor(self._pool, self._call_for, arguments)
+        return self._async_stream(call) if stream else await self._async_wait(call)
+
+    def score(
+        self, prefix: str | Sequence[int], candidates: Sequence[str] | Sequence[Sequence[int]]
+    ) -> list[CandidateScore]:
+        """Exact log-probabilities of every candidate's tokens after the prefix, in order of candidates.
+
+        The prefix is computed once and its KV shared; the candidates follow in one batch. Texts are tokenised
+        together with the prefix; where a candidate's beginning merges with the prefix's end into one token, all
+        candidates are scored from the last token boundary that they have in common with the prefix.
+        """
+        full, start = self._candidate_ids(prefix, candidates)
+        asks = [
+            Ask(
+                input_ids=ids,
+                sampling_params=SamplingParams(max_new_tokens=0, temperature=0.0),
+                return_logprob=True,
+                logprob_start_len=max(start - 1, 0),
+            )
+            for ids in full
+        ]
+        call = _Call(is_list=True)
+        for ask in asks:
+            call.add(self._intake.submissions(ask), None)
+        results = self._wait(call)
+        scores = []
+        for ids, result in zip(full, results, strict=True):
+            logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]
+            scores.append(CandidateScore(ids[start:], logprobs[1:] if start else logprobs))
+        return scores
+
+    def abort(self, rid: str) -> None:
+        """End the requests that were given this rid; unknown ones are passed over. When it returns, no token of
+        theirs will follow and their pages are free. Their callers get what there was, finish_reason "abort"."""
+        with self._rids_lock:
+            uids = list(self._rids.get(rid, ()))
+        if uids:
+            self._loop.abort(uids)
+            self._loop.call(lambda: None)
+
+    # ── the rest of the surface ─────────────────────────────────────────────────────────────────────────────────
+
+    def flush_cache(self) -> bool:
+        """Forget all cached prefixes that no running request holds; whether that was all of them."""
+        return self._loop.call(self._scheduler.memory.cache.reset) == 0
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer. Raises InvalidRequest if the engine runs without one."""
+        if self.tokenizer is None:
+            raise InvalidRequest("this engine runs without a tokenizer (skip_tokenizer_init)")
+        return self.tokenizer.hf
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Options as they were resolved, and what the engine has done and holds right now."""
+        scheduler = self._scheduler
+
+        def look() -> dict[str, Any]:
+            cache = scheduler.memory.cache
+            counters = dataclasses.asdict(scheduler.counters)
+            prompt_tokens = counters["prompt_tokens"]
+            return {
+                "num_running_reqs": scheduler.num_running,
+                "num_queue_reqs": len(scheduler.queue),
+                "kv_available_tokens": scheduler.memory.pool.num_free * cache.pool.page_size,
+                "kv_evictable_tokens": cache.evictable_pages * cache.pool.page_size,
+                "cache_hit_rate": counters["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
+                **counters,
+            }
+
+        return {
+            **dataclasses.asdict(self.config),
+            "kv_bytes": self._started.kv_bytes,
+            "eos_token_ids": sorted(self._started.eos_ids),
+            "internal_states": [self._loop.call(look)],
+        }
+
+    def check_ledger(self) -> list[str]:
+        """What is wrong with the ownership of KV pages, if anything: empty when each page has one owner."""
+        return self._loop.call(self._scheduler.memory.check)
+
+    def shutdown(self) -> None:
+        """Stop the engine: whoever still waits gets EngineDead. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    # ── from arguments to submissions ───────────────────────────────────────────────────────────────────────────
+
+    def _call_for(self, arguments: Mapping[str, Any]) -> _Call:
+        options = {name: value for name, value in arguments.items() if name != "self"}
+        prompts, inputs = options.pop("prompt"), options.pop("input_ids")
+        is_list = _is_list(prompts) or (_is_list(inputs) and any(_is_list(ids) for ids in inputs))
+        count = len(prompts if _is_list(prompts) else inputs) if is_list else 1
+        if is_list and prompts is not None and inputs is not None:
+            raise InvalidRequest("give either prompt or input_ids, not both", param="prompt")
+        if not count:
+            raise InvalidRequest("the list of prompts is empty", param="prompt")
+        asks = []
+        for i in range(count):
+            chosen = {name: _one_of(name, value, i, count, is_list) for name, value in options.items()}
+            prompt = prompts[i] if is_list and prompts is not None else prompts
+            ids = inputs[i] if is_list and inputs is not None else inputs
+            asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
+        call = _Call(is_list or any(_num_samples(ask) > 1 for ask in asks))
+        for ask in asks:
+            call.add(self._intake.submissions(ask), ask.rid)
+        return call
+
+    def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
+        """The tokens of prefix + candidate, and from where they are scored."""
+        if not candidates:
+            raise InvalidRequest("score needs at least one candidate", param="candidates")
+        if not isinstance(prefix, str):
+            if any(isinstance(candidate, str) for candidate in candidates):
+                raise InvalidRequest(
+                    "prefix and candidates must both be texts or both be token ids", param="prefix"
+                )
+            full = [[*prefix, *candidate] for candidate in candidates]
+            start = len(prefix)
+        else:
+            if not all(isinstance(candidate, str) for candidate in candidates):
+                raise InvalidRequest(
+                    "prefix and candidates must both be texts or both be token ids", param="prefix"
+                )
+            full = [self._intake.encode(prefix + candidate).tolist() for candidate in candidates]
+            alone = self._intake.encode(prefix).tolist() if prefix else []
+            start = min(_common_len(alone, ids) for ids in full)
+        for i, ids in enumerate(full):
+            if len(ids) <= start:
+                raise InvalidRequest(f"candidate {i} is empty", param="candidates")
+        return full, start
+
+    # ── waiting for outputs ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _submit(self, call: _Call, sink: Sink) -> None:
+        uids = [submission.request.uid for submission, _ in call.pairs]
+        with self._rids_lock:
+            for rid in call.rids:
+                if rid in self._rids:
+                    raise InvalidRequest(f"rid {rid!r} is in use by a request that is not finished", param="rid")
+            self._rids.update(call.rids)
+        self._outlet.expect(uids, sink)
+        try:
+            self._loop.submit([submission for submission, _ in call.pairs])
+        except EngineDead:
+            self._release(call)
+            raise
+
+    def _release(self, call: _Call) -> None:
+        """Forget a call; what is not finished of it is aborted."""
+        with self._rids_lock:
+            for rid in call.rids:
+                self._rids.pop(rid, None)
+        self._outlet.forget([submission.request.uid for submission, _ in call.pairs])
+        unfinished = [s.request.uid for s, result in call.pairs if result.finish_reason is None]
+        if unfinished:
+            with contextlib.suppress(EngineDead):
+                self._loop.abort(unfinished)
+
+    def _wait(self, call: _Call) -> Any:
+        sink = ThreadSink(self._loop)
+        self._submit(call, sink)
+        try:
+            while call.unfinished:
+                call.take(sink.get())
+            return call.results()
+        finally:
+            self._release(call)
+
+    def _stream(self, call: _Call) -> _Events:
+        sink = ThreadSink(self._loop)
+        self._submit(call, sink)
+        return _Events(call, sink, self._release)
+
+    async def _async_wait(self, call: _Call) -> Any:
+        sink = AsyncSink(asyncio.get_running_loop())
+        self._submit(call, sink)
+        try:
+            while call.unfinished:
+                call.take(await sink.get())
+            return call.results()
+        finally:
+            self._release(call)
+
+    async def _async_stream(self, call: _Call) -> AsyncIterator[Result]:
+        sink = AsyncSink(asyncio.get_running_loop())
+        self._submit(call, sink)
+        try:
+            while call.unfinished:
+                yield call.take(await sink.get())
+        finally:
+            self._release(call)
+
+
+class _Call:
+    """One call of generate: its requests and what came of them."""
+
+    def __init__(self, is_list: bool) -> None:
+        self.pairs: list[tuple[Submission, NativeResult]] = []
+        self.rids: dict[str, list[int]] = {}  # → uids, of each sample and of all samples of a prompt
+        self.unfinished = 0
+        self._is_list = is_list
+        self._index: dict[int, int] = {}
+
+    def add(self, pairs: list[tuple[Submission, NativeResult]], rid: str | None) -> None:
+        """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""
+        if rid is not None and rid in self.rids:
+            raise InvalidRequest(f"rid {rid!r} is given to two requests", param="rid")
+        for submission, result in pairs:
+            uid = submission.request.uid
+            self._index[uid] = len(self.pairs)
+            self.pairs.append((submission, result))
+            self.rids[result.rid] = [uid]
+        if rid is not None:
+            self.rids[rid] = [submission.request.uid for submission, _ in pairs]
+        self.unfinished += len(pairs)
+
+    def take(self, output: Output) -> Result:
+        """Add an output to its result; returns the event for it. Raises what ended the call as a whole."""
+        index = self._index[output.uid]
+        result = self.pairs[index][1]
+        result.add(output)
+        if output.finish_reason is not None:
+            self.unfinished -= 1
+            error = output.finish_reason.error
+            if isinstance(error, (EngineDead, QueueFull)) or (
+                not self._is_list and isinstance(error, (RequestTimeout, InvalidRequest))
+            ):
+                raise error
+        event = result.event()
+        if self._is_list:
+            event["index"] = index
+        return event
+
+    def results(self) -> Any:
+        """The result, or the list of results, in the order of the call."""
+        results = [result.result() for _, result in self.pairs]
+        return results if self._is_list else results[0]
+
+
+class _Events(Iterator[Result]):
+    """The events of a call, which is released when they are used up, closed or dropped."""
+
+    def __init__(self, call: _Call, sink: ThreadSink, release: Callable[[_Call], None]) -> None:
+        self._call = call
+        self._sink = sink
+        self._finalizer = weakref.finalize(self, release, call)
+
+    def __next__(self) -> Result:
+        if not self._call.unfinished or not self._finalizer.alive:
+            self.close()
+            raise StopIteration
+        try:
+            return self._call.take(self._sink.get())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Abort what is not finished. Idempotent."""
+        self._finalizer()
+
+
+def _stop(loop: EngineLoop, pool: ThreadPoolExecutor) -> None:
+    loop.stop()
+    pool.shutdown(wait=False)
+
+
+def _num_samples(ask: Ask) -> int:
+    params = ask.sampling_params
+    n = params.n if isinstance(params, SamplingParams) else (params or {}).get("n")
+    return n if isinstance(n, int) else 1
+
+
+def _is_list(value: Any) -> bool:
+    return value is not None and not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__")
+
+
+_PER_PROMPT = {"sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid"}
+
+
+def _one_of(name: str, value: Any, index: int, count: int, is_list: bool) -> Any:
+    """The value of an option for one prompt of a list."""
+    nested = name == "token_ids_logprob" and _is_list(value) and len(value) > 0 and _is_list(value[0])
+    if not is_list or not (nested or (name in _PER_PROMPT and _is_list(value))):
+        if is_list and name == "rid" and value is not None:
+            raise InvalidRequest("for a list of prompts, rid must be a list too", param="rid")
+        return value
+    if len(value) != count:
+        raise InvalidRequest(f"{name} has {len(value)} values for {count} prompts", param=name)
+    return value[index]
+
+
+def _common_len(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens two sequences share from their beginning."""
+    for i, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return i
+    return min(len(left), len(right))

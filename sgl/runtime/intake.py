@@ -1,0 +1,245 @@
+"""From what a caller asks for to requests that the loop can run: defaults, checks, tokens.
+
+Everything a caller can get wrong is found here, before anything is queued, and raised as InvalidRequest with the
+parameter's name. Knows the model's limits; knows no thread and no queue.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sgl.errors import ContextTooLong, InvalidRequest
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.loop import Submission
+from sgl.runtime.native import NativeResult
+from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.text.output import TextOutput
+from sgl.runtime.text.stop import StopMatcher
+from sgl.runtime.text.tokenizer import Tokenizer
+
+_CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
+MAX_TOP_LOGPROBS = 1024
+
+
+@dataclass(slots=True)
+class Ask:
+    """One prompt and what is wanted of it, as the caller put it; see Engine.generate."""
+
+    prompt: str | None = None
+    input_ids: Any = None
+    sampling_params: SamplingParams | Mapping[str, Any] | None = None
+    return_logprob: bool = False
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    token_ids_logprob: Sequence[int] | None = None
+    return_text_in_logprobs: bool = False
+    rid: str | None = None
+    priority: int = 0
+    extra_key: str | None = None
+    timeout: float | None = None
+    stream: bool = False
+
+
+class Intake:
+    """Makes submissions for one engine. Safe from any thread."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+    ) -> None:
+        assert config.context_length is not None, "options were resolved"
+        self._config = config
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._context_length = config.context_length
+        self._seed = secrets.randbits(63) if config.random_seed is None else config.random_seed
+        self._uids = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def submissions(self, ask: Ask) -> list[tuple[Submission, NativeResult]]:
+        """A submission for each of the n samples, and the empty result that will collect its outputs."""
+        params = self._params(ask.sampling_params)
+        prompt_ids = self.prompt_ids(ask)
+        logprob_start = self._logprob_start(ask, len(prompt_ids))
+        top_logprobs = self._top_logprobs(ask)
+        given = self._given(ask)
+        timeout = _seconds("timeout", ask.timeout, self._config.request_timeout)
+        if not isinstance(ask.priority, int) or isinstance(ask.priority, bool):
+            raise InvalidRequest(f"priority must be an integer, not {ask.priority!r}", param="priority")
+        for name, value in (("extra_key", ask.extra_key), ("rid", ask.rid)):
+            if value is not None and not isinstance(value, str):
+                raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
+        now = time.monotonic()
+        made = []
+        for sample in range(params.n):
+            with self._lock:
+                uid = next(self._uids)
+            request = Request(
+                uid=uid,
+                prompt_ids=prompt_ids,
+                params=params,
+                seed=_mix_seed(params.seed if params.seed is not None else self._seed + uid, sample),
+                max_new_tokens=min(params.max_new_tokens, self._context_length - len(prompt_ids)),
+                stop_ids=(frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids),
+                priority=ask.priority,
+                namespace=ask.extra_key,
+                deadline=None if timeout is None else now + timeout,
+                queue_deadline=None if self._config.queue_timeout is None else now + self._config.queue_timeout,
+                logprob_start=logprob_start,
+                top_logprobs=top_logprobs,
+                token_ids_logprob=given,
+            )
+            rid = ask.rid if ask.rid is not None else f"sgl-{uid}"
+            if params.n > 1:
+                rid = f"{rid}-{sample}"
+            token_text = self._token_text if ask.return_text_in_logprobs and self._tokenizer is not None else None
+            made.append(
+                (
+                    Submission(request, self._text_output(params, prompt_ids), stream=ask.stream),
+                    NativeResult(request, rid, token_text),
+                )
+            )
+        return made
+
+    def prompt_ids(self, ask: Ask) -> Int32Array:
+        """The prompt's tokens, int32 [n >= 1], checked against vocabulary and context."""
+        if (ask.prompt is None) == (ask.input_ids is None):
+            what = "both" if ask.prompt is not None else "neither"
+            raise InvalidRequest(f"give either prompt or input_ids, not {what}", param="prompt")
+        if ask.prompt is not None:
+            ids, param = self.encode(ask.prompt), "prompt"
+        else:
+            ids, param = _token_ids("input_ids", ask.input_ids, self._vocab_size), "input_ids"
+        if not len(ids):
+            raise InvalidRequest("the prompt is empty: it needs at least one token", param=param)
+        if len(ids) >= self._context_length + (self._max_new(ask) == 0):
+            raise ContextTooLong(
+                f"the prompt has {len(ids)} tokens and the context holds {self._context_length}, output included",
+                tokens=len(ids),
+                limit=self._context_length,
+                param=param,
+            )
+        return ids
+
+    def encode(self, text: str) -> Int32Array:
+        """Tokens of a text prompt. Raises InvalidRequest for an empty one, and without a tokenizer."""
+        if not isinstance(text, str):
+            raise InvalidRequest(f"prompt must be a string or a list of strings, not {text!r}", param="prompt")
+        if self._tokenizer is None:
+            raise InvalidRequest("this engine runs without a tokenizer: send input_ids", param="prompt")
+        if not text:
+            raise InvalidRequest("the prompt is empty: it needs at least one token", param="prompt")
+        return self._tokenizer.encode(text)
+
+    def _max_new(self, ask: Ask) -> int:
+        return self._params(ask.sampling_params).max_new_tokens
+
+    def _params(self, given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
+        if given is None:
+            params = SamplingParams()
+        elif isinstance(given, SamplingParams):
+            params = given
+        else:
+            params = SamplingParams.from_dict(given)
+        for name in _CONSTRAINTS:
+            if getattr(params, name) is not None:
+                raise InvalidRequest(f"{name} cannot be enforced by this engine yet", param=name)
+        if self._tokenizer is None and (params.stop or params.stop_regex):
+            name = "stop" if params.stop else "stop_regex"
+            raise InvalidRequest(f"{name} needs text, and this engine runs without a tokenizer", param=name)
+        params.check_token_ids(self._vocab_size)
+        return params
+
+    def _text_output(self, params: SamplingParams, prompt_ids: Int32Array) -> TextOutput | None:
+        if self._tokenizer is None:
+            return None
+        detokenizer = self._tokenizer.detokenizer(
+            prompt_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        stops = StopMatcher(params.stop, params.stop_regex) if params.stop or params.stop_regex else None
+        return TextOutput(detokenizer, stops, keep_match=params.no_stop_trim, min_tokens=params.min_new_tokens)
+
+    def _token_text(self, token_id: int) -> str:
+        assert self._tokenizer is not None, "asked for only with a tokenizer"
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def _logprob_start(self, ask: Ask, prompt_len: int) -> int | None:
+        """The first prompt position whose logprob is wanted; None: none is."""
+        start = ask.logprob_start_len
+        if start is None or (isinstance(start, int) and start == -1):
+            return None
+        if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < prompt_len:
+            raise InvalidRequest(
+                f"logprob_start_len must be -1 or lie in the prompt, 0 to {prompt_len - 1}, not {start!r}",
+                param="logprob_start_len",
+            )
+        return start if ask.return_logprob else None
+
+    def _top_logprobs(self, ask: Ask) -> int:
+        if not isinstance(ask.return_logprob, bool):
+            raise InvalidRequest(
+                f"return_logprob must be true or false, not {ask.return_logprob!r}", param="return_logprob"
+            )
+        number = ask.top_logprobs_num or 0
+        most = min(self._vocab_size, MAX_TOP_LOGPROBS)
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
+            raise InvalidRequest(
+                f"top_logprobs_num must be an integer from 0 to {most}, not {number!r}", param="top_logprobs_num"
+            )
+        return number if ask.return_logprob else -1
+
+    def _given(self, ask: Ask) -> Int32Array | None:
+        if ask.token_ids_logprob is None or not ask.return_logprob:
+            return None
+        return _token_ids("token_ids_logprob", ask.token_ids_logprob, self._vocab_size)
+
+
+def _token_ids(param: str, given: Any, vocab_size: int) -> Int32Array:
+    """Token ids as an int32 array of its own, each in the vocabulary."""
+    try:
+        ids = np.array(given)
+    except ValueError:
+        ids = np.array(None)
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise InvalidRequest(f"{param} must be a list of token ids (integers)", param=param)
+    outside = (ids < 0) | (ids >= vocab_size)
+    if outside.any():
+        raise InvalidRequest(
+            f"{param}: token id {ids[outside.argmax()]} is out of range; the vocabulary has ids 0 to "
+            f"{vocab_size - 1}",
+            param=param,
+        )
+    return ids.astype(np.int32)
+
+
+def _seconds(param: str, value: float | None, default: float | None) -> float | None:
+    if value is None:
+        return default
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        raise InvalidRequest(f"{param} must be a positive number of seconds, not {value!r}", param=param)
+    return float(value)
+
+
+def _mix_seed(seed: int, sample: int) -> int:
+    """A 63-bit seed for one of a request's samples (splitmix64, Steele et al. 2014)."""
+    x = (seed * 0x9E3779B97F4A7C15 + (sample + 1) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (x ^ (x >> 31)) >> 1

@@ -1,0 +1,143 @@
+"""The native result of one request, put together from the loop's outputs.
+
+{"text", "output_ids", "meta_info": {"id", "finish_reason", "prompt_tokens", "completion_tokens", …}}.
+A log-probability is a triple [logprob | None, token id, text | None].
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sgl.errors import QueueFull, RequestTimeout
+from sgl.runtime.batch import Logprobs
+from sgl.runtime.loop import Detail, Output
+from sgl.runtime.scheduler.request import FinishReason, Request
+
+Entry = list[Any]  # [logprob | None, token id, text | None]
+
+
+@dataclass(slots=True)
+class NativeResult:
+    """Collects the outputs of one request.
+
+    `text` and `output_ids` are cumulative. Output logprobs are those of all outputs in `result`, and those of the
+    latest output alone in `event`, which is what a stream sends.
+    """
+
+    request: Request
+    rid: str
+    token_text: Callable[[int], str] | None  # given if logprobs carry their token's text
+    started: float = field(default_factory=time.monotonic)
+    text: str = ""
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    _detail: Detail | None = None
+    _input: list[Logprobs] = field(default_factory=list)
+    _output: list[Logprobs] = field(default_factory=list)
+    _num_earlier: int = 0  # output logprobs before the latest output
+
+    def add(self, output: Output) -> None:
+        """Take in the request's next output."""
+        self.text += output.text
+        self.output_ids += output.token_ids
+        self.finish_reason = output.finish_reason
+        self._num_earlier = len(self._output)
+        if output.detail is not None:
+            self._detail = output.detail
+            self._input += output.detail.input_logprobs
+            self._output += output.detail.output_logprobs
+
+    def result(self) -> dict[str, Any]:
+        """Everything so far."""
+        return self._as_dict(0)
+
+    def event(self) -> dict[str, Any]:
+        """What a stream sends for the latest output."""
+        return self._as_dict(self._num_earlier)
+
+    def _as_dict(self, first_logprob: int) -> dict[str, Any]:
+        detail = self._detail
+        assert detail is not None, "the first output brings it"
+        meta: dict[str, Any] = {
+            "id": self.rid,
+            "finish_reason": _finish_reason(self.finish_reason, len(self.output_ids)),
+            "prompt_tokens": self.request.prompt_len,
+            "completion_tokens": len(self.output_ids),
+            "cached_tokens": detail.cached_len,
+            "num_retractions": detail.num_retractions,
+            "queue_time": detail.queue_seconds,
+            "e2e_latency": time.monotonic() - self.started,
+        }
+        if self.request.top_logprobs >= 0:
+            meta.update(self._logprobs(first_logprob))
+        return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
+
+    def _logprobs(self, first: int) -> dict[str, Any]:
+        prompt = self.request.prompt_ids
+        start = self.request.logprob_start
+        scored = [] if start is None else prompt[start:].tolist()
+        output = self._output[first:]
+        sampled = self.output_ids[first : first + len(output)] or [0] * len(output)
+        fields: dict[str, Any] = {
+            "input_token_logprobs": self._entries([None, *_flat(self._input)], scored),
+            "output_token_logprobs": self._entries(_flat(output), sampled),
+            "output_token_logprobs_length": len(self._output),
+        }
+        if self.request.top_logprobs > 0:
+            head: list[list[Entry] | None] = [None] if scored else []
+            fields["input_top_logprobs"] = head + self._top(self._input)
+            fields["output_top_logprobs"] = self._top(output)
+        given = self.request.token_ids_logprob
+        if given is not None:
+            head = [None] if scored else []
+            fields["input_token_ids_logprobs"] = head + self._given(self._input, given.tolist())
+            fields["output_token_ids_logprobs"] = self._given(output, given.tolist())
+        return fields
+
+    def _entries(self, logprobs: Sequence[float | None], token_ids: Sequence[int]) -> list[Entry]:
+        return [[logprob, token, self._text_of(token)] for logprob, token in zip(logprobs, token_ids, strict=False)]
+
+    def _top(self, parts: list[Logprobs]) -> list[list[Entry] | None]:
+        rows: list[list[Entry] | None] = []
+        for part in parts:
+            assert part.top_values is not None, "top logprobs were asked for"
+            assert part.top_ids is not None, "top logprobs were asked for"
+            for values, ids in zip(part.top_values.tolist(), part.top_ids.tolist(), strict=True):
+                rows.append(self._entries(values, ids))
+        return rows
+
+    def _given(self, parts: list[Logprobs], token_ids: list[int]) -> list[list[Entry] | None]:
+        rows: list[list[Entry] | None] = []
+        for part in parts:
+            assert part.given is not None, "logprobs of token ids were asked for"
+            rows.extend(self._entries(values, token_ids) for values in part.given.tolist())
+        return rows
+
+    def _text_of(self, token_id: int) -> str | None:
+        return None if self.token_text is None else self.token_text(token_id)
+
+
+def _flat(parts: list[Logprobs]) -> list[float | None]:
+    return [value for part in parts for value in part.chosen.tolist()]
+
+
+_STATUS: dict[type[Exception], int] = {QueueFull: 429, RequestTimeout: 408}
+
+
+def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:
+    if reason is None:
+        return None
+    if reason.type == "stop":
+        return {"type": "stop", "matched": reason.matched}
+    if reason.type == "length":
+        return {"type": "length", "length": num_tokens}
+    error = reason.error
+    return {
+        "type": "abort",
+        "message": str(error) if error is not None else "aborted",
+        "status_code": _STATUS.get(type(error), 499) if error is not None else 499,
+        "err_type": type(error).__name__ if error is not None else "RequestAborted",
+    }

@@ -1,0 +1,174 @@
+"""Turns options into a model on a device with its KV pages: decides every "auto", once, and says what it chose."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+
+from sgl.errors import ConfigError
+from sgl.kernels.attention.torch import TorchAttention
+from sgl.runtime.cache.pages import PagePool
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.model.config import DtypeName, ModelConfig
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.model.weights import checkpoint_tensors
+from sgl.runtime.runner.runner import ModelRunner
+from sgl.runtime.scheduler.scheduler import Limits, Scheduler
+from sgl.runtime.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
+_DEFAULT_BUDGET = {"cuda": 8192, "cpu": 2048}
+_DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
+_MIN_TOKENS_A_ROW = 64  # fewer rows than asked for by default rather than less KV than this for each
+
+
+@dataclass(slots=True)
+class Started:
+    """A loaded model, ready to be driven by a loop."""
+
+    config: EngineConfig  # without any None that was to be decided
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+    runner: ModelRunner
+    scheduler: Scheduler
+    eos_ids: frozenset[int]
+    num_pages: int
+    kv_bytes: int
+
+
+def start(config: EngineConfig) -> Started:
+    """Load the model and its tokenizer and allocate the KV pages. Raises ConfigError and ModelError."""
+    device = _device(config.device)
+    model_config = ModelConfig.from_pretrained(config.model_path)
+    context_length = config.context_length or model_config.context_length
+    if context_length > model_config.context_length:
+        raise ConfigError(
+            f"context_length={context_length} is longer than the model's {model_config.context_length}",
+            option="context_length",
+        )
+    tokenizer = None
+    if not config.skip_tokenizer_init:
+        tokenizer = Tokenizer.load(config.tokenizer_path or model_config.path, vocab_size=model_config.vocab_size)
+    model = load_decoder(
+        model_config,
+        device=device,
+        dtype=config.dtype,
+        load_format=config.load_format,
+        max_positions=context_length,
+    )
+    config, num_pages = _plan_memory(config, model, context_length)
+    kv = KVCache(model_config, num_pages, config.page_size, model.dtype, device)
+    kv_bytes = num_pages * config.page_size * KVCache.bytes_per_token(model_config, model.dtype)
+    assert config.context_length is not None
+    assert config.max_running_requests is not None
+    assert config.chunked_prefill_size is not None
+    max_pages = -(-config.context_length // config.page_size)
+    eos_ids = frozenset(model_config.eos_token_ids)
+    if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
+        eos_ids = frozenset((tokenizer.eos_id,))
+    runner = ModelRunner(
+        model,
+        kv,
+        TorchAttention(model.attention_shape(config.page_size)),
+        max_rows=config.max_running_requests,
+        max_pages=max_pages,
+        device=device,
+        eos_ids=eos_ids,
+    )
+    limits = Limits(
+        max_running_requests=config.max_running_requests,
+        context_length=config.context_length,
+        step_budget=None if config.chunked_prefill_size == -1 else config.chunked_prefill_size,
+        max_queued_requests=config.max_queued_requests,
+        schedule_policy=config.schedule_policy,
+        conservativeness=config.schedule_conservativeness,
+    )
+    pool = PagePool(num_pages, config.page_size)
+    scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache)
+    return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, num_pages, kv_bytes)
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device") from error
+    if device.type not in _DEFAULT_ROWS:
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ConfigError(f"device={name!r}: torch sees {found} CUDA device(s) here", option="device")
+    return device
+
+
+def _plan_memory(config: EngineConfig, model: Decoder, context: int) -> tuple[EngineConfig, int]:
+    """How many pages of KV there will be, the dummy page included, and the limits that follow."""
+    device, page_size = model.device, config.page_size
+    weight_bytes = sum(tensor.nbytes for tensor in checkpoint_tensors(model.config, model.weights).values())
+    rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
+    page_bytes = KVCache.bytes_per_token(model.config, model.dtype) * page_size
+    fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
+    if config.max_total_tokens is not None:
+        num_pages = -(-config.max_total_tokens // page_size)
+    else:
+        available = _total_memory(device) * fraction - weight_bytes
+        num_pages = min(int(available // page_bytes), rows * -(-context // page_size))
+    if num_pages < 1:
+        raise ConfigError(
+            f"no memory is left for KV pages: weights take {_gib(weight_bytes)} of the "
+            f"{_gib(_total_memory(device) * fraction)} that mem_fraction_static={fraction} allows",
+            option="mem_fraction_static",
+        )
+    if config.max_running_requests is None:
+        rows = max(1, min(rows, num_pages * page_size // _MIN_TOKENS_A_ROW))
+    resolved = replace(
+        config,
+        device=str(device),
+        dtype=_dtype_name(model.dtype),
+        attention_backend="torch",
+        context_length=min(context, num_pages * page_size),
+        max_running_requests=rows,
+        max_total_tokens=num_pages * page_size,
+        mem_fraction_static=fraction,
+        chunked_prefill_size=config.chunked_prefill_size or _DEFAULT_BUDGET[device.type],
+        disable_overlap_schedule=(
+            device.type == "cpu" if config.disable_overlap_schedule is None else config.disable_overlap_schedule
+        ),
+    )
+    logger.info(
+        "%s on %s in %s: weights %s, KV %s (%d tokens in pages of %d), context %d, at most %d requests at once",
+        config.model_path,
+        resolved.device,
+        resolved.dtype,
+        _gib(weight_bytes),
+        _gib(num_pages * page_bytes),
+        num_pages * page_size,
+        page_size,
+        resolved.context_length,
+        rows,
+    )
+    return resolved, num_pages + 1
+
+
+def _total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _dtype_name(dtype: torch.dtype) -> DtypeName:
+    return cast(DtypeName, str(dtype).removeprefix("torch."))
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
