@@ -26,6 +26,7 @@ class AttentionShape:
     scale: float
     dtype: torch.dtype
     device: torch.device
+    windows: tuple[int | None, ...] = (None,)  # every window that `run` will be called with
 
 
 @dataclass(slots=True)

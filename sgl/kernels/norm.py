@@ -1,0 +1,31 @@
+"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+
+The plain torch reference, equal to transformers' modules bit for bit; faster twins keep these signatures.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise the last dimension of x [..., n] to a root mean square of 1, then scale by weight.
+
+    weight: [n], or anything that broadcasts against x, such as [heads, n]. The mean is taken in float32, and x is
+    rounded to its dtype before it is scaled. Returns a new tensor of x's shape and dtype.
+    """
+    if x.dtype == torch.float32:
+        width = x.shape[-1:]
+        if weight.dim() == 1:
+            return functional.rms_norm(x, width, weight, eps)
+        return functional.rms_norm(x, width, None, eps).mul_(weight)
+    wide = x.float()
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return wide.mul_(scale).to(x.dtype).mul_(weight)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add x to residual in place, and return the normalised sum; x, residual: [..., n]."""
+    residual.add_(x)
+    return rms_norm(residual, weight, eps)

@@ -1,0 +1,39 @@
+"""Where a checkpoint's files are: a folder, a config.json, or a hub id that is downloaded once.
+
+Knows paths only; config.py and loader.py read the files.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sgl.errors import ModelError
+
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*|[\w][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+
+def checkpoint_folder(path: str | Path) -> Path:
+    """The local folder of a checkpoint. Raises ModelError where there is none and the hub has none either."""
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return local
+    if local.is_file() and local.name == "config.json":
+        return local.parent
+    if local.exists() or not isinstance(path, str) or not _HUB_ID.fullmatch(path):
+        raise ModelError(f"{path} is neither a checkpoint folder, nor a config.json, nor a hub id", path=str(path))
+    return _downloaded(path)
+
+
+def _downloaded(hub_id: str) -> Path:
+    # Only a hub id needs these, and importing them takes a while.
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"{hub_id!r} is no folder here, and downloading it as a hub id failed: {error}", path=hub_id
+        ) from error

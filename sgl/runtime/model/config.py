@@ -1,0 +1,283 @@
+"""What a checkpoint's config.json and generation_config.json say of the model, checked and in one spelling.
+
+Knows how transformers reads these files, old spellings and new; knows no tensors. The loader, the decoder and the
+engine read the result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from sgl.errors import ModelError, UnsupportedModel
+from sgl.runtime.model.checkpoint import checkpoint_folder
+from sgl.runtime.model.families import FAMILIES, Family
+
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding; the fields after `theta` matter only to the types that scale frequencies."""
+
+    type: RopeType
+    theta: float
+    factor: float
+    original_context_length: int  # tokens, before scaling
+    low_freq_factor: float
+    high_freq_factor: float
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float | None
+    mscale: float | None
+    mscale_all_dim: float | None
+    truncate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Everything that the decoder and its loader must know of a checkpoint."""
+
+    path: str  # the checkpoint's folder
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    context_length: int  # tokens that the model was made for, scaling included
+    windows: tuple[int | None, ...]  # [num_layers] tokens that a token sees, itself included; None: all
+    qkv_bias: bool
+    output_bias: bool  # of the attention's output projection
+    mlp_bias: bool
+    qk_norm: bool
+    tie_word_embeddings: bool
+    initializer_range: float
+    dtype: DtypeName  # of the checkpoint
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]  # any of them ends a generation
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> ModelConfig:
+        """Read a checkpoint folder, a config.json, or a hub id (which downloads the checkpoint).
+
+        Raises UnsupportedModel where the config asks for what the decoder does not do, and ModelError where it is
+        missing or contradicts itself.
+        """
+        folder = checkpoint_folder(path)
+        path = str(folder)
+        fields = _Fields(path, _read_json(folder / "config.json"))
+        architectures = fields.data.get("architectures") or []
+        name = str(architectures[0]) if len(architectures) == 1 else None
+        if name not in FAMILIES:
+            raise UnsupportedModel(
+                f"{path}: architecture {name or architectures} is not supported; supported: {', '.join(FAMILIES)}",
+                architecture=name,
+                supported=tuple(FAMILIES),
+                path=path,
+            )
+        family = FAMILIES[name]
+        fields = _Fields(path, {**family.defaults, **fields.data}, architecture=name)
+        _refuse_unsupported(fields)
+        generation = folder / "generation_config.json"
+        return _model_config(fields, family, _read_json(generation) if generation.is_file() else {})
+
+
+def _model_config(fields: _Fields, family: Family, generation: Mapping[str, Any]) -> ModelConfig:
+    hidden_size = fields.integer("hidden_size")
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
+    if num_heads % num_kv_heads:
+        raise fields.error(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+    head_dim = fields.integer("head_dim", default=hidden_size // num_heads)
+    if head_dim % 2:
+        raise fields.unsupported(f"an odd head_dim, {head_dim}")
+    num_layers = fields.integer("num_hidden_layers")
+    rope = _rope(fields)
+    context_length = _context_length(fields, rope)
+    configured_bias = family.attention_bias == "configured" and fields.flag("attention_bias")
+    bos = generation.get("bos_token_id", fields.data.get("bos_token_id"))
+    return ModelConfig(
+        path=fields.path,
+        architecture=family.architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=fields.number("rms_norm_eps", default=1e-6),
+        rope=rope,
+        context_length=context_length,
+        windows=tuple(
+            None if window is None or window >= context_length else window
+            for window in _windows(fields, family, num_layers)
+        ),
+        qkv_bias=family.attention_bias == "qkv" or configured_bias,
+        output_bias=configured_bias,
+        mlp_bias=family.has_mlp_bias_option and fields.flag("mlp_bias"),
+        qk_norm=family.has_qk_norm,
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        initializer_range=fields.number("initializer_range", default=0.02),
+        dtype=_dtype(fields),
+        bos_token_id=_token_ids(bos)[0] if _token_ids(bos) else None,
+        eos_token_ids=_token_ids(generation.get("eos_token_id")) or _token_ids(fields.data.get("eos_token_id")),
+    )
+
+
+class _Fields:
+    """A config.json with the path and architecture to name in errors; a null counts as absent."""
+
+    def __init__(self, path: str, data: Mapping[str, Any], architecture: str | None = None) -> None:
+        self.path = path
+        self.data = data
+        self.architecture = architecture
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.data.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(f"config.json has no {key!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.error(f"{key!r} is {value!r}, not a number above 0")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.number(key, default)
+        if value != int(value):
+            raise self.error(f"{key!r} is {value!r}, not a whole number")
+        return int(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(f"{key!r} is {value!r}, neither true nor false")
+        return default if value is None else value
+
+    def section(self, data: Mapping[str, Any]) -> _Fields:
+        return _Fields(self.path, data, self.architecture)
+
+    def error(self, message: str) -> ModelError:
+        return ModelError(f"{self.path}: {message}", path=self.path)
+
+    def unsupported(self, feature: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{self.path}: {feature} is not supported ({self.architecture})",
+            architecture=self.architecture,
+            supported=tuple(FAMILIES),
+            path=self.path,
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}", path=str(path)) from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} holds no JSON object", path=str(path))
+    return data
+
+
+def _refuse_unsupported(fields: _Fields) -> None:
+    if fields.data.get("hidden_act") not in (None, "silu"):
+        raise fields.unsupported(f"activation {fields.data['hidden_act']!r}")
+    if fields.data.get("quantization_config"):
+        method = fields.data["quantization_config"].get("quant_method")
+        raise fields.unsupported(f"a quantized checkpoint ({method})")
+    for key in ("num_experts", "num_local_experts"):
+        if fields.data.get(key):
+            raise fields.unsupported(f"a mixture of experts ({key})")
+
+
+def _rope(fields: _Fields) -> RopeConfig:
+    """The rope parameters: under `rope_parameters`, or under `rope_scaling` beside a `rope_theta`."""
+    given = fields.data.get("rope_scaling") or fields.data.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise fields.unsupported("a rope of its own for each layer type")
+    top_level = {key: fields.data[key] for key in ("rope_theta", "partial_rotary_factor") if key in fields.data}
+    rope = fields.section({**top_level, **{key: value for key, value in given.items() if value is not None}})
+    kind = rope.data.get("rope_type", rope.data.get("type", "default"))
+    if kind not in get_args(RopeType):
+        raise fields.unsupported(f"rope type {kind!r}")
+    if rope.number("partial_rotary_factor", default=1.0) != 1.0:
+        raise fields.unsupported("a rope over a part of the head (partial_rotary_factor)")
+    if "mrope_section" in rope.data:
+        raise fields.unsupported("a multimodal rope (mrope_section)")
+    max_positions = fields.integer("max_position_embeddings")
+    original = max_positions
+    if kind in ("llama3", "yarn"):
+        given_original = rope.integer("original_max_position_embeddings", default=max_positions)
+        original = fields.integer("original_max_position_embeddings", default=given_original)
+
+    def optional(key: str) -> float | None:
+        return rope.number(key) if key in rope.data else None
+
+    needs_factor = kind in ("linear", "dynamic", "llama3")
+    return RopeConfig(
+        type=cast(RopeType, kind),
+        theta=float(rope.number("rope_theta", default=10000.0)),
+        factor=rope.number("factor", default=None if needs_factor else max_positions / original),
+        original_context_length=original,
+        low_freq_factor=rope.number("low_freq_factor", default=None if kind == "llama3" else 1.0),
+        high_freq_factor=rope.number("high_freq_factor", default=None if kind == "llama3" else 4.0),
+        beta_fast=rope.number("beta_fast", default=32.0),
+        beta_slow=rope.number("beta_slow", default=1.0),
+        attention_factor=optional("attention_factor"),
+        mscale=optional("mscale"),
+        mscale_all_dim=optional("mscale_all_dim"),
+        truncate=rope.flag("truncate", default=True),
+    )
+
+
+def _context_length(fields: _Fields, rope: RopeConfig) -> int:
+    """Scaled types reach factor times the original length; llama3's max_position_embeddings is what it reaches."""
+    if rope.type in ("linear", "dynamic", "yarn"):
+        return int(rope.original_context_length * rope.factor)
+    return fields.integer("max_position_embeddings")
+
+
+def _windows(fields: _Fields, family: Family, num_layers: int) -> list[int | None]:
+    window = fields.data.get("sliding_window")
+    if family.sliding_window == "by layer" and not fields.flag("use_sliding_window"):
+        window = None
+    if window is not None:
+        window = fields.integer("sliding_window")
+    if family.sliding_window == "none":
+        return [None] * num_layers
+    if family.sliding_window == "all layers":
+        return [window] * num_layers
+    layer_types = fields.data.get("layer_types")
+    if layer_types is None:
+        first = fields.data.get("max_window_layers")
+        return [window if first is not None and layer >= first else None for layer in range(num_layers)]
+    for layer_type in layer_types:
+        if layer_type not in ("full_attention", "sliding_attention"):
+            raise fields.unsupported(f"layer type {layer_type!r}")
+    if len(layer_types) != num_layers:
+        raise fields.error(f"layer_types names {len(layer_types)} layers and num_hidden_layers {num_layers}")
+    if "sliding_attention" in layer_types and window is None:
+        raise fields.error("layer_types has sliding_attention, but use_sliding_window or sliding_window is unset")
+    return [window if layer_type == "sliding_attention" else None for layer_type in layer_types]
+
+
+def _dtype(fields: _Fields) -> DtypeName:
+    name = str(fields.data.get("dtype") or fields.data.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in get_args(DtypeName):
+        raise fields.unsupported(f"dtype {name!r}")
+    return cast(DtypeName, name)
+
+
+def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)

@@ -1,0 +1,106 @@
+"""The one decoder that all families share: token ids in, hidden states and logits out, keys and values cached.
+
+Knows weights and kernels; knows nothing of requests. The runner calls it once a step, and never waits for the
+device in here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from sgl.kernels.activation import silu_and_mul
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.kv import write_kv
+from sgl.kernels.norm import add_rms_norm, rms_norm
+from sgl.kernels.rope import apply_rotary, rotary_rows
+from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.rotary import rotary_table
+from sgl.runtime.model.weights import LayerWeights, Weights
+
+
+class Decoder:
+    """A loaded model. `max_positions` bounds the positions it may be asked for (default: the model's context)."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, max_positions: int | None = None) -> None:
+        self.config = config
+        self.weights = weights
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        self.max_positions = max_positions or config.context_length
+        self._rotary_table = rotary_table(config.rope, config.head_dim, self.max_positions, self.device)
+        self._qk_norms = [self._qk_norm(layer) for layer in weights.layers]
+
+    def attention_shape(self, page_size: int) -> AttentionShape:
+        """What an attention backend for this model must know."""
+        config = self.config
+        return AttentionShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            page_size=page_size,
+            scale=config.head_dim**-0.5,
+            dtype=self.dtype,
+            device=self.device,
+            windows=tuple(dict.fromkeys(config.windows)),
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
+
+        input_ids, positions, slots: int64 [T] on the device; slots are where their keys and values go in kv.
+        attention: planned for the same step.
+        """
+        config = self.config
+        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
+        residual = functional.embedding(input_ids, self.weights.embedding)
+        x: torch.Tensor | None = None
+        for index, layer in enumerate(self.weights.layers):
+            if x is None:
+                x = rms_norm(residual, layer.input_norm, config.rms_norm_eps)
+            else:
+                x = add_rms_norm(x, residual, layer.input_norm, config.rms_norm_eps)
+            query, key, value = self._queries_keys_values(x, index, layer, rotary)
+            write_kv(key, value, kv.keys[index], kv.values[index], slots)
+            x = attention.run(query, kv.keys[index], kv.values[index], config.windows[index])
+            x = functional.linear(x.flatten(1), layer.output, layer.output_bias)
+            x = add_rms_norm(x, residual, layer.post_attention_norm, config.rms_norm_eps)
+            x = silu_and_mul(functional.linear(x, layer.gate_up, layer.gate_up_bias))
+            x = functional.linear(x, layer.down, layer.down_bias)
+        assert x is not None, "a decoder has layers"
+        return add_rms_norm(x, residual, self.weights.norm, config.rms_norm_eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [n, vocab] of hidden states [n, hidden]."""
+        return functional.linear(hidden, self.weights.lm_head).float()
+
+    def _queries_keys_values(
+        self, x: torch.Tensor, index: int, layer: LayerWeights, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rotated queries and keys, and values: [T, num_heads or num_kv_heads, head_dim] each."""
+        config = self.config
+        num_rotated = config.num_heads + config.num_kv_heads
+        qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
+        norm = self._qk_norms[index]
+        if norm is not None:
+            rotated = rms_norm(rotated, norm, config.rms_norm_eps)
+        rotated = apply_rotary(rotated, *rotary)
+        return rotated[:, : config.num_heads], rotated[:, config.num_heads :], value
+
+    def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:
+        """[num_heads + num_kv_heads, head_dim], so that queries and keys are normalised together."""
+        if layer.q_norm is None or layer.k_norm is None:
+            return None
+        q_rows = layer.q_norm.expand(self.config.num_heads, -1)
+        return torch.cat((q_rows, layer.k_norm.expand(self.config.num_kv_heads, -1)))

@@ -1,0 +1,59 @@
+"""The model families that the one decoder serves, each as what sets it apart. Called by config.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets one `architectures` entry of config.json apart, and its defaults where the config is silent."""
+
+    architecture: str
+    attention_bias: Literal["none", "qkv", "configured"] = "none"
+    """Biases of the attention projections; configured: all four, where `attention_bias` says so."""
+    has_mlp_bias_option: bool = False
+    """Whether `mlp_bias` is read."""
+    has_qk_norm: bool = False
+    """Whether queries and keys are normalised head by head."""
+    sliding_window: Literal["none", "all layers", "by layer"] = "none"
+    """Which layers attend to no more than `sliding_window` tokens; by layer: as `layer_types` says, or those from
+    `max_window_layers` on, provided that `use_sliding_window` is set."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+
+LLAMA = Family(
+    "LlamaForCausalLM",
+    attention_bias="configured",
+    has_mlp_bias_option=True,
+    defaults={"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2},
+)
+MISTRAL = Family(
+    "MistralForCausalLM",
+    sliding_window="all layers",
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+)
+QWEN2 = Family(
+    "Qwen2ForCausalLM",
+    attention_bias="qkv",
+    sliding_window="by layer",
+    defaults={"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
+)
+QWEN3 = Family(
+    "Qwen3ForCausalLM",
+    attention_bias="configured",
+    has_qk_norm=True,
+    sliding_window="by layer",
+    defaults={"max_position_embeddings": 32768, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+)
+
+FAMILIES = {family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}

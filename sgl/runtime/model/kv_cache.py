@@ -1,0 +1,27 @@
+"""Keys and values of all cached tokens, layer by layer, in pages. Sized once; the pool knows who owns a page."""
+
+from __future__ import annotations
+
+import torch
+
+from sgl.runtime.model.config import ModelConfig
+
+
+class KVCache:
+    """`keys[layer]` and `values[layer]`: [num_pages, page_size, num_kv_heads, head_dim], zero at first, so that
+    attention may read, and weigh by zero, slots that nobody wrote."""
+
+    def __init__(
+        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
+        storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.keys = list(storage[:, 0].unbind())
+        self.values = list(storage[:, 1].unbind())
+
+    @staticmethod
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+        """Over all layers, keys and values."""
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize

@@ -1,0 +1,199 @@
+"""Loading a decoder: safetensors files streamed into preallocated weights, or random weights from a config alone.
+
+Everything that can be wrong with the files is found in their headers, before memory is taken for the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from sgl.errors import WeightsError
+from sgl.runtime.model.config import DtypeName, ModelConfig
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
+
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+_FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+_LM_HEAD = "lm_head.weight"
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+def load_decoder(
+    config: ModelConfig,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: Literal["auto"] | DtypeName = "auto",
+    load_format: LoadFormat = "auto",
+    max_positions: int | None = None,
+    seed: int = 0,
+) -> Decoder:
+    """The model of a config with its weights on the device.
+
+    load_format: dummy draws random weights, the same for the same seed and kind of device; anything else reads the
+    safetensors beside the config.json. max_positions: see `Decoder`. Raises WeightsError.
+    """
+    device = torch.device(device)
+    torch_dtype = resolve_dtype(config, dtype, device)
+    if load_format == "dummy":
+        weights = _random_weights(config, torch_dtype, device, seed)
+    else:
+        weights = _load_weights(config, torch_dtype, device)
+    return Decoder(config, weights, max_positions)
+
+
+def resolve_dtype(config: ModelConfig, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:
+    """auto: the checkpoint's dtype on a GPU; float32 on a CPU, which is slow at the others."""
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" else config.dtype
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+
+
+def _random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int) -> Weights:
+    """As transformers initialises a model: normal matrices, no biases, norms of one."""
+    weights = allocate_weights(config, dtype, device, tied=config.tie_word_embeddings)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, tensor in checkpoint_tensors(config, weights).items():
+        if name.endswith("norm.weight"):
+            tensor.fill_(1.0)
+        elif name.endswith(".bias"):
+            tensor.zero_()
+        else:
+            tensor.normal_(0.0, config.initializer_range, generator=generator)
+    return weights
+
+
+def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+    folder = Path(config.path)
+    entries = _read_headers(folder)
+    # A tied checkpoint may hold the head as well; like transformers, take it if it differs.
+    tied = config.tie_word_embeddings and _LM_HEAD not in entries
+    weights = allocate_weights(config, dtype, device, tied=tied)
+    targets = checkpoint_tensors(config, weights)
+    _check(entries, targets, folder)
+    for file in sorted({entry.file for entry in entries.values()}):
+        with _opened(file) as tensors:
+            for name, target in targets.items():
+                if entries[name].file == file:
+                    target.copy_(_read(tensors, name, file))
+    if config.tie_word_embeddings and not tied and torch.equal(weights.lm_head, weights.embedding):
+        weights.lm_head = weights.embedding
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor of the checkpoint, as the header of its file describes it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def _read_headers(folder: Path) -> dict[str, _Entry]:
+    entries: dict[str, _Entry] = {}
+    placed = _weight_map(folder)
+    for file in _weight_files(folder, placed):
+        with _opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                if placed.get(name, file.name) == file.name:
+                    header = tensors.get_slice(name)
+                    entries[name] = _Entry(file, tuple(header.get_shape()), str(header.get_dtype()))
+    for name, file_name in placed.items():
+        if name not in entries:
+            raise WeightsError(
+                f"{folder / file_name} lacks the tensor {name}, which {_INDEX} places there",
+                path=str(folder / file_name),
+                tensor=name,
+            )
+    return entries
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """File name by tensor, of a checkpoint in several files."""
+    path = folder / _INDEX
+    if not path.is_file():
+        return {}
+    try:
+        placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(f"cannot read {path}: {error!r}", path=str(path)) from error
+    return {str(name): str(file) for name, file in placed.items()}
+
+
+def _weight_files(folder: Path, placed: dict[str, str]) -> list[Path]:
+    files = [folder / name for name in sorted(set(placed.values()))] if placed else [folder / _SINGLE]
+    for file in files:
+        if not file.is_file():
+            others = sorted(path.name for path in folder.glob("*.bin"))
+            hint = f"; only safetensors are read, not {', '.join(others)}" if others else ""
+            raise WeightsError(f"weight file {file} is missing{hint}", path=str(file))
+    return files
+
+
+def _check(entries: dict[str, _Entry], targets: dict[str, torch.Tensor], folder: Path) -> None:
+    """Raise WeightsError unless the checkpoint has just the tensors that the weights need, in their shapes."""
+    missing = [name for name in targets if name not in entries]
+    if missing:
+        shapes = ", ".join(f"{name} {list(targets[name].shape)}" for name in missing[:3])
+        raise WeightsError(
+            f"{folder} lacks {_count(missing)} that its config.json calls for: {shapes}",
+            path=str(folder),
+            tensor=missing[0],
+        )
+    # Checkpoints of old hold the frequencies of rope, which follow from the config.
+    unexpected = [name for name in entries if name not in targets and not name.endswith("rotary_emb.inv_freq")]
+    if unexpected:
+        entry = entries[unexpected[0]]
+        raise WeightsError(
+            f"{entry.file} has {_count(unexpected)} that its config.json has no place for: "
+            f"{', '.join(f'{name} {list(entries[name].shape)}' for name in unexpected[:3])}",
+            path=str(entry.file),
+            tensor=unexpected[0],
+        )
+    for name, target in targets.items():
+        entry = entries[name]
+        if entry.shape != tuple(target.shape):
+            raise WeightsError(
+                f"{name} in {entry.file} is {list(entry.shape)}; its config.json makes it {list(target.shape)}",
+                path=str(entry.file),
+                tensor=name,
+            )
+        if entry.dtype not in _FLOAT_DTYPES:
+            raise WeightsError(
+                f"{name} in {entry.file} is {entry.dtype}; expected one of {', '.join(_FLOAT_DTYPES)}",
+                path=str(entry.file),
+                tensor=name,
+            )
+
+
+def _opened(file: Path) -> Any:
+    """The file, mapped. Raises WeightsError where it is truncated or no safetensors."""
+    try:
+        return safe_open(str(file), framework="pt")
+    except (SafetensorError, OSError) as error:
+        size = file.stat().st_size if file.exists() else 0
+        raise WeightsError(
+            f"{file} ({size} bytes) is truncated or no safetensors file: {error}", path=str(file)
+        ) from error
+
+
+def _read(tensors: Any, name: str, file: Path) -> torch.Tensor:
+    try:
+        tensor: torch.Tensor = tensors.get_tensor(name)
+    except SafetensorError as error:
+        raise WeightsError(f"cannot read {name} in {file}: {error}", path=str(file), tensor=name) from error
+    return tensor
+
+
+def _count(names: Iterable[str]) -> str:
+    number = len(list(names))
+    return f"{number} tensor{'s' if number > 1 else ''}"

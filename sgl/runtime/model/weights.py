@@ -1,0 +1,105 @@
+"""A decoder's weights as its forward reads them, with projections of the same input fused into one matrix.
+
+Knows shapes, and which tensor of a checkpoint goes where; the loader fills them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sgl.runtime.model.config import ModelConfig
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One layer; matrices are [out, in], and a bias is None where the family has none."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: torch.Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None  # [head_dim]
+    k_norm: torch.Tensor | None  # [head_dim]
+    output: torch.Tensor  # [hidden, num_heads * head_dim]
+    output_bias: torch.Tensor | None
+    post_attention_norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 * intermediate, hidden]
+    gate_up_bias: torch.Tensor | None
+    down: torch.Tensor  # [hidden, intermediate]
+    down_bias: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class Weights:
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: list[LayerWeights]
+    norm: torch.Tensor  # [hidden]
+    lm_head: torch.Tensor  # [vocab, hidden]; the embedding itself where they are tied
+
+
+def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, tied: bool) -> Weights:
+    """Weights of the right shapes and undefined content."""
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def bias(wanted: bool, size: int) -> torch.Tensor | None:
+        return tensor(size) if wanted else None
+
+    hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_size = config.num_heads * head_dim
+    qkv_size = q_size + 2 * config.num_kv_heads * head_dim
+    embedding = tensor(config.vocab_size, hidden)
+    layers = [
+        LayerWeights(
+            input_norm=tensor(hidden),
+            qkv=tensor(qkv_size, hidden),
+            qkv_bias=bias(config.qkv_bias, qkv_size),
+            q_norm=bias(config.qk_norm, head_dim),
+            k_norm=bias(config.qk_norm, head_dim),
+            output=tensor(hidden, q_size),
+            output_bias=bias(config.output_bias, hidden),
+            post_attention_norm=tensor(hidden),
+            gate_up=tensor(2 * intermediate, hidden),
+            gate_up_bias=bias(config.mlp_bias, 2 * intermediate),
+            down=tensor(hidden, intermediate),
+            down_bias=bias(config.mlp_bias, hidden),
+        )
+        for _ in range(config.num_layers)
+    ]
+    lm_head = embedding if tied else tensor(config.vocab_size, hidden)
+    return Weights(embedding, layers, tensor(hidden), lm_head)
+
+
+def checkpoint_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
+    """Every tensor that a Hugging Face checkpoint of the model holds, as the view of the weights that it fills."""
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    tensors: dict[str, torch.Tensor | None] = {"model.embed_tokens.weight": weights.embedding}
+    for index, layer in enumerate(weights.layers):
+        parts: dict[str, torch.Tensor | None] = {
+            "input_layernorm.weight": layer.input_norm,
+            "self_attn.q_norm.weight": layer.q_norm,
+            "self_attn.k_norm.weight": layer.k_norm,
+            "self_attn.o_proj.weight": layer.output,
+            "self_attn.o_proj.bias": layer.output_bias,
+            "post_attention_layernorm.weight": layer.post_attention_norm,
+            "mlp.down_proj.weight": layer.down,
+            "mlp.down_proj.bias": layer.down_bias,
+        }
+        for kind, qkv, gate_up in (
+            ("weight", layer.qkv, layer.gate_up),
+            ("bias", layer.qkv_bias, layer.gate_up_bias),
+        ):
+            if qkv is not None:
+                query, key, value = torch.split(qkv, [q_size, kv_size, kv_size])
+                parts[f"self_attn.q_proj.{kind}"] = query
+                parts[f"self_attn.k_proj.{kind}"] = key
+                parts[f"self_attn.v_proj.{kind}"] = value
+            if gate_up is not None:
+                parts[f"mlp.gate_proj.{kind}"], parts[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
+        tensors |= {f"model.layers.{index}.{name}": part for name, part in parts.items()}
+    tensors["model.norm.weight"] = weights.norm
+    if weights.lm_head is not weights.embedding:
+        tensors["lm_head.weight"] = weights.lm_head
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
