@@ -235,6 +235,18 @@ def test_what_a_row_keeps_does_not_depend_on_the_other_rows() -> None:
         assert torch.equal(together[row], alone[0])
 
 
+def test_sums_of_a_row_depend_neither_on_the_number_of_rows_nor_on_that_of_threads() -> None:
+    values = logits_like((4, 128_256), seed=15).softmax(-1)
+    expected = sampling._row_sums(values)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        alone = [sampling._row_sums(values[i : i + 1]) for i in range(4)]
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(torch.cat(alone), expected)
+
+
 def test_forbidden_tokens_stay_forbidden_whatever_the_parameters() -> None:
     logits = torch.full((3, 6), -math.inf)
     logits[:, 4] = -7.0
