@@ -1,0 +1,167 @@
+"""The one background event loop of the language, and waiting for it from threads and from other loops.
+
+All sessions and all network traffic of a process live on the daemon thread `sgl-io`; user code never runs there.
+`Watched` is how the rest waits for what that thread brings: a lock-free list of wake-up calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeAlias, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class IoLoop:
+    """A daemon thread with an event loop, started by the first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_woken = False
+        self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            with self._lock:
+                if self._loop is None:
+                    loop = asyncio.new_event_loop()
+                    threading.Thread(target=loop.run_forever, name="sgl-io", daemon=True).start()
+                    self._loop = loop
+        return self._loop
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Call `function(*args)` on the loop soon, in the order of the posts. Any thread; never blocks."""
+        self._inbox.append((function, args))
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop().call_soon_threadsafe(self._drain)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop; the future may be waited for from any thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop())
+
+    def close_at_exit(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Await `closer()` on the loop when the interpreter exits."""
+        self._closers.append(closer)
+
+    def close(self) -> None:
+        for closer in self._closers:
+            with contextlib.suppress(Exception):
+                self.run(closer()).result(timeout=1)
+        self._closers.clear()
+
+    def _drain(self) -> None:
+        self._is_woken = False  # before the inbox is emptied, so that no post goes unseen
+        while self._inbox:
+            function, args = self._inbox.popleft()
+            function(*args)
+
+
+io = IoLoop()
+atexit.register(io.close)
+os.register_at_fork(after_in_child=io.__init__)  # type: ignore[misc]  # a child process has no thread of ours
+
+
+class Watched:
+    """Something that one thread changes and others wait for.
+
+    A waiter puts its wake-up call on the list and then looks again; a change is made first and the list emptied
+    afterwards. In every interleaving the waiter either sees the change or is woken, so no lock is needed."""
+
+    __slots__ = ("_wakers",)
+
+    def __init__(self) -> None:
+        self._wakers: list[Callable[[], object]] = []
+
+    def wake(self) -> None:
+        """Let everyone who waits look again. Call it after each change."""
+        wakers = self._wakers
+        for _ in range(len(wakers)):  # who is still not content waits again behind these
+            try:
+                waker = wakers.pop(0)
+            except IndexError:  # another change took the last one
+                return
+            waker()
+
+    def when_changed(self, waker: Callable[[], object]) -> None:
+        """Call `waker` once, on whatever thread makes the next change; it must not block."""
+        self._wakers.append(waker)
+
+    def wait(self, is_ready: Callable[[], bool]) -> None:
+        """Block this thread until `is_ready()`. A worker of a batch lets another body run meanwhile."""
+        if is_ready():
+            return
+        with getattr(_thread, "blocking", contextlib.nullcontext)():
+            while not is_ready():
+                event = threading.Event()
+                self._wakers.append(event.set)
+                if is_ready():
+                    return
+                event.wait()
+
+    async def wait_async(self, is_ready: Callable[[], bool]) -> None:
+        """Suspend this task, on whatever loop it runs, until `is_ready()`."""
+        while not is_ready():
+            future = asyncio.get_running_loop().create_future()
+            self._wakers.append(lambda future=future: _wake_future(future))  # type: ignore[misc]
+            if is_ready():
+                return
+            await future
+
+
+Wait: TypeAlias = tuple[Watched, Callable[[], bool]]
+
+
+def drive(steps: Generator[Wait, None, T]) -> T:
+    """Run steps that yield what to wait for; wait by blocking this thread."""
+    with contextlib.closing(steps):
+        try:
+            while True:
+                watched, is_ready = next(steps)
+                watched.wait(is_ready)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+
+
+async def drive_async(steps: Generator[Wait, None, T]) -> T:
+    """Run steps that yield what to wait for; wait by suspending this task."""
+    with contextlib.closing(steps):
+        try:
+            while True:
+                watched, is_ready = next(steps)
+                await watched.wait_async(is_ready)
+        except StopIteration as stop:
+            return cast(T, stop.value)
+
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def when_blocking(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """While this thread runs the block, each time it blocks on a `Watched` happens inside `around()`."""
+    outer = getattr(_thread, "blocking", contextlib.nullcontext)
+    _thread.blocking = around
+    try:
+        yield
+    finally:
+        _thread.blocking = outer
+
+
+def _wake_future(future: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
+        future.get_loop().call_soon_threadsafe(_resolve, future)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

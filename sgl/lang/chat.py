@@ -1,0 +1,315 @@
+"""Chat templates: the text that opens and closes a turn, given the roles of the turns before it.
+
+Two kinds: `PrefixTemplate` (a prefix and a suffix per role) and `RenderedTemplate` (whatever renders a list of
+messages, such as a model's own Jinja template). Both are pure text; executors emit what they return, and only that,
+as control tokens. Nothing here guesses a template from a model's name: an unknown one is an error.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sgl.errors import InvalidRequest, nearest_name
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBegin:
+    """The text that opens a turn; `system` is the content of a default system turn inside it, if there is one."""
+
+    text: str
+    system: str | None = None
+
+
+class ChatTemplate(Protocol):
+    """`roles`: those of the closed turns so far."""
+
+    stops: tuple[str, ...]
+    image_token: str
+
+    def begin(self, roles: tuple[str, ...], role: str) -> TurnBegin: ...
+
+    def end(self, roles: tuple[str, ...], role: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class PrefixTemplate:
+    """A prefix and a suffix per role. `merges_system`: the system turn opens the first user turn (Llama 2)."""
+
+    name: str
+    roles: Mapping[str, tuple[str, str]]
+    default_system: str | None = None
+    stops: tuple[str, ...] = ()
+    image_token: str = "<image>"
+    merges_system: bool = False
+
+    def begin(self, roles: tuple[str, ...], role: str) -> TurnBegin:
+        prefix = self._affixes(role)[0]
+        if roles:
+            return TurnBegin("" if self.merges_system and roles == ("system",) and role == "user" else prefix)
+        if role == "system":
+            return TurnBegin(self._affixes("user")[0] + prefix if self.merges_system else prefix)
+        if self.default_system is None:
+            return TurnBegin(prefix)
+        before, after = self._affixes("system")
+        return TurnBegin(f"{before}{self.default_system}{after}{prefix}", self.default_system)
+
+    def end(self, roles: tuple[str, ...], role: str) -> str:
+        return self._affixes(role)[1]
+
+    def _affixes(self, role: str) -> tuple[str, str]:
+        if role not in self.roles:
+            hint = nearest_name(role, self.roles)
+            raise InvalidRequest(f"chat template {self.name!r} has no role {role!r}{hint}", param="role")
+        return self.roles[role]
+
+
+@dataclass(frozen=True)
+class RenderedTemplate:
+    """Turns cut out of what `render(messages, add_generation_prompt)` makes of marked messages.
+
+    Only the sequence of roles is rendered, with markers for contents, and remembered: what earlier turns contain
+    neither changes the text between them nor costs anything."""
+
+    name: str
+    render: Callable[[Messages, bool], str]
+    stops: tuple[str, ...] = ()
+    image_token: str = "<image>"
+    _begin: dict[tuple[tuple[str, ...], str], TurnBegin] = field(default_factory=dict, compare=False)
+    _end: dict[tuple[str, ...], str] = field(default_factory=dict, compare=False)
+
+    def begin(self, roles: tuple[str, ...], role: str) -> TurnBegin:
+        key = (roles, role)
+        if key not in self._begin:
+            written = self.end(roles[:-1], roles[-1]) if roles else ""
+            if role == "assistant":
+                gap = self._after_last(roles, add_generation_prompt=True)
+            else:
+                gap = self._gap_before((*roles, role))
+            self._begin[key] = TurnBegin(gap.removeprefix(written))
+        return self._begin[key]
+
+    def end(self, roles: tuple[str, ...], role: str) -> str:
+        key = (*roles, role)
+        if key not in self._end:
+            try:
+                self._end[key] = self._after_last(key, add_generation_prompt=False)
+            except InvalidRequest:
+                if role != "system":
+                    raise
+                self._end[key] = ""  # a system turn that only shows together with the next one
+        return self._end[key]
+
+    def _gap_before(self, roles: tuple[str, ...]) -> str:
+        """The text between the contents of the last two turns."""
+        try:
+            rendered = self._rendered(roles, False)
+            last = rendered.index(_marker(len(roles) - 1))
+        except (InvalidRequest, ValueError):
+            if roles[-1] != "system":
+                raise
+            rendered = self._rendered((*roles, "user"), False)
+            last = rendered.index(_marker(len(roles) - 1))
+        if len(roles) == 1:
+            return rendered[:last]
+        before = _marker(len(roles) - 2)
+        return rendered[rendered.index(before) + len(before) : last]
+
+    def _after_last(self, roles: tuple[str, ...], *, add_generation_prompt: bool) -> str:
+        rendered = self._rendered(roles, add_generation_prompt)
+        if not roles:
+            return rendered
+        marker = _marker(len(roles) - 1)
+        if marker not in rendered:
+            raise InvalidRequest(f"chat template {self.name!r} leaves out a {roles[-1]} turn here", param="role")
+        return rendered.rpartition(marker)[2]
+
+    def _rendered(self, roles: tuple[str, ...], add_generation_prompt: bool) -> str:
+        messages = [{"role": role, "content": _marker(i)} for i, role in enumerate(roles)]
+        try:
+            return self.render(messages, add_generation_prompt)
+        except Exception as error:
+            shown = ", ".join(roles) or "no turn"
+            message = f"chat template {self.name!r} refuses the turns {shown}: {error}"
+            raise InvalidRequest(message, param="role") from error
+
+
+def jinja_template(
+    source: str, *, special_tokens: Mapping[str, str] | None = None, stops: Sequence[str] = ()
+) -> RenderedTemplate:
+    """A template in the form that tokenizers carry; `special_tokens` are variables of it, such as bos_token."""
+    try:
+        template = _environment().from_string(source)
+    except Exception as error:
+        raise InvalidRequest(f"the chat template is not valid Jinja: {error}", param="chat_template") from error
+
+    def render(messages: Messages, add_generation_prompt: bool) -> str:
+        variables = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
+        return str(template.render(messages=messages, add_generation_prompt=add_generation_prompt, **variables))
+
+    return RenderedTemplate("jinja", render, tuple(stops))
+
+
+def as_template(value: ChatTemplate | str | Callable[[Messages, bool], str]) -> ChatTemplate:
+    """A template from a registered name, Jinja source, a rendering function, or a template itself."""
+    if isinstance(value, str):
+        if value in registry:
+            return registry[value]
+        if "{{" in value or "{%" in value:
+            return jinja_template(value)
+        hint = nearest_name(value, registry)
+        raise InvalidRequest(f"no chat template {value!r}{hint}; there are {', '.join(registry)}", param="chat_template")
+    if hasattr(value, "begin"):
+        return value
+    return RenderedTemplate(getattr(value, "__name__", "callable"), value)
+
+
+def register_chat_template(template: ChatTemplate, name: str | None = None) -> ChatTemplate:
+    """Make the template known by its name."""
+    registry[name or template.name] = template  # type: ignore[attr-defined]
+    return template
+
+
+def get_chat_template(name: str) -> ChatTemplate:
+    """The registered template of that name."""
+    return as_template(name)
+
+
+def _marker(index: int) -> str:
+    return f"\ue000{index}\ue001"  # private-use characters: no template trims or rewrites them
+
+
+@functools.cache
+def _environment() -> Any:
+    import jinja2
+    import jinja2.ext
+    import jinja2.sandbox
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    def strftime_now(form: str) -> str:
+        import datetime
+
+        return datetime.datetime.now().strftime(form)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _prefix(
+    name: str,
+    system: tuple[str, str],
+    user: tuple[str, str],
+    assistant: tuple[str, str],
+    **options: Any,
+) -> PrefixTemplate:
+    roles = {"system": system, "user": user, "assistant": assistant, "tool": user}
+    return PrefixTemplate(name, roles, **options)
+
+
+def _tagged(name: str, before: str, after: str, names: Mapping[str, str] | None = None, **options: Any) -> PrefixTemplate:
+    """The common shape: the role's name inside `before`, the same `after` for all."""
+    known = {role: role for role in ("system", "user", "assistant", "tool")} | dict(names or {})
+    roles = {role: (before.format(shown), after) for role, shown in known.items()}
+    return PrefixTemplate(name, roles, **options)
+
+
+_CHATML = ("<|im_start|>{}\n", "<|im_end|>\n")
+_LLAMA3 = ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>")
+_LLAMA4 = ("<|header_start|>{}<|header_end|>\n\n", "<|eot|>")
+_VISION = "<|vision_start|><|image_pad|><|vision_end|>"
+_VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+
+registry: dict[str, ChatTemplate] = {
+    template.name: template
+    for template in (
+        _prefix("default", ("SYSTEM:", "\n"), ("USER:", "\n"), ("ASSISTANT:", "\n")),
+        _prefix("claude", ("", ""), ("\n\nHuman: ", ""), ("\n\nAssistant:", "")),
+        _tagged("chatml", *_CHATML, stops=("<|im_end|>",)),
+        _tagged("chatml-llava", *_CHATML, default_system="You are a helpful assistant.", stops=("<|im_end|>",)),
+        _tagged("qwen", *_CHATML, default_system="You are a helpful assistant.", stops=("<|im_end|>",)),
+        _tagged(
+            *("qwen2-vl", *_CHATML),
+            default_system="You are a helpful assistant.",
+            stops=("<|im_end|>",),
+            image_token=_VISION,
+        ),
+        _prefix(
+            *("vicuna_v1.1", ("", " "), ("USER:", " "), ("ASSISTANT:", "</s>")),
+            default_system=_VICUNA_SYSTEM,
+            image_token=" <image>\n",
+        ),
+        _prefix(
+            *("llama-2-chat", ("<<SYS>>\n", "\n<</SYS>>\n\n"), ("[INST] ", " [/INST]"), ("", "  </s><s>")),
+            merges_system=True,
+        ),
+        _prefix(
+            *("mistral", ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"), ("[INST] ", " [/INST]"), ("", " </s><s>")),
+            stops=("</s>",),
+        ),
+        _tagged("llama-3-instruct", *_LLAMA3, {"tool": "ipython"}, stops=("<|eot_id|>",), image_token="<|image|>"),
+        _tagged("llama-3-instruct-llava", *_LLAMA3, {"tool": "ipython"}, stops=("<|eot_id|>",)),
+        _tagged("llama-4", *_LLAMA4, {"tool": "ipython"}, stops=("<|eot|>",), image_token="<|image|>"),
+        _prefix("yi-1.5", ("", ""), ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"), ("", "<|im_end|>\n")),
+        _prefix("yi-vl", ("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n"), image_token=" <image_placeholder>\n"),
+        _tagged(
+            *("gemma-it", "<start_of_turn>{}\n", "<end_of_turn>\n"),
+            {"system": "user", "assistant": "model", "tool": "user"},
+            stops=("<end_of_turn>",),
+        ),
+        _tagged("dbrx-instruct", *_CHATML, stops=("<|im_end|>",)),
+        _tagged(
+            *("c4ai-command-r", "<|START_OF_TURN_TOKEN|><|{}_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+            {"system": "SYSTEM", "user": "USER", "assistant": "CHATBOT", "tool": "SYSTEM"},
+        ),
+        _tagged("internvl-2-5", *_CHATML, stops=("<|im_end|>", "<|action_end|>")),
+        _tagged("interns1", *_CHATML, stops=("<|im_end|>", "<|action_end|>")),
+        _tagged("granite-3-instruct", "<|start_of_role|>{}<|end_of_role|>", "<|end_of_text|>", stops=("<|end_of_text|>",)),
+        _prefix(
+            *("deepseek-v3", ("", ""), ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")),
+            stops=("<｜end▁of▁sentence｜>",),
+        ),
+        _tagged(
+            *("glm-4v", "<|{}|>\n", ""),
+            {"tool": "observation"},
+            stops=("<|user|>", "<|endoftext|>", "<|observation|>"),
+            image_token="<|begin_of_image|><|image|><|end_of_image|>",
+        ),
+        _tagged("minicpmv", *_CHATML, stops=("<|im_end|>",), image_token="(<image>./</image>)"),
+        _tagged("minicpmo", *_CHATML, stops=("<|im_end|>",), image_token="(<image>./</image>)"),
+        _prefix(
+            *("janus-pro", ("", ""), ("<|User|>", ""), ("<|Assistant|>", "<｜end▁of▁sentence｜>")),
+            stops=("<｜end▁of▁sentence｜>",),
+            image_token="<image_placeholder>\n",
+        ),
+        _prefix(
+            *("janus", ("", ""), ("<|User|>", ""), ("<|Assistant|>", "<｜end▁of▁sentence｜>")),
+            stops=("<｜end▁of▁sentence｜>",),
+            image_token="<image_placeholder>\n",
+        ),
+        _tagged(
+            *("gemma-4-it", "<|turn>{}\n", "<turn|>\n"),
+            {"assistant": "model"},
+            stops=("<turn|>",),
+        ),
+    )
+}

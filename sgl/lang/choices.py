@@ -1,0 +1,141 @@
+"""How `select` decides: three methods over the exact conditional log-probabilities of each choice's tokens.
+
+A method is a pure function object over lists of numbers; it asks no backend. `input_logprobs[i][j]` is the
+log-probability of token j of choice i after the prompt and the tokens before it; nothing of the prompt is in it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sgl.errors import InvalidRequest, nearest_name
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The tokens of one choice: conditional log-probabilities, ids, and log-probabilities without the prompt (whose
+    first entry is None, as nothing precedes it)."""
+
+    logprobs: Sequence[float]
+    token_ids: Sequence[int | None] = ()
+    unconditional: Sequence[float | None] | None = None
+
+    def entries(self) -> list[tuple[float, int | None, None]]:
+        ids = self.token_ids or [None] * len(self.logprobs)
+        return [(logprob, token_id, None) for logprob, token_id in zip(self.logprobs, ids, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicesDecision:
+    """The chosen text and what there is to know about the choice."""
+
+    decision: str
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+
+class ChoicesSamplingMethod(ABC):
+    """Decides among choices by their scores; on a tie the first one wins."""
+
+    name: str
+    requires_unconditional_logprobs = False
+
+    @abstractmethod
+    def _prefer(self, scores: Sequence[Scores]) -> tuple[int, dict[str, Any]]: ...
+
+    def __call__(self, choices: Sequence[str], scores: Sequence[Scores]) -> ChoicesDecision:
+        if self.requires_unconditional_logprobs and any(score.unconditional is None for score in scores):
+            raise InvalidRequest("this choices_method needs unconditional log-probabilities", param="choices_method")
+        index, extra = self._prefer(scores)
+        meta = {
+            "normalized_prompt_logprobs": [_mean(score.logprobs) for score in scores],
+            "input_token_logprobs": [score.entries() for score in scores],
+            "output_token_logprobs": [[] for _ in scores],
+            "probabilities": _probabilities([math.fsum(score.logprobs) for score in scores]),
+            **extra,
+        }
+        return ChoicesDecision(choices[index], meta)
+
+
+class TokenLengthNormalized(ChoicesSamplingMethod):
+    """The highest mean log-probability per token."""
+
+    name = "token_length_normalized"
+
+    def _prefer(self, scores: Sequence[Scores]) -> tuple[int, dict[str, Any]]:
+        return _argmax([_mean(score.logprobs) for score in scores]), {}
+
+
+class GreedyTokenSelection(ChoicesSamplingMethod):
+    """Token by token the likeliest; choices that have ended go on with their mean."""
+
+    name = "greedy_token_selection"
+
+    def _prefer(self, scores: Sequence[Scores]) -> tuple[int, dict[str, Any]]:
+        longest = max(len(score.logprobs) for score in scores)
+        matrix = [
+            [*score.logprobs, *[_mean(score.logprobs)] * (longest - len(score.logprobs))] for score in scores
+        ]
+        left = list(range(len(matrix)))
+        for column in range(longest):
+            best = max(matrix[row][column] for row in left)
+            left = [row for row in left if matrix[row][column] == best]
+            if len(left) == 1:
+                break
+        return left[0], {"greedy_logprob_matrix": matrix}
+
+
+class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
+    """The highest mean gain in log-probability that the prompt gives, over the choice on its own."""
+
+    name = "unconditional_likelihood_normalized"
+    requires_unconditional_logprobs = True
+
+    def _prefer(self, scores: Sequence[Scores]) -> tuple[int, dict[str, Any]]:
+        gains = [
+            [given - (alone or 0.0) for given, alone in zip(s.logprobs, s.unconditional or (), strict=True)]
+            for s in scores
+        ]
+        means = [_mean(gain) for gain in gains]
+        return _argmax(means), {
+            "unconditional_token_logprobs": [list(s.unconditional or ()) for s in scores],
+            "normalized_unconditional_prompt_logprobs": means,
+        }
+
+
+token_length_normalized = TokenLengthNormalized()
+greedy_token_selection = GreedyTokenSelection()
+unconditional_likelihood_normalized = UnconditionalLikelihoodNormalized()
+
+METHODS: dict[str, ChoicesSamplingMethod] = {
+    method.name: method
+    for method in (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+}
+
+
+def method_named(method: str | ChoicesSamplingMethod | None) -> ChoicesSamplingMethod:
+    """The method of that name, or the method itself."""
+    name = method if isinstance(method, str) else (method or token_length_normalized).name
+    if name not in METHODS:
+        hint = nearest_name(name, METHODS)
+        raise InvalidRequest(f"no choices_method {name!r}{hint}; there are {', '.join(METHODS)}", param="choices_method")
+    return METHODS[name]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else -math.inf
+
+
+def _argmax(values: Sequence[float]) -> int:
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def _probabilities(totals: Sequence[float]) -> list[float]:
+    top = max(totals)
+    if top == -math.inf:
+        return [1 / len(totals)] * len(totals)
+    weights = [math.exp(total - top) for total in totals]
+    return [weight / sum(weights) for weight in weights]

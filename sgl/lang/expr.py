@@ -1,0 +1,362 @@
+"""The expressions that programs append: gen, select, roles, images.
+
+Each function checks its arguments and returns an IR node; nothing runs and nothing of the caller's is changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from sgl.errors import InvalidRequest, RegexSyntaxError, nearest_name
+from sgl.lang import ir
+from sgl.lang.choices import ChoicesSamplingMethod, method_named
+from sgl.lang.reasoning import reasoning_format
+from sgl.lang.schema import json_constraint, typed
+from sgl.lang.tools import Tool, call_schema, tool_of
+
+_DTYPES: dict[Any, Literal["int", "float", "bool", "str"]] = {
+    **{int: "int", float: "float", bool: "bool", str: "str"},
+    **{"int": "int", "float": "float", "bool": "bool", "str": "str"},
+}
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: text.strip() == "True",
+    "str": lambda text: text.strip()[1:-1],
+}
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+
+
+class GenClient:
+    """What stays with the client: how to parse a gen's text, and the functions it may call."""
+
+    __slots__ = ("parse", "tools")
+
+    def __init__(self, parse: Callable[[str], Any] | None = None, tools: Sequence[Tool] = ()) -> None:
+        self.parse = parse
+        self.tools = tools
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    *,
+    schema: Any = None,
+    ebnf: str | None = None,
+    tools: Sequence[Callable[..., Any]] | None = None,
+    tool_choice: Literal["auto", "required"] = "auto",
+    seed: int | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float | None = None,
+    priority: int | None = None,
+    timeout: float | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> ir.Gen | ir.Select:
+    """Generate text into variable `name`. None inherits the run's value.
+
+    At most one of dtype, regex, json_schema, schema, ebnf and required tools constrains the text. `schema` takes a
+    type or a JSON Schema and lets `s.value(name)` return the object; `tools` takes functions, whose calls are run and
+    their results appended after the turn. `choices` makes it a `select`. `timeout` is in seconds; `extra` goes to the
+    backend as it is. Raises `InvalidRequest` or `RegexSyntaxError` for what no backend could serve.
+    """
+    if choices is not None:
+        return select(name, choices, temperature or 0.0, choices_method)
+    params = sampling_params(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        n=n,
+        stop=stop,
+        stop_token_ids=stop_token_ids,
+        stop_regex=stop_regex,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        repetition_penalty=repetition_penalty,
+        ignore_eos=ignore_eos,
+        return_logprob=return_logprob,
+        logprob_start_len=logprob_start_len,
+        top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
+        seed=seed,
+        logit_bias=logit_bias,
+        priority=priority,
+        timeout=timeout,
+        extra=extra,
+    )
+    if all(wanted is None for wanted in (dtype, regex, json_schema, schema, ebnf, tools)):
+        return ir.Gen(name, params)
+    if dtype is not None and dtype not in _DTYPES:
+        raise InvalidRequest(f"dtype must be int, float, bool or str, not {dtype!r}", param="dtype")
+    known_tools = [tool_of(function) for function in tools or ()]
+    constraint, parse = _constraint(dtype, regex, json_schema, schema, ebnf, known_tools, tool_choice)
+    return ir.Gen(
+        name,
+        params,
+        constraint,
+        _DTYPES[dtype] if dtype is not None else None,
+        tools=tuple(tool.schema for tool in known_tools),
+        client=GenClient(parse, known_tools),
+    )
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> ir.Gen | ir.Select:
+    """A gen of dtype int; takes what `gen` takes."""
+    return gen(name, max_tokens, dtype=int, **params)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **params: Any) -> ir.Gen | ir.Select:
+    """A gen of dtype str, a double-quoted string; takes what `gen` takes."""
+    return gen(name, max_tokens, dtype=str, **params)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesSamplingMethod | str | None = None,
+) -> ir.Select:
+    """Append the choice that is likeliest under `choices_method`. A choice is made without chance: temperature 0."""
+    if choices is None or isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
+        raise InvalidRequest("choices must be a list of strings", param="choices")
+    if not choices or not all(choices):
+        raise InvalidRequest("choices must hold at least one choice, and no empty one", param="choices")
+    if temperature > 1e-5:
+        raise InvalidRequest("select is deterministic: temperature must be 0", param="temperature")
+    return ir.Select(name, tuple(choices), method_named(choices_method).name)
+
+
+def sampling_params(**given: Any) -> dict[str, Any]:
+    """Check sampling parameters and normalise them for the IR; None is left out. The names are those of `gen`, and
+    max_new_tokens and min_new_tokens."""
+    params: dict[str, Any] = {}
+    for key, value in given.items():
+        if value is None:
+            continue
+        name = _RENAMED.get(key, key)
+        if name not in ir.DEFAULTS:
+            hint = nearest_name(key, ir.DEFAULTS)
+            raise InvalidRequest(f"there is no sampling parameter {key!r}{hint}", param=key)
+        params[name] = _checked(name, value)
+    if params.get("min_tokens", 0) > params.get("max_tokens", params.get("min_tokens", 0)):
+        raise InvalidRequest("min_tokens is greater than max_tokens", param="min_tokens")
+    return params
+
+
+def system(expr: ir.Node | str | None = None) -> ir.Exprs:
+    """A whole system turn."""
+    return role_turn("system", expr)
+
+
+def user(expr: ir.Node | str | None = None) -> ir.Exprs:
+    """A whole user turn."""
+    return role_turn("user", expr)
+
+
+def assistant(expr: ir.Node | str | None = None) -> ir.Exprs:
+    """A whole assistant turn."""
+    return role_turn("assistant", expr)
+
+
+def role_turn(role: str, expr: ir.Node | str | None) -> ir.Exprs:
+    """The nodes of a whole turn."""
+    begin, end = ir.RoleBegin(role), ir.RoleEnd(role)
+    return begin + end if expr is None else begin + expr + end
+
+
+def system_begin() -> ir.RoleBegin:
+    return ir.RoleBegin("system")
+
+
+def system_end() -> ir.RoleEnd:
+    return ir.RoleEnd("system")
+
+
+def user_begin() -> ir.RoleBegin:
+    return ir.RoleBegin("user")
+
+
+def user_end() -> ir.RoleEnd:
+    return ir.RoleEnd("user")
+
+
+def assistant_begin() -> ir.RoleBegin:
+    return ir.RoleBegin("assistant")
+
+
+def assistant_end() -> ir.RoleEnd:
+    return ir.RoleEnd("assistant")
+
+
+def image(expr: Any) -> ir.Media:
+    """An image: a path, bytes, a PIL image or a tensor (uint8 [height, width, 3], or float in 0..1 [3, h, w])."""
+    return ir.Media("image", base64.b64encode(_image_bytes(expr)).decode())
+
+
+def video(path: str | Path, num_frames: int = 8) -> ir.Media:
+    """`num_frames` frames of a video, evenly spaced, as PNG images one after the other. Needs OpenCV."""
+    try:
+        import cv2  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise InvalidRequest("video() needs the package opencv-python", param="video") from error
+    capture = cv2.VideoCapture(str(path))
+    total = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+    if total <= 0:
+        raise InvalidRequest(f"no video can be read from {path}", param="path")
+    frames = []
+    for i in range(num_frames):
+        capture.set(cv2.CAP_PROP_POS_FRAMES, i * total // num_frames)
+        found, frame = capture.read()
+        if found:
+            frames.append(cv2.imencode(".png", frame)[1].tobytes())
+    return ir.Media("video", base64.b64encode(b"".join(frames)).decode())
+
+
+def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None = None) -> ir.Exprs:
+    """Split what the gens in `expr` write: variable and text keep the answer, `<name>_reasoning_content` has the
+    reasoning. `model_type` is one of `sgl.lang.reasoning.FORMATS`."""
+    reasoning_format(model_type or "")
+    nodes = list(ir.flatten([expr])) if isinstance(expr, ir.Node) else []
+    if not any(isinstance(node, ir.Gen | ir.Select) and node.name for node in nodes):
+        raise InvalidRequest("separate_reasoning needs an expression with a named gen", param="expr")
+    return ir.Exprs(tuple(_with_reasoning(node, model_type) if isinstance(node, ir.Gen) else node for node in nodes))
+
+
+def _with_reasoning(node: ir.Gen, model_type: str | None) -> ir.Gen:
+    return ir.Gen(
+        node.name, node.params, node.constraint, node.dtype, model_type, node.tools, node.client
+    )
+
+
+def _constraint(
+    dtype: Any, regex: Any, json_schema: Any, schema: Any, ebnf: Any, tools: list[Tool], tool_choice: str
+) -> tuple[Mapping[str, Any] | None, Callable[[str], Any] | None]:
+    """The one constraint among several ways to state it, and the parser of what matches it."""
+    if tool_choice not in ("auto", "required"):
+        raise InvalidRequest(f"tool_choice must be 'auto' or 'required', not {tool_choice!r}", param="tool_choice")
+    given = {"regex": regex, "json_schema": json_schema, "schema": schema, "ebnf": ebnf, "dtype": dtype}
+    stated = [key for key, value in given.items() if value is not None]
+    if dtype is not None and stated == ["regex", "dtype"]:
+        import warnings
+
+        warnings.warn("gen: dtype and regex given; dtype wins", stacklevel=3)
+        stated = ["dtype"]
+    if tools and tool_choice == "required":
+        stated.append("tools")
+    if len(stated) > 1:
+        raise InvalidRequest(f"{' and '.join(stated)} exclude each other", param=stated[0])
+    match stated:
+        case ["dtype"]:
+            return None, _PARSERS[_DTYPES[dtype]]
+        case ["regex"]:
+            _check_regex(regex)
+            return {"regex": regex}, None
+        case ["json_schema"]:
+            return json_constraint(json_schema), json.loads
+        case ["schema"]:
+            wanted = typed(schema)
+            return wanted.constraint, wanted.parse
+        case ["ebnf"]:
+            return {"ebnf": ebnf}, None
+        case ["tools"]:
+            return {"json": call_schema(tools)}, None
+    return None, None
+
+
+def _check_regex(regex: str) -> None:
+    try:
+        re.compile(regex)
+    except re.error as error:
+        raise RegexSyntaxError(f"regex {regex!r}: {error}", pattern=regex, position=error.pos) from error
+
+
+def _checked(name: str, value: Any) -> Any:
+    """One sampling parameter in its one form: lists as tuples, numbers in range."""
+    if name in ("stop", "stop_regex"):
+        values = (value,) if isinstance(value, str) else tuple(value)
+        if not all(isinstance(item, str) and item for item in values):
+            raise InvalidRequest(f"{name} must be a non-empty string or a list of them", param=name)
+        for pattern in values if name == "stop_regex" else ():
+            _check_regex(pattern)
+        return values
+    if name == "stop_token_ids":
+        return tuple(int(token) for token in value)
+    if name in ("logit_bias", "extra"):
+        return dict(value)
+    if name in _RANGES:
+        kind, low, high = _RANGES[name]
+        if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+            shown = "a whole number" if kind is int else "a number"
+            raise InvalidRequest(f"{name} must be {shown} from {low} to {high}, not {value!r}", param=name)
+    return value
+
+
+_RANGES: dict[str, tuple[Any, float, float]] = {
+    "max_tokens": (int, 0, 2**31),
+    "min_tokens": (int, 0, 2**31),
+    "n": (int, 1, 1024),
+    "temperature": (int | float, 0.0, float("inf")),
+    "top_p": (int | float, 0.0, 1.0),
+    "top_k": (int, -1, 2**31),
+    "min_p": (int | float, 0.0, 1.0),
+    "frequency_penalty": (int | float, -2.0, 2.0),
+    "presence_penalty": (int | float, -2.0, 2.0),
+    "repetition_penalty": (int | float, 0.0, float("inf")),
+    "seed": (int, -(2**63), 2**64),
+    "timeout": (int | float, 0.0, float("inf")),
+}
+
+
+def _image_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str | Path):
+        return Path(value).read_bytes()
+    if hasattr(value, "cpu"):  # a torch tensor
+        from PIL import Image  # type: ignore[import-not-found,unused-ignore]
+
+        array = value.cpu()
+        if array.dim() == 3 and array.shape[0] in (1, 3) and array.is_floating_point():
+            array = (array.clamp(0, 1) * 255).byte().permute(1, 2, 0)
+        value = Image.fromarray(array.numpy())
+    if hasattr(value, "save"):  # a PIL image
+        buffer = io.BytesIO()
+        value.save(buffer, format="PNG")
+        return buffer.getvalue()
+    raise InvalidRequest(f"no image can be made of {type(value).__name__}", param="image")
+
+
+def parser_of(node: ir.Node) -> Callable[[str], Any]:
+    """How to make the object of a gen's text; the text itself without schema or dtype."""
+    client = getattr(node, "client", None)
+    return client.parse if client is not None and client.parse else str
+

@@ -1,0 +1,351 @@
+"""`@function`: a program, and the ways to run it.
+
+It splits a call into program arguments and options, executes the body exactly once around a `Run`, and hands out the
+state. Batches are in `sgl.lang.batch`, dry runs (trace, explain, preview, compile) in `sgl.lang.trace`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import threading
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar, overload
+
+from sgl.errors import InvalidRequest, nearest_name
+from sgl.lang import batch, trace
+from sgl.lang.backends.base import Backend
+from sgl.lang.config import backend_of, global_config
+from sgl.lang.expr import sampling_params
+from sgl.lang.ir import DEFAULTS
+from sgl.lang.pool import BodyPool
+from sgl.lang.run import Run, child_seed, current_run
+from sgl.lang.state import AsyncProgramState, ProgramState
+
+T = TypeVar("T")
+
+SAMPLING_OPTIONS = frozenset(DEFAULTS) | {"max_new_tokens", "min_new_tokens"}
+RUN_OPTIONS = frozenset({"backend", "stream", "use_thread", "chat_template", "sampling"})
+
+_async_pool = BodyPool(max_threads=1024)  # bodies of `def` programs that event loops run
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a program: what its body gets, and how it is run."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    sampling: dict[str, Any]
+
+
+class SglFunction:
+    """A program: a function of a state `s` and arguments, decorated with `@sgl.function`."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        num_api_spec_tokens: int | None = None,
+        bind_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.func = func
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bind_arguments = dict(bind_arguments or {})
+        self.is_async = inspect.iscoroutinefunction(func)
+        self.__doc__, self.__name__ = func.__doc__, func.__name__
+        self.__module__, self.__wrapped__ = func.__module__, func
+        parameters = list(inspect.signature(func).parameters.values())
+        if not parameters or parameters[0].name != "s":
+            raise InvalidRequest(f"the first parameter of program {func.__name__!r} must be named s", param="s")
+        self.parameters = parameters[1:]
+        self.arg_names = [parameter.name for parameter in self.parameters]
+        self._arg_names = frozenset(self.arg_names)
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in self.parameters)
+
+    def __repr__(self) -> str:
+        return f"SglFunction({self.__name__})"
+
+    def bind(self, **kwargs: Any) -> SglFunction:
+        """The same program with some arguments given."""
+        for name in kwargs:
+            if name not in self._arg_names and not self._takes_any:
+                raise self._unknown(name)
+        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
+
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the body in this thread and return its state, before generation is done: reading waits.
+
+        Keywords are the program's arguments first; the others are options: `backend`, `stream` (run the body in the
+        background and stream the gens), `chat_template`, `use_thread=False` (return when all is done), and the
+        run's sampling parameters, which gens inherit: `temperature`, `max_new_tokens`, `stop`, `seed`, `timeout` …
+        What a program argument shadows goes into `sampling={…}`. Raises what the body raises.
+        """
+        call = self._call(args, kwargs)
+        if self.is_async and not call.options.get("stream"):
+            return _from_sync(self._run_async(call))
+        run = self._new_run(call)
+        state = ProgramState(run, run.root)
+        if call.options.get("stream"):
+            context = contextvars.copy_context()
+            target = partial(context.run, self._stream_body, run, state, call)
+            threading.Thread(target=target, name="sgl-body", daemon=True).start()
+            return state
+        self._body(run, state, call)
+        if not call.options.get("use_thread", True):
+            state.sync()
+        return state
+
+    def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """`run` with stream=True: returns at once, for `text_iter` and `text_async_iter`."""
+        return self.run(*args, **({"stream": True} | kwargs))
+
+    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the program, of `async def` or `def`, from an event loop; its state is complete on return. Takes what
+        `run` takes. Raises what the body or the program raised; cancelling the task cancels the program."""
+        return await self._run_async(self._call(args, kwargs))
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        return_exceptions: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Run the program for each row, a dict of arguments or a tuple of positional ones, all at the same time.
+        Returns their states, all done, in the order of the rows.
+
+        A body that raises does not disturb the others; its error is raised at the end, or stands in the list with
+        `return_exceptions`, and then so does what a gen failed with. Bodies run one after the other on this thread;
+        only while they wait for values up to `num_threads` overlap. `generator_style` yields the states in order.
+        """
+        rows = batch.rows_of(batch_kwargs, self.arg_names)
+        run_rows = batch.SyncBatch(self, options, num_threads, progress_bar, return_exceptions)
+        return run_rows.in_chunks(rows) if generator_style else run_rows(rows)
+
+    def arun_batch(
+        self,
+        rows: Iterable[Any] | AsyncIterable[Any],
+        *,
+        max_concurrency: int | None = None,
+        return_exceptions: bool = False,
+        **options: Any,
+    ) -> batch.AsyncBatch:
+        """Run the program for each row of a list or of an asynchronous iterator, at most `max_concurrency` at a time.
+        `await` gives the list of states in order; `async for` yields them in order as they are done."""
+        return batch.AsyncBatch(self, rows, options, max_concurrency, return_exceptions)
+
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> trace.Trace:
+        """Record the body once without running anything; missing arguments are symbolic."""
+        return trace.Trace.of(self, kwargs)
+
+    def compile(self, *, backend: Any = None, **kwargs: Any) -> trace.CompiledProgram:
+        """Record the body once; each run of the result only fills in the arguments. The body must not read values,
+        and may append arguments as they are but not compute with them."""
+        return trace.CompiledProgram(self, trace.Trace.of(self, kwargs), backend)
+
+    def explain(self, *args: Any, **kwargs: Any) -> trace.Explanation:
+        """What a run would do: its nodes and how many requests they take. Runs the body once with made-up values."""
+        return trace.explain(self, args, kwargs)
+
+    def preview(self, *args: Any, **kwargs: Any) -> str:
+        """The prompt of a run, with made-up values in braces. Runs the body once."""
+        return trace.explain(self, args, kwargs).text
+
+    def cache(self, backend: Any = None) -> None:
+        """Tell the backend the constant text that every run begins with, if it is longer than 64 characters."""
+        prefix = trace.Trace.of(self, {}).constant_prefix()
+        if len(prefix) > 64:
+            backend_of(backend).cache_prefix(prefix)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program; inside another program's body with that one's backend, sampling parameters and seed. An
+        `async def` program is awaited."""
+        return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
+        """A state, and the call that executes the body on it."""
+        call = self._call(args, kwargs)
+        run = self._new_run(call)
+        state = ProgramState(run, run.root)
+        return state, lambda: self._body(run, state, call)
+
+    # One call
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        arguments = dict(self.bind_arguments)
+        options: dict[str, Any] = {}
+        sampling: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name in self._arg_names:
+                arguments.setdefault(name, value)
+            elif name in SAMPLING_OPTIONS:
+                sampling[name] = value
+            elif name in RUN_OPTIONS:
+                options[name] = value
+            elif self._takes_any:
+                arguments[name] = value
+            else:
+                raise self._unknown(name)
+        if self.bind_arguments and args:  # positional values are for the parameters that are not bound
+            free = [name for name in self.arg_names if name not in self.bind_arguments]
+            arguments |= dict(zip(free, args, strict=False))
+            args = args[len(free) :]
+        return Call(args, arguments, options, {**(options.pop("sampling", None) or {}), **sampling})
+
+    def _new_run(self, call: Call) -> Run:
+        outer = current_run.get()
+        options, sampling = call.options, sampling_params(**call.sampling)
+        seed, timeout = sampling.pop("seed", None), sampling.pop("timeout", None)
+        backend: Backend
+        if outer is not None:
+            sampling = {**outer.program.defaults, **sampling}
+            seed = child_seed(outer) if seed is None else seed
+        if outer is not None and options.get("backend") is None:
+            backend = outer.backend
+        else:
+            backend = backend_of(options.get("backend"))
+        run = Run(
+            self.__name__,
+            backend,
+            defaults=sampling,
+            seed=seed,
+            stream=bool(options.get("stream")),
+            timeout=timeout,
+            chat_template=options.get("chat_template") or (outer.program.chat_template if outer else None),
+            speculate_tokens=self.num_api_spec_tokens,
+        )
+        if outer is not None:
+            run.user_loop = outer.user_loop
+        if global_config.verbosity >= 2:
+            run.when_done(lambda: print(run.root.partial_text()))
+        return run
+
+    def _body(self, run: Run, state: ProgramState, call: Call) -> None:
+        """Execute a `def` body in this thread, once."""
+        token = current_run.set(run)
+        run.begin()
+        try:
+            state.ret_value = self.func(state, *call.args, **call.kwargs)
+        except BaseException as error:
+            run.abort(error)
+            raise
+        finally:
+            current_run.reset(token)
+        run.end()
+
+    def _stream_body(self, run: Run, state: ProgramState, call: Call) -> None:
+        with contextlib.suppress(BaseException):  # the run has it: iterators and reads raise it
+            if self.is_async:
+                asyncio.run(self._async_body(run, state, call))
+            else:
+                self._body(run, state, call)
+
+    async def _run_async(self, call: Call) -> ProgramState:
+        run = self._new_run(call)
+        run.user_loop = run.user_loop or asyncio.get_running_loop()
+        state = ProgramState(run, run.root)
+        try:
+            if self.is_async:
+                await self._async_body(run, state, call)
+            else:
+                await _in_pool(self._body, run, state, call)
+            await run.wait_async(lambda: run.is_done)
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+        if run.root.failure:
+            raise run.root.failure.exception()
+        return state
+
+    async def _async_body(self, run: Run, state: ProgramState, call: Call) -> None:
+        """Execute an `async def` body in this task, once."""
+        token = current_run.set(run)
+        run.begin()
+        try:
+            state.ret_value = await self.func(AsyncProgramState(run, run.root), *call.args, **call.kwargs)
+        except BaseException as error:
+            run.abort(error)
+            raise
+        finally:
+            current_run.reset(token)
+        run.end()
+
+    def _unknown(self, name: str) -> TypeError:
+        hint = nearest_name(name, {*self.arg_names, *SAMPLING_OPTIONS, *RUN_OPTIONS})
+        return TypeError(f"program {self.__name__!r} has no argument {name!r}{hint}, and it is no option of a run")
+
+
+@overload
+def function(func: Callable[..., Any]) -> SglFunction: ...
+
+
+@overload
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], SglFunction]: ...
+
+
+def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
+    """Make a function of `s` and arguments a program. With `num_api_spec_tokens`, backends of single calls generate
+    that many tokens ahead and take later gens from them while the program's text agrees."""
+    if func is None:
+        return lambda decorated: SglFunction(decorated, num_api_spec_tokens)
+    return SglFunction(func, num_api_spec_tokens)
+
+
+def _from_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a user's coroutine to its end, also where this thread has a running loop (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    outcome: list[Any] = []
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            outcome.append((True, context.run(asyncio.run, coroutine)))
+        except BaseException as error:
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=work, name="sgl-body", daemon=True)
+    thread.start()
+    thread.join()
+    is_well, result = outcome[0]
+    if not is_well:
+        raise result
+    return result  # type: ignore[no-any-return]
+
+
+async def _in_pool(work: Callable[..., None], *args: Any) -> None:
+    """Run blocking work on the pool of bodies and await its end."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def finish(error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def job() -> None:
+        error: BaseException | None = None
+        try:
+            context.run(work, *args)
+        except BaseException as raised:
+            error = raised
+        loop.call_soon_threadsafe(finish, error)
+
+    _async_pool.submit(job)
+    await done

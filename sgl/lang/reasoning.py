@@ -1,0 +1,89 @@
+"""Splits what a reasoning model wrote into its reasoning and its answer, also piece by piece as it streams.
+
+It knows the tags of the model families; executors call it for gens that carry a `reasoning` format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl.errors import InvalidRequest, nearest_name
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The tags around reasoning; `starts_inside`: the template has opened the tag already."""
+
+    begin: str
+    end: str
+    starts_inside: bool = False
+
+
+FORMATS = {
+    "deepseek-r1": ReasoningFormat("<think>", "</think>", starts_inside=True),
+    "deepseek-v3": ReasoningFormat("<think>", "</think>"),
+    "glm45": ReasoningFormat("<think>", "</think>"),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "qwen3-thinking": ReasoningFormat("<think>", "</think>", starts_inside=True),
+    "step3": ReasoningFormat("<think>", "</think>", starts_inside=True),
+}
+
+
+def reasoning_format(name: str) -> ReasoningFormat:
+    if name not in FORMATS:
+        hint = nearest_name(name, FORMATS)
+        raise InvalidRequest(f"no reasoning format {name!r}{hint}; there are {', '.join(FORMATS)}", param="model_type")
+    return FORMATS[name]
+
+
+class ReasoningSplitter:
+    """Feed text in any pieces; get (reasoning, answer) pieces. A possible half of a tag is held back."""
+
+    def __init__(self, name: str) -> None:
+        self._format = reasoning_format(name)
+        self._is_inside = self._format.starts_inside
+        self._held = ""
+        self._seen_any = False
+        self._is_fresh = False  # just after the end tag: blank lines before the answer are dropped
+
+    def feed(self, text: str, *, final: bool = False) -> tuple[str, str]:
+        reasoning, answer = [], []
+        self._held += text
+        while self._held:
+            tag = self._format.end if self._is_inside else self._format.begin
+            if not self._seen_any:
+                if self._held.startswith(self._format.begin):
+                    self._held = self._held[len(self._format.begin) :]
+                    self._is_inside, self._seen_any = True, True
+                    continue
+                if self._format.begin.startswith(self._held) and not final:
+                    break
+                self._seen_any = True
+            before, found, after = self._held.partition(tag)
+            if not found:
+                keep = 0 if final else _half_tag(self._held, tag)
+                before, after = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+            if self._is_inside:
+                reasoning.append(before)
+            else:
+                if self._is_fresh:
+                    before = before.lstrip()
+                self._is_fresh = self._is_fresh and not before
+                answer.append(before)
+            self._held = after
+            if not found:
+                break
+            self._is_fresh = self._is_inside
+            self._is_inside = not self._is_inside
+        return "".join(reasoning), "".join(answer)
+
+
+def split_reasoning(text: str, name: str) -> tuple[str, str]:
+    """(reasoning, answer) of a whole text."""
+    return ReasoningSplitter(name).feed(text, final=True)
+
+
+def _half_tag(text: str, tag: str) -> int:
+    """The length of the longest end of `text` that begins `tag`."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

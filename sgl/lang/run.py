@@ -1,0 +1,309 @@
+"""One run of a program on the client: it ships what the streams record and delivers what the backend answers.
+
+It knows the backend's session and the streams; it knows nothing of user-facing states or of how bodies are executed
+(see `sgl.lang.function`). What is recorded is shipped as one segment when Python observes a value, when the body
+ends, when a segment grows long, or when the body has been busy with something else for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from sgl.errors import BackendError, InvalidRequest, ProgramError, RequestAborted, RequestTimeout, SglError
+from sgl.lang import ir, tools
+from sgl.lang.aio import Watched, io
+from sgl.lang.backends.base import Backend, Session
+from sgl.lang.stream import Cell, Failure, Stream
+
+MAX_NODES = 10_000  # of one run; a recorded loop that never observes ends here
+MAX_STREAMS = 4_097
+SEGMENT_NODES = 2_000  # a longer segment is shipped before anybody observes
+IDLE_S = 0.1  # a body busy elsewhere for so long has its recorded nodes shipped
+
+current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
+
+
+class Run(Watched):
+    """One execution of one program. `requests` counts what went to the backend."""
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        *,
+        defaults: Mapping[str, Any],
+        args: Mapping[str, str] | None = None,
+        seed: int | None = None,
+        stream: bool = False,
+        timeout: float | None = None,
+        chat_template: str | None = None,
+        speculate_tokens: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.backend = backend
+        self.program = ir.Program(
+            name=name,
+            seed=random.getrandbits(63) if seed is None else seed,
+            defaults=defaults,
+            args=args or {},
+            stream=stream,
+            deadline_s=timeout,
+            chat_template=chat_template,
+            speculate_tokens=speculate_tokens,
+        )
+        self.is_over = False  # the body has ended
+        self.is_done = False  # the backend has finished, or the run failed
+        self.failure: Failure | None = None
+        self.user_loop: asyncio.AbstractEventLoop | None = None
+        self._on_done: deque[Callable[[], object]] = deque()
+        self.segments = 0
+        self.nested = 0
+        self._recorder: object = None
+        self._session: Session | None = None
+        self._streams: list[Stream] = []
+        self._unsent: deque[tuple[int, ir.Node]] = deque()
+        self._num_nodes = 0
+        self._lock = threading.Lock()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._tool_tasks: set[asyncio.Task[None]] = set()
+        self.root = Stream(self, None, "")
+
+    @property
+    def requests(self) -> int:
+        """Round trips so far: segments, or calls where the backend knows no programs."""
+        calls: int | None = getattr(self._session, "requests", None)
+        return self.segments if calls is None else calls
+
+    # What streams ask for
+
+    def add_stream(self, stream: Stream) -> int:
+        with self._lock:
+            if len(self._streams) >= MAX_STREAMS:
+                raise ProgramError(f"a program can have at most {MAX_STREAMS - 1} forked branches")
+            self._streams.append(stream)
+            return len(self._streams) - 1
+
+    def record(self, stream: int, node: ir.Node) -> None:
+        self._unsent.append((stream, node))
+        self._num_nodes += 1
+        if len(self._unsent) == 1:
+            idle_watch.add(self)
+        elif len(self._unsent) >= SEGMENT_NODES:
+            self.flush()
+        if self._num_nodes > MAX_NODES:
+            raise ProgramError(f"a program can have at most {MAX_NODES} nodes; does a loop never end?")
+
+    def flush(self, *, final: bool = False) -> None:
+        """Ship what is recorded and not shipped yet. Any thread; never blocks."""
+        if not self._unsent and not final:
+            return
+        with self._lock:  # segments must leave in the order in which their nodes were taken
+            nodes = []
+            while self._unsent:
+                nodes.append(self._unsent.popleft())
+            if nodes or final:
+                self.segments += 1
+                io.post(self._send, ir.Segment(tuple(nodes), final=final))
+
+    def is_recording_here(self) -> bool:
+        """Whether the caller is the running body itself, so that waiting for it would never end."""
+        return not self.is_over and self._recorder == _whoami()
+
+    def cells(self) -> Iterator[Cell]:
+        """The answers to all nodes of all streams, pending ones too."""
+        for stream in list(self._streams):
+            yield from stream.cells()
+
+    def stream(self, index: int) -> Stream:
+        return self._streams[index]
+
+    # The life of the body
+
+    def begin(self) -> None:
+        """The body starts in the calling thread or task."""
+        self._recorder = _whoami()
+
+    def end(self) -> None:
+        """The body has ended well: ship the rest."""
+        self.is_over = True
+        self.flush(final=True)
+        self._wake_all()
+
+    def abort(self, error: BaseException) -> None:
+        """The body raised: give up what is under way. Reads of this run raise the body's error from now on."""
+        self.is_over = True
+        self.fail(error, is_body=True)
+
+    def cancel(self) -> None:
+        """Give up the whole run, on the backend as well. Reads raise, `error()` is `RequestAborted`."""
+        self.fail(RequestAborted("the program was cancelled"))
+
+    def fail(self, error: BaseException, *, is_body: bool = False) -> None:
+        """Fail everything that is not done. Any thread; a run that is done stays as it is."""
+        if self.is_done:
+            return
+        self.failure = Failure(None if is_body else f"program {self.program.name!r}", error)
+        for stream in list(self._streams):
+            stream.fail(0, self.failure)
+        io.post(self._close)
+        self._finish()
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Call `call` once when the run is done: at once, or on whatever thread finishes it."""
+        self._on_done.append(call)
+        if self.is_done:
+            self._call_on_done()
+
+    def _call_on_done(self) -> None:
+        while self._on_done:
+            try:
+                call = self._on_done.popleft()
+            except IndexError:  # the other thread took it
+                return
+            call()
+
+    # On the io thread
+
+    def _send(self, segment: ir.Segment) -> None:
+        if self.is_done:
+            return
+        try:
+            if self._session is None:
+                self._session = self.backend.open(self.program, self.on_event)
+                if seconds := self.program.deadline_s:
+                    error = RequestTimeout(f"not finished within {seconds:g} s", seconds=seconds)
+                    self._deadline = io.loop().call_later(seconds, self.fail, error)
+            self._session.send(segment)
+        except Exception as error:
+            self.fail(error if isinstance(error, SglError) else _as_backend_error(error))
+
+    def _close(self) -> None:
+        for task in self._tool_tasks:
+            task.cancel()
+        if self._session is not None:
+            self._session.cancel()
+
+    def on_event(self, event: ir.Event) -> None:
+        """Deliver an answer of the backend: from any thread, one at a time, in order."""
+        if isinstance(event, ir.Done):
+            self._finish()
+        elif isinstance(event, ir.NodeFailed):
+            if event.stream is None or event.index is None:
+                self.fail(event.error)
+            else:
+                stream = self._streams[event.stream]
+                what, variable = stream.describe(event.index)
+                path = ir.node_path(stream.path, event.index)
+                stream.fail(event.index, Failure(what, event.error, path, variable))
+                self._wake_all()
+        else:
+            cell = self._streams[event.stream].parts[event.index]
+            assert isinstance(cell, Cell), "the backend answered a node that has no answer"
+            if isinstance(event, ir.NodeDone):
+                cell.resolve(event)
+            elif isinstance(event, ir.Delta):
+                cell.add(event)
+            else:
+                io.post(self._start_tools, event)
+
+    def _finish(self) -> None:
+        self.is_done = True
+        self._call_on_done()
+        if self._deadline:
+            io.post(self._deadline.cancel)
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        self.wake()
+        for stream in self._streams:
+            stream.wake()
+
+    def _start_tools(self, need: ir.Need) -> None:
+        task = io.loop().create_task(self._answer_tools(need))
+        self._tool_tasks.add(task)
+        task.add_done_callback(self._tool_tasks.discard)
+
+    async def _answer_tools(self, need: ir.Need) -> None:
+        stream = self._streams[need.stream]
+        node = stream.nodes[need.index]
+        assert isinstance(node, ir.ToolResults)
+        gen, cell = stream.nodes[node.index], stream.parts[node.index]
+        assert isinstance(gen, ir.Gen)
+        assert isinstance(cell, Cell)
+        try:
+            calls = tools.calls_of(cell.text, cell.meta)
+            await tools.run_calls(calls, gen.client.tools, self.user_loop)
+            cell.meta["calls"] = calls
+            turns = tuple(tools.turn_of(call, in_chat=self._is_turn(stream, node.index)) for call in calls)
+        except Exception as error:
+            self.on_event(ir.NodeFailed(need.stream, need.index, error))
+            return
+        with self._lock:
+            self.segments += 1
+        self._send(ir.Segment(answers=((need.stream, need.index, turns),)))
+
+    @staticmethod
+    def _is_turn(stream: Stream, gen: int) -> bool:
+        return not isinstance(stream.nodes[gen + 1], ir.ToolResults)
+
+
+class IdleWatch:
+    """Ships what a body recorded before it turned to something that takes long."""
+
+    def __init__(self) -> None:
+        self._recording: dict[Run, int] = {}
+        self._is_ticking = False
+        self._lock = threading.Lock()
+
+    def add(self, run: Run) -> None:
+        with self._lock:
+            self._recording[run] = -1
+            if self._is_ticking:
+                return
+            self._is_ticking = True
+        io.post(self._start)
+
+    def _start(self) -> None:
+        io.loop().call_later(IDLE_S, self._tick)
+
+    def _tick(self) -> None:
+        for run, seen in list(self._recording.items()):
+            waiting = len(run._unsent)
+            if waiting == 0 or run.is_over:
+                self._recording.pop(run, None)
+            elif waiting == seen:
+                run.flush()
+            else:
+                self._recording[run] = waiting
+        with self._lock:
+            self._is_ticking = bool(self._recording)
+        if self._is_ticking:
+            self._start()
+
+
+idle_watch = IdleWatch()
+
+
+def child_seed(run: Run) -> int:
+    """The seed of the next program that the body of `run` calls."""
+    run.nested += 1
+    return ir.node_seed(run.program.seed, "call", run.nested)
+
+
+def _whoami() -> object:
+    try:
+        return asyncio.current_task() or threading.get_ident()
+    except RuntimeError:
+        return threading.get_ident()
+
+
+def _as_backend_error(error: Exception) -> BackendError:
+    wrapped = BackendError(f"the backend failed: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,108 @@
+"""Typed results: from a Python type to what a gen's text must match, and from that text back to an object.
+
+It knows pydantic (imported at first use) and nothing of models. Strings of a Literal or an Enum are generated bare;
+everything else is JSON.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sys
+
+from sgl.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The constraint of a type, as {kind: value} of the IR, and the parser of texts that match it."""
+
+    constraint: Mapping[str, Any]
+    parse: Callable[[str], Any]
+
+
+def typed(schema: Any) -> Typed:
+    """`schema`: a JSON Schema (dict, or its JSON text), or a type that pydantic understands: a model, TypedDict,
+    dataclass, Literal, Enum, list[int], int | None …"""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise InvalidRequest(f"schema is not JSON: {error}", param="schema") from error
+        if not isinstance(schema, dict):
+            raise InvalidRequest("a JSON Schema must be an object", param="schema")
+    if isinstance(schema, Mapping):
+        return Typed({"json": dict(schema)}, json.loads)
+    options = _bare_options(schema)
+    if options is not None:
+        return Typed({"regex": "(" + "|".join(re.escape(text) for text in options) + ")"}, options.__getitem__)
+    return _typed_by_pydantic(schema)
+
+
+def json_constraint(schema: Any) -> dict[str, Any]:
+    """The constraint of a `json_schema=` argument."""
+    constraint = typed(schema).constraint
+    if "json" not in constraint:
+        raise InvalidRequest("json_schema must be a JSON Schema; pass types as schema=", param="json_schema")
+    return dict(constraint)
+
+
+def _bare_options(schema: Any) -> dict[str, Any] | None:
+    """The texts of a Literal or Enum of strings, with the value of each."""
+    if typing.get_origin(schema) is typing.Literal:
+        values = {value: value for value in typing.get_args(schema)}
+    elif isinstance(schema, type) and issubclass(schema, enum.Enum):
+        values = {member.value: member for member in schema}
+    else:
+        return None
+    return values if values and all(isinstance(text, str) for text in values) else None
+
+
+def _typed_by_pydantic(schema: Any) -> Typed:
+    try:
+        return _adapted(schema)
+    except TypeError:  # an unhashable annotation
+        return _adapted.__wrapped__(schema)
+
+
+@functools.lru_cache(maxsize=256)
+def _adapted(schema: Any) -> Typed:
+    import pydantic
+
+    try:
+        adapter: Any = pydantic.TypeAdapter(_understood(schema))
+        json_schema = adapter.json_schema()
+    except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticSchemaGenerationError) as error:
+        message = f"schema={schema!r} is neither a JSON Schema nor a type that has one: {error.message}"
+        raise InvalidRequest(message, param="schema") from error
+    return Typed({"json": json_schema}, adapter.validate_json)
+
+
+def _understood(schema: Any) -> Any:
+    """`typing.TypedDict` classes as those of typing_extensions, which is what pydantic takes before Python 3.12."""
+    if sys.version_info >= (3, 12):
+        return schema
+    if typing.is_typeddict(schema) and type(schema).__module__ == "typing":
+        from typing_extensions import NotRequired, Required, TypedDict
+
+        hints = typing.get_type_hints(schema, include_extras=True)
+        fields: dict[str, Any] = {}
+        for name, hint in hints.items():
+            if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+                hint = typing.get_args(hint)[0]
+            wrap: Any = Required if name in schema.__required_keys__ else NotRequired
+            fields[name] = wrap[_understood(hint)]
+        rebuilt: Any = TypedDict(schema.__name__, fields)  # type: ignore[operator]
+        rebuilt.__doc__ = schema.__doc__
+        return rebuilt
+    origin, args = typing.get_origin(schema), typing.get_args(schema)
+    if args and origin in (list, dict, tuple, set, frozenset):
+        return origin[tuple(_understood(arg) for arg in args)]
+    return schema

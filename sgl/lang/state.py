@@ -1,0 +1,349 @@
+"""Program states: what a body gets as `s`. Two facades over one stream: blocking for `def`, awaitable for `async def`.
+
+Appending records and never waits; reading ships what is recorded and waits for the value. All logic is in
+`sgl.lang.stream`; the facades only decide how to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, Self, TypeVar
+
+from sgl.errors import ProgramError
+from sgl.lang import ir, tools
+from sgl.lang.aio import Wait, drive, drive_async
+from sgl.lang.expr import parser_of, role_turn
+from sgl.lang.run import Run
+from sgl.lang.stream import Cell, Chunk, Failure, Lazy, Stream
+
+S = TypeVar("S", bound="Recording")
+JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
+
+
+class Recording:
+    """What both kinds of state share: everything that only records."""
+
+    def __init__(self, run: Run, stream: Stream) -> None:
+        self._run = run
+        self._stream = stream
+        self.ret_value: Any = None
+
+    def __iadd__(self, expr: object) -> Self:
+        """Append text or an expression. Never waits; raises what a node before has failed with."""
+        if expr is None:
+            raise ProgramError("None cannot be appended")
+        self._stream.append(expr)
+        return self
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._stream.set(name, value)
+
+    set_var = __setitem__
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the program has set the variable so far; its value may still be on the way."""
+        return name in self._stream.names
+
+    def ref(self, name: str) -> ir.Ref | ir.Text:
+        """The text of a variable, to be appended without reading it: `s += s.ref("x").strip()`."""
+        value = self._stream.names.get(name)
+        if isinstance(value, str):
+            return ir.Text(value)
+        address = value.address if isinstance(value, Cell | Lazy) else None
+        if address is None:
+            raise ProgramError(f"{name!r} is not a variable whose text can be appended", variable=name)
+        return ir.Ref(*address)
+
+    def system(self, expr: ir.Node | str | None = None) -> Any:
+        """Append a system turn; without `expr`, the turn is what the `with` block appends."""
+        return self._role("system", expr)
+
+    def user(self, expr: ir.Node | str | None = None) -> Any:
+        """Append a user turn; without `expr`, the turn is what the `with` block appends."""
+        return self._role("user", expr)
+
+    def assistant(self, expr: ir.Node | str | None = None) -> Any:
+        """Append an assistant turn; without `expr`, the turn is what the `with` block appends."""
+        return self._role("assistant", expr)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """Variable `name` is the text that the `with` block appends."""
+        self._stream.append(ir.ScopeBegin(name))
+        yield
+        self._stream.append(ir.ScopeEnd(name))
+
+    def cancel(self) -> None:
+        """Give up the whole program, on the backend as well."""
+        self._run.cancel()
+
+    @property
+    def root(self) -> Stream:
+        """The stream behind this state."""
+        return self._stream
+
+    @property
+    def seed(self) -> int:
+        """The program's seed: pass it to another run to get the same texts."""
+        return self._run.program.seed
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """What the whole program has cost so far: requests to the backend, and the sum of what its gens report."""
+        totals: dict[str, Any] = {"requests": self._run.requests}
+        for cell in self._run.cells():
+            for key in _COUNTED:
+                if isinstance(amount := cell.meta.get(key), int | float):
+                    totals[key] = totals.get(key, 0) + amount
+        return totals
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Call `call` once when the program is done or has failed: at once, or on the thread that finishes it."""
+        self._run.when_done(call)
+
+    def failed(self) -> BaseException | None:
+        """What the program has failed with so far, as `error()` returns it; never waits."""
+        failure = self._stream.failure
+        return failure.exception() if failure else None
+
+    def __repr__(self) -> str:
+        return f"ProgramState({self._stream.partial_text()})"
+
+    def _role(self, role: str, expr: ir.Node | str | None) -> Any:
+        if expr is not None:
+            self._stream.append(role_turn(role, expr))
+            return None
+        return self._turn(role)
+
+    @contextmanager
+    def _turn(self, role: str) -> Iterator[None]:
+        self._stream.append(ir.RoleBegin(role))
+        yield
+        self._stream.append(ir.RoleEnd(role))
+
+    def _fork(self, size: int) -> list[Self]:
+        if size < 1:
+            raise ProgramError(f"fork needs at least one branch, not {size}")
+        return [type(self)(self._run, stream) for stream in self._stream.fork(size)]
+
+    def _meta(self, name: str) -> Generator[Wait, None, Any]:
+        if name not in self._stream.names and (self._run.is_over or self._run.is_recording_here()):
+            return None
+        variable = yield from self._stream.variable(name)
+        if isinstance(variable, Lazy):
+            yield from self._stream.ready(variable.cells)
+            metas = [cell.meta for cell in variable.cells]
+            return metas[0] if variable.source else metas
+        if not isinstance(variable, Cell):
+            return None
+        yield from self._stream.ready((variable,))
+        return variable.meta.get("samples", variable.meta)
+
+    def _parsed(self, name: str) -> Generator[Wait, None, Any]:
+        variable = yield from self._stream.variable(name)
+        if not isinstance(variable, Cell) or variable.address is None:
+            value = yield from self._stream.value(name)
+            return value
+        home, index = self._run.stream(variable.address[0]), variable.address[1]
+        node = home.nodes[index]
+        yield from self._stream.ready((variable,))
+        if isinstance(node, ir.Gen) and node.tools:
+            yield from self._stream.ready(home.tool_cells(index))
+            return tools.calls_of(variable.text, variable.meta)
+        parse = parser_of(node)
+        try:
+            texts = variable.value
+            return [parse(text) for text in texts] if isinstance(texts, list) else parse(texts)
+        except (ValueError, LookupError) as error:
+            path = ir.node_path(home.path, index)
+            finish = variable.meta.get("finish_reason")
+            message = f"the text of {name!r} does not match its schema (finish reason: {finish}): {error}"
+            raise ProgramError(message, node=path, variable=name) from error
+
+    def _error(self) -> Generator[Wait, None, BaseException | None]:
+        failure: Failure | None = yield from self._stream.settle()
+        return failure.exception() if failure else None
+
+    def _sync(self) -> Generator[Wait, None, None]:
+        failure: Failure | None = yield from self._stream.settle()
+        if failure:
+            raise failure.exception()
+
+
+class ProgramState(Recording):
+    """The state of a running or finished program. Reading blocks until the value is there."""
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a variable: text, or a list after n > 1 or a join."""
+        return drive(self._stream.value(name))
+
+    get_var = __getitem__
+
+    def value(self, name: str) -> Any:
+        """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
+        return drive(self._parsed(name))
+
+    def text(self) -> str:
+        """Every character so far, templates included."""
+        return drive(self._stream.text())
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The closed turns."""
+        return drive(self._stream.messages())
+
+    def get_meta_info(self, name: str) -> Any:
+        """What the backend says about a variable's gen; None for what is no gen."""
+        return drive(self._meta(name))
+
+    def sync(self) -> None:
+        """Wait for everything that is recorded. Raises what failed."""
+        drive(self._sync())
+
+    def error(self) -> BaseException | None:
+        """Wait like `sync`, but return what failed."""
+        return drive(self._error())
+
+    def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
+        """`size` branches that continue from here, in parallel. (`position_ids_offset` is of the original API and
+        has no effect there either.)"""
+        return ProgramStateGroup(self, self._fork(size))
+
+    @contextmanager
+    def copy(self) -> Iterator[ProgramState]:
+        """A branch whose variables, but not whose text, come back to this state."""
+        [branch] = self._fork(1)
+        yield branch
+        self._stream.absorb(branch._stream)
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """New text as it comes: of one variable, or of the whole program until it ends."""
+        for step in self._stream.chunks(var_name):
+            if isinstance(step, Chunk):
+                yield step.text
+            else:
+                watched, is_ready = step
+                watched.wait(is_ready)
+
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for event loops; with `return_meta_data` pairs of text and meta info."""
+        async for chunk in _chunks(self._stream, var_name):
+            yield (chunk.text, chunk.meta) if return_meta_data else chunk.text
+
+
+class AsyncProgramState(Recording):
+    """The state inside an `async def` program. Reading is awaited: `await s["x"]`."""
+
+    def __getitem__(self, name: str) -> Awaitable[Any]:
+        """The value of a variable: text, or a list after n > 1 or a join."""
+        return drive_async(self._stream.value(name))
+
+    get_var = __getitem__
+
+    def value(self, name: str) -> Awaitable[Any]:
+        """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
+        return drive_async(self._parsed(name))
+
+    def text(self) -> Awaitable[str]:
+        """Every character so far, templates included."""
+        return drive_async(self._stream.text())
+
+    def messages(self) -> Awaitable[list[dict[str, Any]]]:
+        """The closed turns."""
+        return drive_async(self._stream.messages())
+
+    def get_meta_info(self, name: str) -> Awaitable[Any]:
+        """What the backend says about a variable's gen; None for what is no gen."""
+        return drive_async(self._meta(name))
+
+    def sync(self) -> Awaitable[None]:
+        """Wait for everything that is recorded. Raises what failed."""
+        return drive_async(self._sync())
+
+    def error(self) -> Awaitable[BaseException | None]:
+        """Wait like `sync`, but return what failed."""
+        return drive_async(self._error())
+
+    def fork(self, size: int = 1) -> AsyncProgramStateGroup:
+        """`size` branches that continue from here, in parallel; `async with` joins them at the end of the block."""
+        return AsyncProgramStateGroup(self, self._fork(size))
+
+    async def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
+        """New text as it comes: of one variable, or of the whole program until it ends."""
+        async for chunk in _chunks(self._stream, var_name):
+            yield chunk.text
+
+
+class Group(Generic[S]):
+    """The branches of a fork, in order."""
+
+    def __init__(self, parent: S, states: list[S]) -> None:
+        self._parent = parent
+        self.states = states
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, index: int) -> S:
+        return self.states[index]
+
+    def __setitem__(self, index: int, state: S) -> None:
+        if state is not self.states[index]:
+            raise ProgramError("a branch cannot be replaced; append to it with +=")
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self.states)
+
+    def __iadd__(self, expr: str | ir.Node | Sequence[Any] | Callable[[int], Any]) -> Self:
+        """Append the same to all branches, one item of a list to each, or `expr(i)` to branch i."""
+        if isinstance(expr, Sequence) and not isinstance(expr, str):
+            if len(expr) != len(self.states):
+                raise ProgramError(f"{len(expr)} items for {len(self.states)} branches")
+            items = list(expr)
+        else:
+            items = [expr(i) if callable(expr) else expr for i in range(len(self.states))]
+        for state, item in zip(self.states, items, strict=True):
+            state += item
+        return self
+
+    def _join(self, mode: str) -> None:
+        if mode not in JOIN_MODES:
+            raise ProgramError(f"join mode must be one of {', '.join(JOIN_MODES)}, not {mode!r}")
+        self._parent._stream.join([state._stream for state in self.states], JOIN_MODES[mode])
+
+
+class ProgramStateGroup(Group[ProgramState]):
+    """The branches of a fork of a `def` program."""
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Close the branches. "gather_variable": each variable that branches set becomes a list in the parent, in
+        branch order, None where a branch did not set it; a later round replaces an earlier one.
+        "concate_and_append": the text that each branch wrote is appended to the parent, in order."""
+        self._join(mode)
+
+
+class AsyncProgramStateGroup(Group[AsyncProgramState]):
+    """The branches of a fork of an `async def` program."""
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """See `ProgramStateGroup.join`; nothing is awaited."""
+        self._join(mode)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.join()
+
+
+async def _chunks(stream: Stream, name: str | None) -> AsyncIterator[Chunk]:
+    for step in stream.chunks(name):
+        if isinstance(step, Chunk):
+            yield step
+        else:
+            watched, is_ready = step
+            await watched.wait_async(is_ready)
+
+
+_COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", "queue_s", "compute_s")

@@ -1,0 +1,488 @@
+"""The client's mirror of one stream: what was recorded, what came back, and waiting for it.
+
+A stream knows its nodes, its variables and its failure. It knows neither backends nor user-facing states: `Run` ships
+what it records and delivers what the backend answers; `ProgramState` and its asynchronous twin are facades over it.
+Methods that may have to wait are generators of what to wait for (see `sgl.lang.aio.drive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+from sgl.errors import ProgramError, nearest_name
+from sgl.lang import ir
+from sgl.lang.aio import Wait, Watched
+
+ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.ToolResults)
+
+
+class Recorder(Protocol):
+    """The run, as its streams see it."""
+
+    program: ir.Program
+    is_over: bool
+
+    def add_stream(self, stream: Stream) -> int: ...
+
+    def record(self, stream: int, node: ir.Node) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def is_recording_here(self) -> bool: ...
+
+    def stream(self, index: int) -> Stream: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a node has no value: `what` failed, or, with None, the body itself raised `cause`."""
+
+    what: str | None
+    cause: BaseException
+    node: str | None = None
+    variable: str | None = None
+
+    def exception(self) -> BaseException:
+        """What an observer raises: an exception of its own, chained to the cause; a body's error as it is."""
+        if self.what is None:
+            return self.cause
+        text = str(self.cause) or type(self.cause).__name__
+        error = ProgramError(f"{self.what} failed: {text}", node=self.node, variable=self.variable)
+        error.__cause__ = self.cause
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of streamed text and what the backend says about it."""
+
+    text: str
+    meta: dict[str, Any]
+    is_reasoning: bool = False
+
+
+class Cell(Watched):
+    """The answer to one node: pending, then done with text and value or with a failure. Chunks may come before."""
+
+    __slots__ = ("address", "chunks", "done", "failure", "meta", "text", "value")
+
+    def __init__(self, address: tuple[int, int] | None = None) -> None:
+        self._wakers = []
+        self.address = address  # of a node whose text a `Ref` may repeat
+        self.done = False
+        self.text = ""
+        self.value: Any = None
+        self.meta: dict[str, Any] = {}
+        self.failure: Failure | None = None
+        self.chunks: list[Chunk] = []
+
+    def add(self, event: ir.Delta) -> None:
+        self.chunks.append(Chunk(event.text, event.meta or {}, event.reasoning))
+        self.wake()
+
+    def resolve(self, event: ir.NodeDone) -> None:
+        self.text, self.value, self.meta = event.text, event.value, event.meta
+        for is_reasoning, whole in ((True, event.meta.get("reasoning_content")), (False, event.value)):
+            sent = "".join([chunk.text for chunk in self.chunks if chunk.is_reasoning is is_reasoning])
+            if isinstance(whole, str) and len(whole) > len(sent):
+                self.chunks.append(Chunk(whole[len(sent) :], event.meta, is_reasoning))
+        self.done = True
+        self.wake()
+
+    def fail(self, failure: Failure) -> None:
+        if not self.done:
+            self.failure, self.done = failure, True
+            self.wake()
+
+    def is_done(self) -> bool:
+        return self.done
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A value that Python can compute once `cells` are done; `source` streams it, where that makes sense."""
+
+    cells: Sequence[Cell]
+    get: Callable[[], Any]
+    source: Cell | None = None
+    address: tuple[int, int] | None = None
+
+
+Part: TypeAlias = str | Cell | Lazy  # the text of one recorded node
+
+
+class Stream(Watched):
+    """An append-only text: `parts[i]` is the text of `nodes[i]`, after the first `base_length` nodes of `base`."""
+
+    def __init__(self, run: Recorder, base: Stream | None, path: str) -> None:
+        super().__init__()
+        self.run = run
+        self.base = base
+        self.base_length = len(base.nodes) if base else 0
+        self.path = path
+        self.nodes: list[ir.Node] = []
+        self.parts: list[Part] = []
+        self.names: dict[str | None, Any] = dict(base.names) if base else {}
+        self.inherited = dict(self.names)
+        self.role = base.role if base else None
+        self.failure: Failure | None = None
+        self.is_closed = False
+        self.children: list[Stream] = []
+        self._open_scopes: list[int] = []
+        self._tool_gens: list[int] = []
+        self.id = run.add_stream(self)
+
+    # Recording
+
+    def append(self, item: object) -> None:
+        """Record text, an expression, or a list of them."""
+        if isinstance(item, str):
+            self._record(ir.Text(item), item)
+        elif isinstance(item, ir.Exprs):
+            for node in ir.flatten(item.items):
+                self._append_node(node)
+        elif isinstance(item, ir.Node):
+            self._append_node(item)
+        elif isinstance(item, list):
+            for part in item:
+                self.append(part)
+        else:
+            raise ProgramError(f"only text and expressions can be appended, not {type(item).__name__}")
+
+    def _append_node(self, node: ir.Node) -> None:
+        kind = type(node)
+        if kind is ir.Gen or kind is ir.Select:
+            self._append_gen(node)  # type: ignore[arg-type]
+        elif kind is ir.Text:
+            self._record(node, node.text)  # type: ignore[attr-defined]
+        elif isinstance(node, ir.RoleBegin):
+            if self.role is not None:
+                raise ProgramError(f"a {node.role} turn cannot begin inside the open {self.role} turn")
+            self._record(node, Cell())
+            self.role = node.role
+        elif isinstance(node, ir.RoleEnd):
+            if self.role != node.role:
+                raise ProgramError(f"no {node.role} turn is open here (open: {self.role})")
+            self._record(node, Cell())
+            self.role = None
+            while self._tool_gens:
+                self._record(ir.ToolResults(self._tool_gens.pop(0)), Cell())
+        elif isinstance(node, ir.ScopeBegin):
+            self._open_scopes.append(self._record(node, ""))
+        elif isinstance(node, ir.ScopeEnd):
+            self._end_scope(node)
+        elif isinstance(node, ir.Arg):
+            self._record(node, self.run.program.args[node.name])
+        else:
+            self._record(node, Cell() if isinstance(node, ANSWERED) else "")
+
+    def _append_gen(self, node: ir.Gen | ir.Select) -> None:
+        cell = Cell((self.id, len(self.nodes)))
+        index = self._record(node, cell)
+        self.names[node.name] = cell
+        if isinstance(node, ir.Gen):
+            if node.reasoning is not None:
+                name = f"{node.name}{ir.REASONING_SUFFIX}"
+                self.names[name] = Lazy((cell,), lambda: cell.meta.get("reasoning_content", ""), source=cell)
+            if node.tools:
+                if self.role is None:
+                    self._record(ir.ToolResults(index), Cell())
+                else:
+                    self._tool_gens.append(index)  # the results follow the turn
+        self.wake()
+
+    def _end_scope(self, node: ir.ScopeEnd) -> None:
+        start = self._open_scopes.pop()
+        parts = self.parts[start:]
+        index = self._record(node, "")
+        self.names[node.name] = Lazy(_cells(parts), lambda: _text(parts), address=(self.id, index))
+        self.wake()
+
+    def set(self, name: str, value: Any) -> None:
+        """Give a variable a Python value."""
+        if isinstance(value, str):
+            self._record(ir.SetVar(name, value), "")
+        self.names[name] = value
+        self.wake()
+
+    def fork(self, size: int) -> list[Stream]:
+        """Start `size` streams that continue from here."""
+        self._check_open()
+        index = len(self.nodes)
+        branches = [Stream(self.run, self, ir.branch_path(self.path, index, i)) for i in range(size)]
+        for branch in branches:
+            branch.base_length = index
+        self._record(ir.Fork(tuple(branch.id for branch in branches)), "")
+        self.children += branches
+        return branches
+
+    def join(self, branches: Sequence[Stream], mode: str) -> None:
+        """Close the branches. "gather": what they set becomes lists, in branch order, None where a branch did not
+        set it; the last round wins. "append": what they wrote after their fork point is appended here. "keep":
+        neither."""
+        parts = [part for branch in branches for part in branch.parts]
+        node = ir.Join(tuple(branch.id for branch in branches), "append" if mode == "append" else "gather")
+        self._record(node, Lazy(_cells(parts), lambda: _text(parts)) if mode == "append" else "")
+        for branch in branches:
+            branch.is_closed = True
+            branch.joined_by = (self, len(self.nodes) - 1)
+        if mode == "gather":
+            for name in dict.fromkeys(name for branch in branches for name in branch.own_names()):
+                self.names[name] = gathered([branch.names.get(name) for branch in branches])
+        failure = next((branch.failure for branch in branches if branch.failure), None)
+        if failure:
+            self.fail(len(self.nodes) - 1, failure)
+        self.wake()
+
+    joined_by: tuple[Stream, int] | None = None
+
+    def own_names(self) -> list[str | None]:
+        """The variables that were set since the fork."""
+        absent = object()
+        return [name for name, value in self.names.items() if self.inherited.get(name, absent) is not value]
+
+    def absorb(self, branch: Stream) -> None:
+        """Close a branch and take over what it set, as it is."""
+        self.join([branch], "keep")
+        self.names.update({name: branch.names[name] for name in branch.own_names()})
+        self.wake()
+
+    def tool_cells(self, gen: int) -> list[Cell]:
+        """The pending results of the gen's tool calls."""
+        parts = zip(self.nodes, self.parts, strict=False)
+        return [
+            part
+            for node, part in parts
+            if isinstance(node, ir.ToolResults) and node.index == gen and isinstance(part, Cell)
+        ]
+
+    def cells(self) -> list[Cell]:
+        return [part for part in self.parts if isinstance(part, Cell)]
+
+    def _record(self, node: ir.Node, part: Part) -> int:
+        if self.failure or self.is_closed or self.run.is_over:
+            self._check_open()
+        index = len(self.nodes)
+        self.nodes.append(node)
+        self.parts.append(part)
+        self.run.record(self.id, node)
+        if self._wakers:
+            self.wake()
+        return index
+
+    def _check_open(self) -> None:
+        if self.failure:
+            raise self.failure.exception()
+        if self.is_closed:
+            raise ProgramError("nothing can be appended to a branch that was joined")
+        if self.run.is_over:
+            raise ProgramError("nothing can be appended: the program has ended")
+
+    # What the backend answers
+
+    def fail(self, index: int, failure: Failure) -> None:
+        """Fail everything from node `index` on, the streams forked after it, and whoever joined this one."""
+        if self.failure:
+            return
+        self.failure = failure
+        for part in self.parts[index:]:
+            if isinstance(part, Cell):
+                part.fail(failure)
+        for child in self.children:
+            if child.base_length >= index:
+                child.fail(0, failure)
+        if self.joined_by:
+            parent, at = self.joined_by
+            parent.fail(at, failure)
+        self.wake()
+
+    def describe(self, index: int) -> tuple[str, str | None]:
+        """How an error message names a node, and the variable that the node sets."""
+        node = self.nodes[index]
+        name = getattr(node, "name", None)
+        before = len(_text([part for _, part in self._chain(index)]))
+        where = f"node {ir.node_path(self.path, index)}, after {before} characters"
+        return f"{node.op} {name!r} ({where})" if name else f"{node.op} ({where})", name
+
+    # Observing
+
+    def ready(self, cells: Iterable[Cell]) -> Generator[Wait, None, None]:
+        """Ship what is recorded if need be, and wait for the cells. Raises the first failure."""
+        for cell in cells:
+            if not cell.done:
+                self.run.flush()
+                yield cell, cell.is_done
+            if cell.failure:
+                raise cell.failure.exception()
+
+    def value(self, name: str | None) -> Generator[Wait, None, Any]:
+        """The value of a variable."""
+        variable = yield from self.variable(name)
+        if isinstance(variable, Cell):
+            yield from self.ready((variable,))
+            return variable.value
+        if isinstance(variable, Lazy):
+            yield from self.ready(variable.cells)
+            return variable.get()
+        return variable
+
+    def variable(self, name: str | None) -> Generator[Wait, None, Any]:
+        """What stands behind a name; waits for a running body to define it, unless the body itself asks."""
+        if name not in self.names and not self.run.is_recording_here():
+            yield self, lambda: name in self.names or self.run.is_over or self.failure is not None
+        if name in self.names:
+            return self.names[name]
+        if self.failure:
+            raise self.failure.exception()
+        hint = nearest_name(str(name), [known for known in self.names if known])
+        raise ProgramError(f"the program never set a variable {name!r}{hint}", variable=name)
+
+    def text(self) -> Generator[Wait, None, str]:
+        """Every character so far, in program order."""
+        parts = self.chain_parts()
+        yield from self.ready(_cells(parts))
+        if self.failure:
+            raise self.failure.exception()
+        return _text(parts)
+
+    def settle(self) -> Generator[Wait, None, Failure | None]:
+        """Wait until all that is recorded is done or failed; raises nothing."""
+        for cell in _cells(self.chain_parts()):
+            if not cell.done:
+                self.run.flush()
+                yield cell, cell.is_done
+        return self.failure
+
+    def partial_text(self) -> str:
+        """What is known of the text now; never waits."""
+        return _text(self.chain_parts())
+
+    def messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
+        """The closed turns, a default system turn of the template included; contents are stripped on the left."""
+        yield from self.text()
+        messages: list[dict[str, Any]] = []
+        turn: list[str] = []
+        images: list[ir.Media] = []
+        for node, part in self._chain():
+            if isinstance(node, ir.RoleBegin):
+                assert isinstance(part, Cell)
+                if system := part.meta.get("system"):
+                    messages.append({"role": "system", "content": system})
+                turn, images = [], []
+            elif isinstance(node, ir.RoleEnd):
+                messages.append({"role": node.role, "content": _content("".join(turn).lstrip(), images)})
+            elif isinstance(node, ir.ToolResults):
+                assert isinstance(part, Cell)
+                messages += part.meta.get("messages", [])
+            elif isinstance(node, ir.Media):
+                images.append(node)
+            else:
+                turn.append(_text((part,)))
+        return messages
+
+    def chunks(self, name: str | None = None) -> Iterator[Chunk | Wait]:
+        """New text as it comes: of one variable, or of the whole stream until the program ends."""
+        if name is not None:
+            variable = yield from self.variable(name)
+            yield from self._part_chunks(variable, name.endswith(ir.REASONING_SUFFIX))
+            return
+        position = 0
+        while True:
+            parts = self.chain_parts()
+            for part in parts[position:]:
+                yield from self._part_chunks(part)
+            position = len(parts)
+            if self.run.is_over or self.is_closed or self.failure:
+                if self._chain_length() == position:
+                    break
+            else:
+                yield self, partial(self._has_more, position)
+        if self.failure:
+            raise self.failure.exception()
+
+    def _has_more(self, position: int) -> bool:
+        return self._chain_length() > position or self.run.is_over or self.is_closed or self.failure is not None
+
+    def _part_chunks(self, part: Any, is_reasoning: bool = False) -> Iterator[Chunk | Wait]:
+        source = part.source if isinstance(part, Lazy) else part
+        if not isinstance(source, Cell):
+            if isinstance(part, Lazy):
+                yield from self.ready(part.cells)
+                part = part.get()
+            if part:
+                yield Chunk(part, {})
+            return
+        sent = 0
+        while True:
+            is_done = source.done  # looked at first: the last chunks come before it
+            new = source.chunks[sent:]
+            sent += len(new)
+            yield from [chunk for chunk in new if chunk.is_reasoning is is_reasoning]
+            if is_done:
+                break
+            self.run.flush()
+            yield source, partial(_has_news, source, sent)
+        yield from self.ready((source,))
+        if not source.chunks and source.text:
+            yield Chunk(source.text, source.meta)  # a template's text, or sample 0 of several
+
+    # The chain of streams that this one continues
+
+    def chain_parts(self) -> list[Part]:
+        return [part for _, part in self._chain()]
+
+    def _chain(self, length: int | None = None) -> list[tuple[ir.Node, Part]]:
+        own = list(zip(self.nodes[:length], self.parts[:length], strict=False))
+        return [*self.base._chain(self.base_length), *own] if self.base else own
+
+    def _chain_length(self) -> int:
+        length = len(self.parts)
+        stream = self
+        while stream.base:
+            length, stream = length + stream.base_length, stream.base
+        return length
+
+
+def gathered(values: list[Any]) -> Any:
+    """A list of values, some of which may still be pending."""
+    cells = [cell for value in values for cell in _value_cells(value)]
+    return Lazy(cells, lambda: [_current(value) for value in values]) if cells else [_current(v) for v in values]
+
+
+def _has_news(cell: Cell, seen: int) -> bool:
+    return cell.done or len(cell.chunks) > seen
+
+
+def _value_cells(value: Any) -> Sequence[Cell]:
+    if isinstance(value, Cell):
+        return (value,)
+    return value.cells if isinstance(value, Lazy) else ()
+
+
+def _current(value: Any) -> Any:
+    if isinstance(value, Cell):
+        return value.value
+    return value.get() if isinstance(value, Lazy) else value
+
+
+def _cells(parts: Iterable[Part]) -> list[Cell]:
+    return [cell for part in parts for cell in _value_cells(part)]
+
+
+def _text(parts: Iterable[Part]) -> str:
+    return "".join(
+        [
+            part if isinstance(part, str) else part.text if isinstance(part, Cell) else part.get()
+            for part in parts
+        ]
+    )
+
+
+def _content(text: str, images: list[ir.Media]) -> str | list[dict[str, Any]]:
+    if not images:
+        return text
+    urls = [f"data:image/jpeg;base64,{image.data}" for image in images]
+    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]

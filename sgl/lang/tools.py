@@ -1,0 +1,202 @@
+"""Tools: Python functions that a model may call. Their schema, the calls in a text, running them, their results.
+
+It knows signatures, docstrings and the notations in which models write calls; `sgl.lang.run` calls it when a backend
+asks for the results of a gen's calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sgl.errors import InvalidRequest, nearest_name
+from sgl.lang import ir
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call that a model made. After it ran, `result` is what the function returned, or `error` what it raised."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+    result: Any = None
+    error: Exception | None = None
+
+    def content(self) -> str:
+        """What the model gets to read."""
+        if self.error is not None:
+            return f"error: {type(self.error).__name__}: {self.error}"
+        return self.result if isinstance(self.result, str) else json.dumps(self.result, default=str)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function with its JSON Schema, made from its signature and docstring."""
+
+    function: Callable[..., Any]
+    schema: Mapping[str, Any] = field(hash=False)
+    model: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["name"])
+
+    def arguments(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the signature types them; pydantic's error says what is wrong with them."""
+        checked = self.model.model_validate(raw)
+        return {name: getattr(checked, name) for name in checked.model_fields_set}
+
+
+def tool_of(function: Callable[..., Any]) -> Tool:
+    """Read a function's signature and docstring. Parameters without annotation accept anything."""
+    import pydantic
+
+    described = _parameter_docs(function.__doc__ or "")
+    fields: dict[str, Any] = {}
+    hints = inspect.get_annotations(function, eval_str=True)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise InvalidRequest(f"tool {function.__name__!r} takes *{parameter.name}: name its parameters", param="tools")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        info = pydantic.Field(default, description=described.get(parameter.name))
+        fields[parameter.name] = (hints.get(parameter.name, Any), info)
+    config = pydantic.ConfigDict(extra="forbid")
+    model = pydantic.create_model(function.__name__, __config__=config, **fields)
+    parameters = model.model_json_schema()
+    parameters.pop("title", None)
+    parameters.setdefault("properties", {})
+    for item in parameters["properties"].values():
+        item.pop("title", None)
+    schema = {"name": function.__name__, "description": _summary(function), "parameters": parameters}
+    return Tool(function, schema, model)
+
+
+def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
+    """The JSON Schema of one call of one of the tools."""
+    calls = []
+    for tool in tools:
+        parameters = dict(tool.schema["parameters"])
+        call: dict[str, Any] = {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, "arguments": parameters},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        if definitions := parameters.pop("$defs", None):
+            call["$defs"] = definitions
+        calls.append(call)
+    if len(calls) == 1:
+        return calls[0]
+    definitions = {name: value for call in calls for name, value in call.pop("$defs", {}).items()}
+    return {"anyOf": calls, **({"$defs": definitions} if definitions else {})}
+
+
+def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:
+    """A system prompt that lists the tools and how to call them, for models whose API has no notion of tools."""
+    listed = "\n".join(json.dumps(dict(tool_of(function).schema)) for function in functions)
+    return (
+        f"You may call these functions:\n<tools>\n{listed}\n</tools>\n"
+        'To call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call> and nothing else. '
+        "Several calls may follow each other. Answer in plain text when you need no function."
+    )
+
+
+def calls_of(text: str, meta: Mapping[str, Any]) -> list[ToolCall]:
+    """The calls in what a model wrote: those the backend reported, or those in the text, as
+    <tool_call>{...}</tool_call>, [TOOL_CALLS][...], or a text that is one JSON call or a list of them."""
+    if "calls" in meta:
+        return list(meta["calls"])
+    if reported := meta.get("tool_calls"):
+        return [_call(item.get("function", item), item.get("id")) for item in reported]
+    tagged = re.findall(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", text, re.DOTALL)
+    if tagged:
+        return [_call(_json(item), None) for item in tagged]
+    body = text.strip().removeprefix("[TOOL_CALLS]").strip()
+    fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", body, re.DOTALL)
+    body = fenced.group(1) if fenced else body
+    if not body.startswith(("{", "[")):
+        return []
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return []
+    items = parsed if isinstance(parsed, list) else [parsed]
+    if not items or not all(isinstance(item, dict) and "name" in item for item in items):
+        return []
+    return [_call(item, None) for item in items]
+
+
+async def run_calls(
+    calls: Sequence[ToolCall], tools: Sequence[Tool], user_loop: asyncio.AbstractEventLoop | None
+) -> None:
+    """Run the calls in parallel, coroutines on the program's loop where it has one and functions in threads.
+
+    What a function raises, like a call of an unknown function, becomes the call's error: the model may try again."""
+    known = {tool.name: tool for tool in tools}
+    await asyncio.gather(*(_run_call(call, known, user_loop) for call in calls))
+
+
+async def _run_call(call: ToolCall, tools: Mapping[str, Tool], user_loop: asyncio.AbstractEventLoop | None) -> None:
+    try:
+        if call.error is not None:
+            return
+        if call.name not in tools:
+            hint = nearest_name(call.name, tools)
+            raise InvalidRequest(f"there is no function {call.name!r}{hint}", param="tools")  # noqa: TRY301
+        tool = tools[call.name]
+        arguments = tool.arguments(call.arguments)
+        if not inspect.iscoroutinefunction(tool.function):
+            call.result = await asyncio.to_thread(tool.function, **arguments)
+        elif user_loop is None or user_loop.is_closed():
+            call.result = await tool.function(**arguments)
+        else:
+            coroutine = tool.function(**arguments)
+            call.result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, user_loop))
+    except Exception as error:
+        call.error = error
+
+
+def turn_of(call: ToolCall, *, in_chat: bool) -> ir.Turn:
+    """What is appended for a call: a tool turn in a chat, a line of its own elsewhere."""
+    if in_chat:
+        return ir.Turn("tool", call.content(), call.name, call.id)
+    return ir.Turn(None, f"\n{call.content()}\n")
+
+
+def _call(data: Any, call_id: str | None) -> ToolCall:
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        error = ValueError(f"not a call of the form {{'name': ..., 'arguments': {{...}}}}: {data!r}")
+        return ToolCall("", {}, call_id, error=error)
+    arguments = data.get("arguments", data.get("parameters", {}))
+    parsed = _json(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(parsed, dict):
+        return ToolCall(data["name"], {}, call_id, error=ValueError(f"arguments are not an object: {arguments!r}"))
+    return ToolCall(data["name"], parsed, call_id)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    """The docstring up to its section on parameters."""
+    text = inspect.getdoc(function) or ""
+    return re.split(r"\n\s*(?:Args|Arguments|Parameters|Returns|Raises):|\n\s*:param ", text)[0].strip()
+
+
+def _parameter_docs(doc: str) -> dict[str, str]:
+    """Parameter descriptions in the `Args:` and `:param x:` notations."""
+    found = dict(re.findall(r":param\s+(?:\w+\s+)?(\w+):\s*(.+)", doc))
+    section = re.search(r"(?:Args|Arguments|Parameters):\s*\n(.*?)(?:\n\s*\n|\n\s*(?:Returns|Raises):|\Z)", doc, re.DOTALL)
+    if section:
+        found |= dict(re.findall(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", section.group(1), re.MULTILINE))
+    return found
