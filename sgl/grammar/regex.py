@@ -108,7 +108,11 @@ class _Compiler:
         result: list[Expr] = []
         run: list[str] = []
         for part in (*parts, None):
-            if isinstance(part, Chars) and len(part.chars) == 1 and 0x20 <= part.chars[0][0] == part.chars[0][1] < 0x7F:
+            if (
+                isinstance(part, Chars)
+                and len(part.chars) == 1
+                and 0x20 <= part.chars[0][0] == part.chars[0][1] < 0x7F
+            ):
                 char = chr(part.chars[0][0])
                 if char not in '"\\':
                     run.append(char)
@@ -162,7 +166,9 @@ class _Compiler:
         return result
 
     def refusal(self, what: str) -> RegexSyntaxError:
-        return RegexSyntaxError(f"{what} is not supported, in the regex {self.pattern[:200]!r}", pattern=self.pattern)
+        return RegexSyntaxError(
+            f"{what} is not supported, in the regex {self.pattern[:200]!r}", pattern=self.pattern
+        )
 
 
 @lru_cache(maxsize=4096)

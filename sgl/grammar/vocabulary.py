@@ -1,4 +1,4 @@
-"""The bytes of every token, sorted into a trie that masks are walked over.
+"""The bytes of every token id, exactly as the tokenizer joins them.
 
 Knows token ids, their bytes, the ids that end a text and the width of the logits; knows nothing of grammars. Built once
 for a tokenizer (about a third of a second for 150,000 tokens) and shared by all grammars.
@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import TokenizerError
+from sgl.grammar.trie import Trie
 
 Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-UInt8Array = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -50,7 +49,6 @@ class Vocabulary:
         """Number of int32 in one row of a token bitmask."""
         self.token_bytes: list[bytes] = tokens + [b""] * (self.size - len(tokens))
         self.lengths: Int32Array = np.fromiter(map(len, self.token_bytes), np.int32, self.size)
-        self.trie = Trie(self, [i for i, data in enumerate(self.token_bytes) if data])
 
     @classmethod
     def from_tokenizer(
@@ -129,67 +127,12 @@ class Vocabulary:
         return np.asarray(starts[ends] - starts[ends - self.lengths], np.int32)
 
     @cached_property
-    def ragged_trie(self) -> Trie:
-        """The trie of the tokens that are not `plain`: what is left to walk where every plain one is allowed."""
-        has_bytes = self.lengths > 0
-        return Trie(self, np.flatnonzero(has_bytes & ~self.plain).tolist())
+    def trie(self) -> Trie:
+        """What masks are walked over."""
+        return Trie(self.token_bytes, self.plain, self.chars)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Vocabulary, (self.token_bytes, self.eos_ids, self.size))
-
-
-class Trie:
-    """Tokens by their bytes, in level order: the children of a node lie side by side, so that all nodes of a level
-    that are still alive step at once.
-
-    Node 0 is the root. `child_start[n]:child_start[n + 1]` are the children of n, `byte[n]` the byte that leads to n,
-    `token[n]` the token that ends in n or -1; tokens with the bytes of another are in `twins` by that one's node.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, token_ids: Sequence[int]) -> None:
-        tokens = vocabulary.token_bytes
-        order = sorted(token_ids, key=tokens.__getitem__)
-        data = np.frombuffer(b"".join([tokens[i] for i in order]), np.uint8)
-        ids = np.array(order, np.int32)
-        lengths = vocabulary.lengths[ids].astype(np.int64)
-        offsets = np.cumsum(lengths) - lengths
-        nodes = np.zeros(len(ids), np.int64)  # of each token still longer than `depth`: the node it has come to
-        next_node = 1
-        byte_levels: list[UInt8Array] = [np.zeros(1, np.uint8)]
-        parent_levels: list[Int64Array] = [np.zeros(1, np.int64)]
-        ends: list[tuple[Int64Array, Int32Array]] = []
-        active = np.arange(len(ids))
-        depth = 0
-        while len(active):
-            at = data[offsets[active] + depth]
-            fresh = np.ones(len(active), np.bool_)
-            fresh[1:] = (nodes[1:] != nodes[:-1]) | (at[1:] != at[:-1])
-            byte_levels.append(at[fresh])
-            parent_levels.append(nodes[fresh])
-            nodes = next_node - 1 + np.cumsum(fresh)
-            next_node += len(byte_levels[-1])
-            depth += 1
-            done = lengths[active] == depth
-            ends.append((nodes[done], ids[active[done]]))
-            active, nodes = active[~done], nodes[~done]
-        self.byte: UInt8Array = np.concatenate(byte_levels)
-        parents = np.concatenate(parent_levels)
-        parents[0] = -1
-        self.child_start: Int64Array = np.searchsorted(parents, np.arange(next_node + 1))
-        self.token: Int32Array = np.full(next_node, -1, np.int32)
-        self.twins: dict[int, list[int]] = {}
-        end_nodes = np.concatenate([pair[0] for pair in ends]) if ends else np.zeros(0, np.int64)
-        end_ids = np.concatenate([pair[1] for pair in ends]) if ends else np.zeros(0, np.int32)
-        first = np.ones(len(end_nodes), np.bool_)
-        first[1:] = end_nodes[1:] != end_nodes[:-1]
-        self.token[end_nodes[first]] = end_ids[first]
-        for node, token_id in zip(end_nodes[~first].tolist(), end_ids[~first].tolist(), strict=True):
-            self.twins.setdefault(node, []).append(token_id)
-        self.has_twins: BoolArray = np.zeros(next_node, np.bool_)
-        self.has_twins[list(self.twins)] = True
-
-    def __len__(self) -> int:
-        return len(self.byte)
 
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -1,0 +1,337 @@
+"""A grammar as a lazily determinised visibly pushdown automaton over bytes.
+
+A state is a set of threads run in parallel, each with its *origin*: which of the values that the frame may be it reads. An
+opening bracket pushes what stands behind each of those values; a closing bracket pops with the set of origins that are
+complete, and the state behind is a function of what was pushed and of that set. So a union of schemas needs no
+backtracking (Alur and Madhusudan 2004). States are numbered as they are met and their rows filled on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.errors import GrammarTooLarge
+from sgl.grammar.arrays import array_plan
+from sgl.grammar.expr import EMPTY, Expr, byte_range, bytes_of
+from sgl.grammar.objects import object_plan
+from sgl.grammar.shape import Array, Object, Schema
+from sgl.grammar.threads import (
+    CHARS,
+    INC_CHAR,
+    INC_ITEM,
+    RESET_CHAR,
+    Builder,
+    Counted,
+    Finished,
+    Gate,
+    Lexeme,
+    Move,
+    Node,
+    Pop,
+    Push,
+    Stay,
+    Thread,
+)
+
+Member = tuple[int, Thread]
+Callers = tuple[tuple[tuple[int, Node], ...], ...]
+"""By origin of the new frame: (origin, node) of every thread of the old one that waits for that value."""
+
+TARGET_BITS: Final = 24
+TARGET_MASK: Final = (1 << TARGET_BITS) - 1
+PUSH_BIT: Final = 1 << 24
+POP_BIT: Final = 1 << 25
+COUNT_SHIFT: Final = 26
+COUNTS: Final = (INC_CHAR | RESET_CHAR | INC_ITEM) << COUNT_SHIFT
+"""A table entry is -1, or the target state (of a pop: the result) with flags above: push, pop, counter operations."""
+DEAD: Final = -1
+OPEN_BRACE, OPEN_BRACKET = 0x7B, 0x5B
+MAX_STATES: Final = 100_000
+NOT_PLAIN: Final = -1
+_UNKNOWN: Final = -2
+ENDLESS: Final = 1 << 60
+
+
+class Automaton:
+    """The states met so far, and what each byte does in them.
+
+    `table[state, byte]` is valid where `is_expanded[state]`; `expand` fills a row. `symbols[state]` are what `{` and `[` push.
+    A state with `gate_limit >= 0` is not a place to stay: it stands for `gate_at` if its counter has reached the limit,
+    else for `gate_below`.
+    """
+
+    def __init__(self, builder: Builder, start: Node, max_states: int = MAX_STATES) -> None:
+        self.builder = builder
+        self.max_states = max_states
+        self.members: list[tuple[Member, ...]] = []
+        self.table: npt.NDArray[np.int32] = np.empty((64, 256), np.int32)
+        self.is_expanded: npt.NDArray[np.bool_] = np.zeros(64, np.bool_)
+        self.symbols: npt.NDArray[np.int32] = np.full((64, 2), -1, np.int32)
+        self.gate_limit: npt.NDArray[np.int32] = np.full(64, -1, np.int32)
+        self.gate_counter: npt.NDArray[np.int8] = np.zeros(64, np.int8)
+        self.gate_below: npt.NDArray[np.int32] = np.full(64, -1, np.int32)
+        self.gate_at: npt.NDArray[np.int32] = np.full(64, -1, np.int32)
+        self.accepting: list[bool] = []
+        self.has_counters = False
+        self.callers: list[Callers] = []
+        self.results: list[tuple[int, ...]] = []
+        self._numbers: dict[frozenset[Member], int] = {}
+        self._symbols: dict[Callers, int] = {}
+        self._results: dict[tuple[int, ...], int] = {}
+        self._returns: dict[tuple[int, int], int] = {}
+        self._plain_limits: npt.NDArray[np.int64] = np.full(64, _UNKNOWN, np.int64)
+        self._plain_loops: dict[Expr, bool] = {}
+        self.start = self.state((0, thread) for thread in start.threads())
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def state(self, members: Iterable[Member]) -> int:
+        """The number of a set of members, which may hold gates."""
+        chosen = frozenset(members)
+        number = self._numbers.get(chosen)
+        return self._new_state(chosen) if number is None else number
+
+    def _new_state(self, chosen: frozenset[Member]) -> int:
+        number = len(self.members)
+        if number >= self.max_states:
+            raise GrammarTooLarge(
+                f"the automaton has more than {self.max_states} states", states=number, limit=self.max_states
+            )
+        if number == len(self.table):
+            self._grow()
+        self._numbers[chosen] = number
+        self.members.append(tuple(chosen))
+        self.accepting.append(any(isinstance(thread, Finished) for _, thread in chosen))
+        self.gate_limit[number] = -1
+        gates = [(origin, thread) for origin, thread in chosen if isinstance(thread, Gate)]
+        if gates:
+            self._open_gates(number, chosen, gates)
+        return number
+
+    def _grow(self) -> None:
+        more = len(self.table)
+        self.table = np.concatenate([self.table, np.empty((more, 256), np.int32)])
+        self.is_expanded = np.concatenate([self.is_expanded, np.zeros(more, np.bool_)])
+        self.symbols = np.concatenate([self.symbols, np.full((more, 2), -1, np.int32)])
+        self.gate_limit = np.concatenate([self.gate_limit, np.full(more, -1, np.int32)])
+        self.gate_counter = np.concatenate([self.gate_counter, np.zeros(more, np.int8)])
+        self.gate_below = np.concatenate([self.gate_below, np.full(more, -1, np.int32)])
+        self.gate_at = np.concatenate([self.gate_at, np.full(more, -1, np.int32)])
+        self._plain_limits = np.concatenate([self._plain_limits, np.full(more, _UNKNOWN, np.int64)])
+
+    def _open_gates(self, number: int, chosen: frozenset[Member], gates: list[Member]) -> None:
+        """A state of gates becomes two: below the lowest limit all gates open downwards, at it those with that limit."""
+        self.has_counters = True
+        limits = {(thread.counter, thread.limit) for _, thread in gates if isinstance(thread, Gate)}
+        counter, limit = min(limits)
+        assert all(other == counter for other, _ in limits), "one byte moves one counter"
+        below = set(chosen.difference(gates))
+        at = set(below)
+        for origin, gate in gates:
+            assert isinstance(gate, Gate)
+            below.update((origin, thread) for thread in gate.below)
+            if gate.limit == limit:
+                at.update((origin, thread) for thread in gate.at)
+            else:
+                at.add((origin, gate))
+        below_state, at_state = self.state(below), self.state(at)
+        self.gate_counter[number] = counter
+        self.gate_limit[number] = limit
+        self.gate_below[number] = below_state
+        self.gate_at[number] = at_state
+
+    def landing(self, state: int, char_count: int, item_count: int) -> int:
+        """The state that a gate stands for; other states stand for themselves."""
+        while (limit := self.gate_limit.item(state)) >= 0:
+            count = char_count if self.gate_counter.item(state) == CHARS else item_count
+            state = self.gate_at.item(state) if count >= limit else self.gate_below.item(state)
+        return state
+
+    def expand(self, state: int) -> None:
+        """Fill the row of a state."""
+        if self.is_expanded[state]:
+            return
+        members = self.members[state]
+        if len(members) == 1:
+            origin, thread = members[0]
+            cells: list[tuple[int, list[tuple[int, Move]]]] = [
+                (mask, [(origin, move)]) for mask, move in thread.moves()
+            ]
+        else:
+            cells = []
+            for origin, thread in members:
+                for mask, move in thread.moves():
+                    _split(cells, mask, (origin, move))
+        row = np.full(256, DEAD, np.int32)
+        for mask, moves in cells:
+            row[_indices(mask)] = self._entry(state, mask, moves)
+        self.table[state] = row
+        self.is_expanded[state] = True
+
+    def _entry(self, state: int, mask: int, moves: list[tuple[int, Move]]) -> int:
+        members: list[Member] = []
+        operation = 0
+        complete: set[int] = set()
+        pushes: list[tuple[int, Push]] = []
+        for origin, move in moves:
+            if isinstance(move, Stay):
+                operation |= move.operation
+                members += [(origin, thread) for thread in move.threads]
+            elif isinstance(move, Push):
+                pushes.append((origin, move))
+            else:
+                assert isinstance(move, Pop)
+                complete.add(origin)
+        assert (bool(members) + bool(complete) + bool(pushes)) <= 1, (
+            "a byte pushes, pops or stays for all threads alike"
+        )
+        if complete:
+            return POP_BIT | self._result(tuple(sorted(complete)))
+        if pushes:
+            return self._push(state, mask.bit_length() - 1, pushes)
+        if not members:
+            return DEAD
+        return self.state(members) | operation << COUNT_SHIFT
+
+    def _result(self, origins: tuple[int, ...]) -> int:
+        found = self._results.get(origins)
+        if found is None:
+            found = self._results[origins] = len(self.results)
+            self.results.append(origins)
+        return found
+
+    def _push(self, state: int, bracket: int, pushes: list[tuple[int, Push]]) -> int:
+        waiting: dict[Schema, list[tuple[int, Node]]] = {}
+        for origin, push in pushes:
+            waiting.setdefault(push.schema, []).append((origin, push.then))
+        members = [
+            (origin, thread)
+            for origin, schema in enumerate(waiting)
+            for thread in self._threads_inside(schema, bracket)
+        ]
+        if not members:
+            return DEAD
+        callers = tuple(tuple(sorted(set(nodes), key=_by_identity)) for nodes in waiting.values())
+        symbol = self._symbols.get(callers)
+        if symbol is None:
+            symbol = self._symbols[callers] = len(self.callers)
+            self.callers.append(callers)
+        self.symbols[state, 0 if bracket == OPEN_BRACE else 1] = symbol
+        return PUSH_BIT | self.state(members)
+
+    def _threads_inside(self, schema: Schema, bracket: int) -> list[Thread]:
+        found: dict[Thread, None] = {}
+        for shape in schema.alternatives():
+            if bracket == OPEN_BRACE and isinstance(shape, Object):
+                found.update(dict.fromkeys(object_plan(self.builder, shape).threads_at_start()))
+            elif bracket == OPEN_BRACKET and isinstance(shape, Array):
+                found.update(dict.fromkeys(array_plan(self.builder, shape).threads_at_start()))
+        return list(found)
+
+    def returned(self, symbol: int, result: int) -> int:
+        """The state behind a frame that was pushed as `symbol` and closed with `result`."""
+        found = self._returns.get((symbol, result))
+        if found is None:
+            callers = self.callers[symbol]
+            found = self._returns[symbol, result] = self.state(
+                (caller, thread)
+                for origin in self.results[result]
+                for caller, node in callers[origin]
+                for thread in node.threads()
+            )
+        return found
+
+    def plain_limits(self, states: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Up to how many characters of a string a plain character keeps some thread of each state where it is:
+        ENDLESS, or NOT_PLAIN if none does."""
+        limits = self._plain_limits[states]
+        if (limits == _UNKNOWN).any():
+            for state in set(states[limits == _UNKNOWN].tolist()):
+                self._plain_limits[state] = max(
+                    (self._thread_limit(thread) for _, thread in self.members[state]), default=NOT_PLAIN
+                )
+            limits = self._plain_limits[states]
+        return limits
+
+    def _thread_limit(self, thread: Thread) -> int:
+        if isinstance(thread, Counted):
+            if thread.rest is not None or thread.region == 2 or not self._is_plain_loop(thread.text.loop):
+                return NOT_PLAIN
+            return ENDLESS if thread.text.high is None else thread.text.high
+        if isinstance(thread, Lexeme) and self._is_plain_loop(thread.expr):
+            return ENDLESS
+        return NOT_PLAIN
+
+    def _is_plain_loop(self, expr: Expr) -> bool:
+        found = self._plain_loops.get(expr)
+        if found is None:
+            found = self._plain_loops[expr] = is_plain_loop(expr)
+        return found
+
+
+def _by_identity(item: tuple[int, Node]) -> tuple[int, int]:
+    return item[0], id(item[1])
+
+
+def _split(cells: list[tuple[int, list[tuple[int, Move]]]], mask: int, move: tuple[int, Move]) -> None:
+    """Add the bytes of a move to disjoint cells, dividing those that it meets in part."""
+    for i in range(len(cells)):
+        cell, moves = cells[i]
+        both = cell & mask
+        if both:
+            if both != cell:
+                cells.append((cell & ~both, moves))
+            cells[i] = both, [*moves, move]
+            mask &= ~both
+            if not mask:
+                return
+    cells.append((mask, [move]))
+
+
+@lru_cache(maxsize=8192)
+def _indices(mask: int) -> npt.NDArray[np.intp]:
+    """The bytes of a set, to index a row with."""
+    return np.frombuffer(bytes_of(mask), np.uint8).astype(np.intp)
+
+
+_PLAIN_ASCII: Final = byte_range(0x20, 0x7F) & ~(1 << 0x22 | 1 << 0x5C)
+_CONTINUED: Final = byte_range(0x80, 0xBF)
+_LONGER_CHARS: Final = (
+    (byte_range(0xC2, 0xDF), _CONTINUED),
+    (byte_range(0xE0, 0xE0), byte_range(0xA0, 0xBF), _CONTINUED),
+    (byte_range(0xE1, 0xEF) & ~(1 << 0xED), _CONTINUED, _CONTINUED),
+    (byte_range(0xED, 0xED), byte_range(0x80, 0x9F), _CONTINUED),
+    (byte_range(0xF0, 0xF0), byte_range(0x90, 0xBF), _CONTINUED, _CONTINUED),
+    (byte_range(0xF1, 0xF3), _CONTINUED, _CONTINUED, _CONTINUED),
+    (byte_range(0xF4, 0xF4), byte_range(0x80, 0x8F), _CONTINUED, _CONTINUED),
+)
+
+
+def is_plain_loop(expr: Expr) -> bool:
+    """Whether every character that JSON strings hold as it stands leads from the expression back to itself."""
+    if expr.step(0x20) is not expr:
+        return False
+    return all(_reached(expr, char) == {expr} for char in ((_PLAIN_ASCII,), *_LONGER_CHARS))
+
+
+def _reached(expr: Expr, char: tuple[int, ...]) -> set[Expr]:
+    """Where the byte strings of a product of byte sets lead; EMPTY among them if some lead nowhere."""
+    places = {expr}
+    for mask in char:
+        following = set()
+        for place in places:
+            left = mask
+            for arc, target in place.arcs():
+                if arc & mask:
+                    following.add(target)
+                    left &= ~arc
+            if left:
+                following.add(EMPTY)
+        places = following
+    return places

@@ -1,0 +1,369 @@
+"""Token masks: the whole vocabulary walked through the automaton at once, and kept for the next time.
+
+A walk steps all live nodes of one level of the vocabulary's trie together. It records what it depended on: how many frames of
+the stack it looked at, and between which counts it holds; so a mask is found again at any depth and any count that cannot
+tell the difference. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.grammar.automaton import (
+    COUNT_SHIFT,
+    ENDLESS,
+    NOT_PLAIN,
+    OPEN_BRACE,
+    POP_BIT,
+    PUSH_BIT,
+    TARGET_MASK,
+    Automaton,
+)
+from sgl.grammar.threads import CHARS, INC_CHAR, INC_ITEM, RESET_CHAR
+from sgl.grammar.trie import ROOT
+from sgl.grammar.vocabulary import Vocabulary
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+ANY_COUNT: Final = (0, 1 << 60)
+_FIXED: Final = -1
+
+
+class Frame(NamedTuple):
+    """One open object or array: what its end returns to."""
+
+    parent: Frame | None
+    symbol: int
+    item_count: int
+    """Commas of the frame that is returned to."""
+
+
+class Place(NamedTuple):
+    """Where a text stands in its grammar."""
+
+    state: int
+    stack: Frame | None
+    char_count: int
+    item_count: int
+
+
+@dataclass(slots=True)
+class Mask:
+    """A mask and the places it holds for: counts of characters and of items (of the top frame, then of the ones
+    below) within their bounds, first and last included."""
+
+    row: Int32Array  # [words], read-only
+    num_frames: int
+    chars: tuple[int, int]
+    items: tuple[tuple[int, int], ...]  # [num_frames + 1]
+
+    def holds(self, place: Place) -> bool:
+        if not self.chars[0] <= place.char_count <= self.chars[1]:
+            return False
+        low, high = self.items[0]
+        if not low <= place.item_count <= high:
+            return False
+        frame = place.stack
+        for low, high in self.items[1:]:
+            assert frame is not None
+            if not low <= frame.item_count <= high:
+                return False
+            frame = frame.parent
+        return True
+
+
+class MaskCache:
+    """The masks of one automaton over one vocabulary, the least recently used dropped beyond `max_bytes`."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, max_bytes: int) -> None:
+        self.automaton = automaton
+        self.vocabulary = vocabulary
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.walks = 0
+        """How many masks were computed, for measurements."""
+        self._masks: OrderedDict[tuple[int, ...], list[Mask]] = OrderedDict()
+        self._num_frames: dict[int, int] = {}
+        self._allowed = np.zeros(vocabulary.words * 32, np.bool_)
+
+    def row(self, place: Place) -> Int32Array:
+        """The mask at a place, [words], not to be written to."""
+        key = self._key(place, self._num_frames.get(place.state, 0))
+        for mask in self._masks.get(key, ()):
+            if mask.holds(place):
+                self._masks.move_to_end(key)
+                return mask.row
+        mask = self._compute(place)
+        if mask.num_frames > self._num_frames.get(place.state, 0):
+            self._num_frames[place.state] = mask.num_frames
+        self._keep(self._key(place, self._num_frames.get(place.state, 0)), mask)
+        return mask.row
+
+    def _key(self, place: Place, num_frames: int) -> tuple[int, ...]:
+        key = [place.state]
+        frame = place.stack
+        while num_frames and frame is not None:
+            key.append(frame.symbol)
+            frame = frame.parent
+            num_frames -= 1
+        return tuple(key)
+
+    def _keep(self, key: tuple[int, ...], mask: Mask) -> None:
+        self._masks.setdefault(key, []).append(mask)
+        self._masks.move_to_end(key)
+        self.num_bytes += mask.row.nbytes
+        while self.num_bytes > self.max_bytes and len(self._masks) > 1:
+            _, dropped = self._masks.popitem(last=False)
+            self.num_bytes -= sum(old.row.nbytes for old in dropped)
+
+    def _compute(self, place: Place) -> Mask:
+        self.walks += 1
+        had_counters = self.automaton.has_counters
+        walk = Walk(self.automaton, self.vocabulary, place, self._allowed, counts=had_counters)
+        walk.run()
+        if self.automaton.has_counters and not had_counters:
+            # The first gate was met on the way, so counts were not kept.
+            self._allowed[:] = False
+            walk = Walk(self.automaton, self.vocabulary, place, self._allowed, counts=True)
+            walk.run()
+        if self.automaton.accepting[place.state]:
+            self._allowed[list(self.vocabulary.eos_ids)] = True
+        row = np.packbits(self._allowed, bitorder="little").view(np.int32)
+        row.flags.writeable = False
+        self._allowed[:] = False
+        items = [ANY_COUNT] * (walk.num_frames + 1)
+        for source, bounds in walk.item_bounds.items():
+            items[source] = bounds
+        return Mask(row, walk.num_frames, walk.char_bounds, tuple(items))
+
+
+class Walk:
+    """One walk of the vocabulary from a place; marks the tokens that are allowed.
+
+    `num_frames` is how many frames of the place's stack were closed on the way at most. `char_bounds` and `item_bounds`
+    (by how many frames below the top) say for which counts everything would have gone the same.
+    """
+
+    def __init__(
+        self,
+        automaton: Automaton,
+        vocabulary: Vocabulary,
+        place: Place,
+        allowed: npt.NDArray[np.bool_],
+        *,
+        counts: bool,
+    ) -> None:
+        self.automaton = automaton
+        self.trie = vocabulary.trie
+        self.allowed = allowed
+        self.counts = counts
+        self.place = place
+        self.num_frames = 0
+        self.char_bounds = ANY_COUNT
+        self.item_bounds: dict[int, tuple[int, int]] = {}
+        self.frames: list[tuple[int, int, int, int]] = []
+        """Frames opened on the way: (stack below, symbol, item count, its source)."""
+        self._frame_numbers: dict[tuple[int, int, int, int], int] = {}
+        self.below: list[Frame | None] = [place.stack]
+        """The place's own frames, from the top, as far as the walk has looked."""
+
+    def run(self) -> None:
+        automaton, trie, place = self.automaton, self.trie, self.place
+        nodes: Int64Array = np.full(1, ROOT, np.int64)
+        states: Int64Array = np.full(1, place.state, np.int64)
+        # A stack is -1 - i with the first i frames of the place closed, or the index of a frame opened on the way.
+        stacks: Int64Array = np.full(1, -1, np.int64)
+        counts = Counts(place) if self.counts else None
+        nodes = self._take_plain(nodes, states, counts)
+        while True:
+            starts = trie.child_start[nodes]
+            widths = trie.child_end[nodes] - starts
+            total = int(widths.sum())
+            if not total:
+                return
+            self._expand(states[widths > 0])
+            ends = np.cumsum(widths)
+            parents = np.repeat(np.arange(len(nodes)), widths)
+            nodes = np.arange(total) + (starts - ends + widths)[parents]
+            before = states[parents]
+            entries = automaton.table[before, trie.byte[nodes]]
+            alive = np.flatnonzero(entries >= 0)
+            if not len(alive):
+                return
+            entries, nodes, parents, before = entries[alive], nodes[alive], parents[alive], before[alive]
+            self._mark(nodes)
+            stacks = stacks[parents]
+            states = (entries & TARGET_MASK).astype(np.int64)
+            if counts is not None:
+                counts = counts.step(parents, entries >> COUNT_SHIFT)
+            moved = np.flatnonzero(entries & (PUSH_BIT | POP_BIT))
+            if len(moved):
+                self._move(moved, before, entries, trie.byte[nodes], states, stacks, counts)
+            if counts is not None:
+                self._open_gates(states, counts)
+            nodes = self._take_plain(nodes, states, counts)
+
+    def _expand(self, states: Int64Array) -> None:
+        fresh = states[~self.automaton.is_expanded[states]]
+        for state in dict.fromkeys(fresh.tolist()):
+            self.automaton.expand(state)
+
+    def _mark(self, nodes: Int64Array) -> None:
+        tokens = self.trie.token[nodes]
+        self.allowed[tokens[tokens >= 0]] = True
+        for node in nodes[self.trie.has_twins[nodes]].tolist():
+            self.allowed[self.trie.twins[node]] = True
+
+    def _take_plain(self, nodes: Int64Array, states: Int64Array, counts: Counts | None) -> Int64Array:
+        """Where plain characters lead nowhere else, allow the plain tokens below and go on with the others."""
+        trie = self.trie
+        limits = self.automaton.plain_limits(states)
+        chosen = np.flatnonzero((limits != NOT_PLAIN) & (nodes < trie.full_size))
+        if not len(chosen):
+            return nodes
+        for i in chosen.tolist():
+            node = int(nodes[i])
+            start, end = trie.plain_start.item(node), trie.plain_end.item(node)
+            tokens = trie.plain_tokens[start:end]
+            limit = int(limits[i])
+            if limit != ENDLESS and counts is not None and start != end:
+                left = limit - int(counts.chars[i]) + trie.chars.item(node)
+                if left >= trie.most_plain_chars:
+                    highest = self.place.char_count + left - trie.most_plain_chars
+                    bounds = 0, highest
+                else:
+                    tokens = tokens[trie.plain_chars[start:end] <= left]
+                    bounds = self.place.char_count, self.place.char_count
+                if not counts.is_fixed[i]:
+                    self._bound_chars(*bounds)
+            self.allowed[tokens] = True
+        nodes = nodes.copy()
+        nodes[chosen] = trie.ragged[nodes[chosen]]
+        return nodes
+
+    def _move(
+        self,
+        moved: npt.NDArray[np.intp],
+        before: Int64Array,
+        entries: Int32Array,
+        byte: npt.NDArray[np.uint8],
+        states: Int64Array,
+        stacks: Int64Array,
+        counts: Counts | None,
+    ) -> None:
+        """Push and pop, one by one: few tokens hold brackets."""
+        automaton = self.automaton
+        for i in moved.tolist():
+            entry = entries.item(i)
+            count, source = (0, _FIXED) if counts is None else (counts.items.item(i), counts.sources.item(i))
+            if entry & PUSH_BIT:
+                symbol = automaton.symbols.item(before.item(i), 0 if byte.item(i) == OPEN_BRACE else 1)
+                stacks[i] = self._opened((stacks.item(i), symbol, count, source))
+                count, source = 0, _FIXED
+            else:
+                stack = stacks.item(i)
+                if stack >= 0:
+                    stacks[i], symbol, count, source = self.frames[stack]
+                else:
+                    symbol, count, source = self._close(-1 - stack)
+                    stacks[i] = stack - 1
+                states[i] = automaton.returned(symbol, entry & TARGET_MASK)
+            if counts is not None:
+                counts.items[i], counts.sources[i] = count, source
+
+    def _opened(self, frame: tuple[int, int, int, int]) -> int:
+        found = self._frame_numbers.get(frame)
+        if found is None:
+            found = self._frame_numbers[frame] = len(self.frames)
+            self.frames.append(frame)
+        return found
+
+    def _close(self, closed: int) -> tuple[int, int, int]:
+        """Close the next of the place's own frames, `closed` of which are closed: its symbol, count and source."""
+        frame = self.below[closed]
+        assert frame is not None, "the outermost frame is never closed"
+        if closed + 1 == len(self.below):
+            self.below.append(frame.parent)
+            self.num_frames = closed + 1
+        return frame.symbol, frame.item_count, closed + 1
+
+    def _open_gates(self, states: Int64Array, counts: Counts) -> None:
+        automaton = self.automaton
+        waiting = np.flatnonzero(automaton.gate_limit[states] >= 0)
+        while len(waiting):
+            gates = states[waiting]
+            limits = automaton.gate_limit[gates].astype(np.int64)
+            is_chars = automaton.gate_counter[gates] == CHARS
+            count = np.where(is_chars, counts.chars[waiting], counts.items[waiting])
+            is_at = count >= limits
+            self._depend(waiting, limits, count, is_at, is_chars, counts)
+            states[waiting] = np.where(is_at, automaton.gate_at[gates], automaton.gate_below[gates])
+            waiting = waiting[automaton.gate_limit[states[waiting]] >= 0]
+
+    def _depend(
+        self,
+        waiting: npt.NDArray[np.intp],
+        limits: Int64Array,
+        count: Int64Array,
+        is_at: npt.NDArray[np.bool_],
+        is_chars: npt.NDArray[np.bool_],
+        counts: Counts,
+    ) -> None:
+        """Note for which counts at the place the gates would open the same way."""
+        sources = np.where(is_chars, np.where(counts.is_fixed[waiting], _FIXED, 0), counts.sources[waiting])
+        for source in set(sources.tolist()) - {_FIXED}:
+            for of_chars in (True, False):
+                chosen = (sources == source) & (is_chars == of_chars)
+                if not chosen.any():
+                    continue
+                base = self.place.char_count if of_chars else self._item_count(source)
+                margin = limits[chosen] - count[chosen] + base
+                low = int(margin[is_at[chosen]].max(initial=0))
+                high = int(margin[~is_at[chosen]].min(initial=ANY_COUNT[1])) - 1
+                if of_chars:
+                    self._bound_chars(low, high)
+                else:
+                    old = self.item_bounds.get(source, ANY_COUNT)
+                    self.item_bounds[source] = max(old[0], low), min(old[1], high)
+
+    def _item_count(self, source: int) -> int:
+        if source == 0:
+            return self.place.item_count
+        frame = self.below[source - 1]
+        assert frame is not None
+        return frame.item_count
+
+    def _bound_chars(self, low: int, high: int) -> None:
+        self.char_bounds = max(self.char_bounds[0], low), min(self.char_bounds[1], high)
+
+
+class Counts:
+    """The counters of every live node of a walk.
+
+    `is_fixed` says that `chars` no longer goes back to the count at the place; `sources` which frame's count `items` goes on
+    from, 0 for the place's own, i for the i-th frame below, _FIXED for a frame opened on the way.
+    """
+
+    __slots__ = ("chars", "is_fixed", "items", "sources")
+
+    def __init__(self, place: Place) -> None:
+        self.chars: Int64Array = np.full(1, place.char_count, np.int64)
+        self.is_fixed = np.zeros(1, np.bool_)
+        self.items: Int64Array = np.full(1, place.item_count, np.int64)
+        self.sources: Int64Array = np.zeros(1, np.int64)
+
+    def step(self, parents: npt.NDArray[np.intp], operations: Int32Array) -> Counts:
+        """The counters of the children of `parents`."""
+        after = Counts.__new__(Counts)
+        reset = (operations & RESET_CHAR) != 0
+        after.chars = self.chars[parents] + (operations & INC_CHAR)
+        after.chars[reset] = 0
+        after.is_fixed = self.is_fixed[parents] | reset
+        after.items = self.items[parents] + ((operations & INC_ITEM) != 0)
+        after.sources = self.sources[parents]
+        return after

@@ -1,0 +1,148 @@
+"""One request's cursor in a grammar.
+
+Knows where the text so far stands; the automaton and the masks are shared with every other cursor of the grammar. Going back
+and copying cost nothing, since places are values.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.grammar.automaton import COUNT_SHIFT, OPEN_BRACE, POP_BIT, PUSH_BIT, TARGET_MASK, Automaton
+from sgl.grammar.masks import Frame, MaskCache, Place
+from sgl.grammar.threads import INC_CHAR, INC_ITEM, RESET_CHAR
+from sgl.grammar.vocabulary import Vocabulary
+
+Int32Array = npt.NDArray[np.int32]
+_MAX_FORCED = 4096
+
+
+def start_of(automaton: Automaton) -> Place:
+    """Where every text begins."""
+    return Place(automaton.landing(automaton.start, 0, 0), None, 0, 0)
+
+
+def advance(automaton: Automaton, place: Place, data: bytes) -> Place | None:
+    """Where `data` leads from a place, or None if the grammar does not allow it."""
+    state, stack, char_count, item_count = place
+    for byte in data:
+        if not automaton.is_expanded.item(state):
+            automaton.expand(state)
+        entry = automaton.table.item(state, byte)
+        if entry <= TARGET_MASK:
+            if entry < 0:
+                return None
+            state = entry
+            continue
+        if entry & PUSH_BIT:
+            symbol = automaton.symbols.item(state, 0 if byte == OPEN_BRACE else 1)
+            stack = Frame(stack, symbol, item_count)
+            item_count = 0
+            state = entry & TARGET_MASK
+            continue
+        if entry & POP_BIT:
+            assert stack is not None, "the outermost frame is never closed"
+            state = automaton.returned(stack.symbol, entry & TARGET_MASK)
+            item_count = stack.item_count
+            stack = stack.parent
+            continue
+        operation = entry >> COUNT_SHIFT
+        if operation & RESET_CHAR:
+            char_count = 0
+        char_count += operation & INC_CHAR
+        item_count += (operation & INC_ITEM) != 0
+        state = automaton.landing(entry & TARGET_MASK, char_count, item_count)
+    return Place(state, stack, char_count, item_count)
+
+
+class Matcher:
+    """Where one text stands in its grammar. Not to be shared between threads; nor are two of one grammar at a time."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, masks: MaskCache) -> None:
+        self._automaton = automaton
+        self._vocabulary = vocabulary
+        self._masks = masks
+        self._place = start_of(automaton)
+        self._history: list[Place | None] = []
+        """Places before each accepted step; None stands for the end of the text having been accepted."""
+        self._is_finished = False
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False, and nothing changed, if the grammar does not allow it.
+
+        An end-of-sequence token is allowed where the grammar accepts, and nothing behind it.
+        """
+        if self._is_finished or not 0 <= token_id < self._vocabulary.size:
+            return False
+        if token_id in self._vocabulary.eos_ids:
+            if not self.is_accepting():
+                return False
+            self._history.append(None)
+            self._is_finished = True
+            return True
+        data = self._vocabulary.token_bytes[token_id]
+        return bool(data) and self.accept_bytes(data)
+
+    def accept_bytes(self, data: bytes) -> bool:
+        """Go on by bytes, all of them or none; they count as one step for `rollback`."""
+        if self._is_finished:
+            return False
+        place = advance(self._automaton, self._place, data)
+        if place is None:
+            return False
+        self._history.append(self._place)
+        self._place = place
+        return True
+
+    def fill_mask(self, row: Int32Array) -> None:
+        """Write the token bitmask, [ceil(V / 32)]: bit i % 32 of element i // 32 is 1 if token i is allowed next."""
+        if self._is_finished:
+            row[:] = 0
+        else:
+            row[: self._vocabulary.words] = self._masks.row(self._place)
+
+    def is_accepting(self) -> bool:
+        """Whether the text may end here, or has ended."""
+        return self._is_finished or self._automaton.accepting[self._place.state]
+
+    def is_finished(self) -> bool:
+        """Whether an end-of-sequence token was accepted."""
+        return self._is_finished
+
+    def forced_bytes(self) -> bytes:
+        """The bytes that every continuation begins with: empty where there is a choice, or where the text may end."""
+        forced = bytearray()
+        place = self._place
+        automaton = self._automaton
+        while len(forced) < _MAX_FORCED and not self._is_finished and not automaton.accepting[place.state]:
+            automaton.expand(place.state)
+            live = np.flatnonzero(automaton.table[place.state] >= 0)
+            if len(live) != 1:
+                break
+            byte = bytes([int(live[0])])
+            following = advance(automaton, place, byte)
+            assert following is not None
+            forced += byte
+            place = following
+        return bytes(forced)
+
+    def rollback(self, num_steps: int) -> None:
+        """Take back the last accepted steps; ValueError if there were fewer."""
+        if not 0 <= num_steps <= len(self._history):
+            raise ValueError(f"{num_steps} steps cannot be taken back, {len(self._history)} were accepted")
+        for _ in range(num_steps):
+            before = self._history.pop()
+            if before is None:
+                self._is_finished = False
+            else:
+                self._place = before
+
+    def copy(self) -> Matcher:
+        """A cursor at the same place that goes its own way."""
+        other = Matcher.__new__(Matcher)
+        other._automaton, other._vocabulary, other._masks = self._automaton, self._vocabulary, self._masks
+        other._place = self._place
+        other._history = self._history.copy()
+        other._is_finished = self._is_finished
+        return other

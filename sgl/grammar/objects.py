@@ -1,0 +1,333 @@
+"""JSON objects as nodes: which key may come next, what its value must be, when the object may close.
+
+A plan holds what is fixed of one `Object` shape; a state what has been seen of it. A state is only entered if it can be
+completed: enough distinct keys are left for what is still required, and not more are required than fit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from sgl.grammar.expr import EMPTY, Expr, concat, difference, is_empty, literal, words
+from sgl.grammar.jsontext import string_body
+from sgl.grammar.shape import Object, Schema
+from sgl.grammar.threads import CLOSING, PLAIN, Builder, Moves, Node, Stay, Thread
+from sgl.grammar.values import value_node
+
+_NO_KEYS: frozenset[bytes] = frozenset()
+
+
+class Seen(NamedTuple):
+    """What has been seen of an object.
+
+    `keys` is a bit set of declared keys, or the index of the next one where keys come in order. `count` is only kept where bounds on
+    the number of properties ask for it. `met` is a bit set of `exists`. `texts` are undeclared keys that may not come again.
+    """
+
+    keys: int
+    count: int
+    met: int
+    texts: frozenset[bytes]
+
+
+class ObjectPlan:
+    """One `Object` shape, prepared for reading."""
+
+    def __init__(self, builder: Builder, shape: Object) -> None:
+        self.builder = builder
+        self.shape = shape
+        self.in_order = builder.key_order == "schema"
+        self.names = [string_body(name) + b'"' for name, _ in shape.properties]
+        self.sorted_names = sorted(range(len(self.names)), key=self.names.__getitem__)
+        required = [i for i, (name, _) in enumerate(shape.properties) if name in shape.required]
+        self.required_mask = sum(1 << i for i in required)
+        self.last_required = required[-1] if required else -1
+        self.required_from = _counts_from(required, len(self.names))
+        """[i] is the number of required keys from index i on."""
+        self.is_counted = shape.max_properties is not None or shape.min_properties > len(required)
+        limit = shape.max_properties if shape.max_properties is not None else shape.min_properties
+        self.count_cap = max(limit, shape.min_properties)
+        self.every_met = (1 << len(shape.exists)) - 1
+        self.after_quote = concat(builder.space, literal(b":"), builder.space)
+        self.start = Seen(0, 0, 0, _NO_KEYS)
+
+    def threads_at_start(self) -> tuple[Thread, ...]:
+        """The threads right behind the opening brace."""
+        threads = []
+        if self.keys_at(self.start):
+            threads.append(self.builder.lexeme(self.builder.open_key, self.key_node(self.start)))
+        if self.may_close(self.start):
+            threads.append(self.builder.lexeme(concat(self.builder.space, literal(b"}")), CLOSING))
+        return tuple(threads)
+
+    def key_node(self, seen: Seen) -> Node:
+        key = (KeyNode, self, seen)
+        found = self.builder.nodes.get(key)
+        if found is None:
+            found = self.builder.nodes[key] = KeyNode(self, seen)
+        return found
+
+    def value_node(self, schema: Schema, seen: Seen) -> Node:
+        """The value of a key, `seen` being what has been seen when it is complete."""
+        key = (AfterProperty, self, seen)
+        then = self.builder.nodes.get(key)
+        if then is None:
+            then = self.builder.nodes[key] = AfterProperty(self, seen)
+        return value_node(self.builder, schema, then)
+
+    def may_close(self, seen: Seen) -> bool:
+        return (
+            self.required_left(seen) == 0
+            and seen.met == self.every_met
+            and (not self.is_counted or seen.count >= self.shape.min_properties)
+        )
+
+    def required_left(self, seen: Seen) -> int:
+        if self.in_order:
+            return self.required_from[seen.keys]
+        return (self.required_mask & ~seen.keys).bit_count()
+
+    def with_declared(self, seen: Seen, index: int) -> Seen:
+        keys = index + 1 if self.in_order else seen.keys | 1 << index
+        return Seen(keys, self.counted(seen), seen.met, self.kept(seen.texts, seen))
+
+    def with_text(self, seen: Seen, text: bytes | None, met: int) -> Seen:
+        """After an undeclared key; its text where it may not come again."""
+        keys = len(self.names) if self.in_order else seen.keys
+        texts = self.kept(seen.texts if text is None else seen.texts | {text}, seen)
+        return Seen(keys, self.counted(seen), seen.met | met, texts)
+
+    def counted(self, seen: Seen) -> int:
+        return min(seen.count + 1, self.count_cap + 1) if self.is_counted else 0
+
+    def kept(self, texts: frozenset[bytes], seen: Seen) -> frozenset[bytes]:
+        """Once there are enough properties, a key that comes again takes nothing away."""
+        enough = seen.count + 1 >= self.shape.min_properties and not self.shape.exists
+        return _NO_KEYS if enough else texts
+
+    def is_tracked(self, seen: Seen) -> bool:
+        """Whether the texts of undeclared keys matter: those that come twice count once."""
+        lacks_keys = self.is_counted and seen.count < self.shape.min_properties
+        return bool(self.shape.patterns) and (lacks_keys or bool(self.shape.exists))
+
+    def is_completable(self, seen: Seen) -> bool:
+        unmet = [e for i, e in enumerate(self.shape.exists) if not seen.met >> i & 1]
+        needed = self.required_left(seen) + len(unmet)
+        maximum = self.shape.max_properties
+        if maximum is not None and seen.count + needed > maximum:
+            return False
+        if any(is_empty(self.unused(e.key, seen)) for e in unmet):
+            return False
+        if not self.is_counted:
+            return True
+        left = len(self.names) - (seen.keys if self.in_order else seen.keys.bit_count())
+        lacking = self.shape.min_properties - seen.count - left
+        for pattern in self.shape.patterns:
+            if lacking <= 0:
+                break
+            lacking -= _number_of_texts(self.unused(pattern.key, seen), lacking)
+        return lacking <= 0
+
+    def unused(self, key: Expr, seen: Seen) -> Expr:
+        return difference(key, words(seen.texts)) if seen.texts else key
+
+    def declared_at(self, seen: Seen) -> list[int]:
+        """The declared keys that may come next."""
+        total = len(self.names)
+        if self.in_order:
+            first = seen.keys
+            required = self.required_from[first]
+            found = []
+            for i in range(first, total):
+                found.append(i)
+                if self.required_from[i + 1] < required:  # this one is required: nothing behind it may come first
+                    break
+        else:
+            found = [i for i in range(total) if not seen.keys >> i & 1]
+        if not (self.is_counted or self.shape.exists):
+            return found
+        return [i for i in found if self.is_completable(self.with_declared(seen, i))]
+
+    def undeclared_at(self, seen: Seen) -> list[tuple[Expr, Schema, int]]:
+        """Key, schema of the value and what it meets, of the undeclared keys that may come next."""
+        if self.in_order and self.required_left(seen):
+            return []
+        groups = [(p.key, p.value, 0) for p in self.shape.patterns]
+        groups += [(e.key, e.value, 1 << i) for i, e in enumerate(self.shape.exists) if not seen.met >> i & 1]
+        found = []
+        for key, value, met in groups:
+            unused = self.unused(key, seen)
+            after = self.with_text(seen, None, met)
+            if unused is EMPTY or is_empty(unused):
+                continue
+            if self.is_tracked(seen) and self.is_counted:
+                after = self.with_text(seen, _any_text(unused), met)
+            if self.is_completable(after):
+                found.append((unused, value, met))
+        return found
+
+    def keys_at(self, seen: Seen) -> bool:
+        """Whether any key may come next."""
+        return bool(self.key_node(seen).threads())
+
+
+def object_plan(builder: Builder, shape: Object) -> ObjectPlan:
+    """The plan of a shape, one for each."""
+    found = builder.plans.get(shape)
+    if found is None:
+        found = builder.plans[shape] = ObjectPlan(builder, shape)
+    assert isinstance(found, ObjectPlan)
+    return found
+
+
+class KeyNode(Node):
+    """Behind the opening quote of a key."""
+
+    def __init__(self, plan: ObjectPlan, seen: Seen) -> None:
+        self.plan = plan
+        self.seen = seen
+        self._threads: tuple[Thread, ...] | None = None
+
+    def threads(self) -> tuple[Thread, ...]:
+        if self._threads is None:
+            self._threads = self._find_threads()
+        return self._threads
+
+    def _find_threads(self) -> tuple[Thread, ...]:
+        plan, seen, builder = self.plan, self.seen, self.plan.builder
+        threads: list[Thread] = []
+        declared = plan.declared_at(seen)
+        if declared:
+            chosen = set(declared)
+            names = [(plan.names[i], i) for i in plan.sorted_names if i in chosen]
+            threads += DeclaredKeys(plan, seen, names, 0, len(names), 0).narrowed()
+        for key, value, met in plan.undeclared_at(seen):
+            if plan.is_tracked(seen):
+                threads.append(TrackedKey(plan, seen, key, value, met, b""))
+            else:
+                target = plan.value_node(value, plan.with_text(seen, None, met))
+                threads.append(builder.lexeme(concat(key, builder.colon), target))
+        return tuple(threads)
+
+
+class DeclaredKeys(Thread):
+    """Inside one of several declared keys that share what has been read: names[low:high], each with its closing quote."""
+
+    __slots__ = ("depth", "high", "low", "names", "plan", "seen")
+
+    def __init__(
+        self, plan: ObjectPlan, seen: Seen, names: list[tuple[bytes, int]], low: int, high: int, depth: int
+    ) -> None:
+        super().__init__()
+        self.plan = plan
+        self.seen = seen
+        self.names = names
+        self.low = low
+        self.high = high
+        self.depth = depth
+
+    def narrowed(self) -> tuple[Thread, ...]:
+        """This thread, or the plain lexeme if only one key is left."""
+        if self.high - self.low > 1:
+            return (self,)
+        plan, builder = self.plan, self.plan.builder
+        name, index = self.names[self.low]
+        target = plan.value_node(plan.shape.properties[index][1], plan.with_declared(self.seen, index))
+        return builder.enter(concat(literal(name[self.depth :]), plan.after_quote), target)
+
+    def _find_moves(self) -> Moves:
+        names, depth = self.names, self.depth
+        moves = []
+        low = self.low
+        while low < self.high:
+            byte = names[low][0][depth]
+            end = bisect_left(names, byte + 1, low, self.high, key=lambda entry: entry[0][depth])
+            narrower = DeclaredKeys(self.plan, self.seen, names, low, end, depth + 1).narrowed()
+            moves.append((1 << byte, Stay(narrower, PLAIN)))
+            low = end
+        return tuple(moves)
+
+
+class TrackedKey(Thread):
+    """Inside an undeclared key whose text decides whether it may come again."""
+
+    __slots__ = ("key", "met", "plan", "seen", "typed", "value")
+
+    def __init__(self, plan: ObjectPlan, seen: Seen, key: Expr, value: Schema, met: int, typed: bytes) -> None:
+        super().__init__()
+        self.plan = plan
+        self.seen = seen
+        self.key = key
+        self.value = value
+        self.met = met
+        self.typed = typed
+
+    def _find_moves(self) -> Moves:
+        plan, builder = self.plan, self.plan.builder
+        moves: list[tuple[int, Stay]] = []
+        for mask, rest in self.key.arcs():
+            while mask:
+                bit = mask & -mask
+                mask ^= bit
+                typed = self.typed + bytes([bit.bit_length() - 1])
+                after = TrackedKey(plan, self.seen, rest, self.value, self.met, typed)
+                moves.append((bit, Stay((after,), PLAIN)))
+        if self.key.nullable:
+            target = plan.value_node(self.value, plan.with_text(self.seen, self.typed, self.met))
+            moves.append((1 << 0x22, Stay(builder.enter(plan.after_quote, target), PLAIN)))
+        return tuple(moves)
+
+
+class AfterProperty(Node):
+    """Behind the value of a property."""
+
+    def __init__(self, plan: ObjectPlan, seen: Seen) -> None:
+        self.plan = plan
+        self.seen = seen
+        self._threads: tuple[Thread, ...] | None = None
+
+    def threads(self) -> tuple[Thread, ...]:
+        if self._threads is None:
+            plan, builder = self.plan, self.plan.builder
+            threads = []
+            if plan.keys_at(self.seen):
+                threads.append(builder.lexeme(concat(builder.comma, builder.open_key), plan.key_node(self.seen)))
+            if plan.may_close(self.seen):
+                threads.append(builder.lexeme(concat(builder.space, literal(b"}")), CLOSING))
+            self._threads = tuple(threads)
+        return self._threads
+
+
+def _counts_from(indices: list[int], total: int) -> list[int]:
+    counts = [0] * (total + 1)
+    for i in indices:
+        counts[i] = 1
+    for i in reversed(range(total)):
+        counts[i] += counts[i + 1]
+    return counts
+
+
+def _any_text(expr: Expr) -> bytes:
+    """Some text of a language that has one, to count with."""
+    typed = bytearray()
+    seen = set()
+    while not expr.nullable and expr not in seen:
+        seen.add(expr)
+        mask, expr = expr.arcs()[0]
+        typed.append((mask & -mask).bit_length() - 1)
+    return bytes(typed)
+
+
+def _number_of_texts(expr: Expr, enough: int) -> int:
+    """How many texts a language has, at most `enough`."""
+    found = 0
+    stack = [expr]
+    depth = 0
+    while stack and found < enough and depth < 100_000:
+        expr = stack.pop()
+        depth += 1
+        found += expr.nullable
+        for mask, target in expr.arcs():
+            stack.extend([target] * min(mask.bit_count(), enough))
+    return min(found, enough)

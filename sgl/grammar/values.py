@@ -1,0 +1,46 @@
+"""A JSON value as a node: the threads at which a value of a schema may begin.
+
+A value of several shapes begins at the threads of all of them. What happens inside the brackets is for `objects.py` and
+`arrays.py`.
+"""
+
+from __future__ import annotations
+
+from sgl.grammar.shape import Array, CountedString, Object, Schema, Text
+from sgl.grammar.threads import Builder, Node, Thread
+
+
+class ValueNode(Node):
+    """Where a value of `schema` begins, with `then` behind it."""
+
+    def __init__(self, builder: Builder, schema: Schema, then: Node) -> None:
+        self.builder = builder
+        self.schema = schema
+        self.then = then
+        self._threads: tuple[Thread, ...] | None = None
+
+    def threads(self) -> tuple[Thread, ...]:
+        if self._threads is None:
+            builder = self.builder
+            found: dict[Thread, None] = {}
+            for shape in self.schema.alternatives():
+                match shape:
+                    case Text(expr):
+                        found.update(dict.fromkeys(builder.enter(expr, self.then)))
+                    case CountedString():
+                        found[builder.counted_string(shape, self.then)] = None
+                    case Object():
+                        found[builder.opening(b"{", self.schema, self.then)] = None
+                    case Array():
+                        found[builder.opening(b"[", self.schema, self.then)] = None
+            self._threads = tuple(found)
+        return self._threads
+
+
+def value_node(builder: Builder, schema: Schema, then: Node) -> Node:
+    """The node of a value, one for each."""
+    key = (ValueNode, schema, then)
+    found = builder.nodes.get(key)
+    if found is None:
+        found = builder.nodes[key] = ValueNode(builder, schema, then)
+    return found
