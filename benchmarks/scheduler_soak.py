@@ -31,6 +31,7 @@ def random_setting(rng: random.Random) -> Setting:
         overlap=rng.random() < 0.6,
         radix=rng.random() < 0.9,
         policy=rng.choice(["lpm", "fcfs", "priority", "dfs-weight"]),
+        conservativeness=rng.choice([1.0, 0.01]),
     )
 
 

@@ -29,6 +29,7 @@ class Setting:
     radix: bool = True
     policy: str = "lpm"
     context: int = 96
+    conservativeness: float = 1.0
 
 
 class Driver:
@@ -37,7 +38,13 @@ class Driver:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.pool = PagePool(setting.num_pages, setting.page_size)
-        limits = Limits(setting.rows, setting.context, setting.budget, schedule_policy=setting.policy)  # type: ignore[arg-type]
+        limits = Limits(
+            setting.rows,
+            setting.context,
+            setting.budget,
+            schedule_policy=setting.policy,
+            conservativeness=setting.conservativeness,
+        )  # type: ignore[arg-type]
         self.now = 0.0
         self.scheduler = Scheduler(limits, self.pool, share=setting.radix, clock=lambda: self.now)
         max_pages = -(-setting.context // setting.page_size)

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from house import BELOW, HEAVY, MAX_LINES, NOT_AT_IMPORT, TORCH, House, Module, units_below, within
+
+from tests.house import BELOW, HEAVY, MAX_LINES, NOT_AT_IMPORT, TORCH, House, Module, units_below, within
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -23,6 +23,7 @@ settings_strategy = st.builds(
     overlap=st.booleans(),
     radix=st.sampled_from([True, True, True, False]),
     policy=st.sampled_from(["lpm", "fcfs", "priority", "dfs-weight"]),
+    conservativeness=st.sampled_from([1.0, 0.01]),
 )
 
 actions = st.lists(

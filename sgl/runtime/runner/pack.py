@@ -15,7 +15,7 @@ import torch
 
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int64Array
 
-_BUFFERS = 3  # a buffer is written again three uploads later; one event says whether its copy has been read
+_BUFFERS = 8  # a buffer is written again so many uploads later; one event says whether its copy has been read
 
 
 class Uploader:
@@ -56,7 +56,7 @@ class Uploader:
             held[1].synchronize()  # long past in steady state
         if held is None or len(held[0]) < size:
             staging = torch.empty(max(2 * size, 1 << 16), dtype=torch.uint8, pin_memory=True)
-            held = (staging, torch.cuda.Event())
+            held = (staging, torch.cuda.Event())  # type: ignore[no-untyped-call]
             self._buffers[index] = held
         return held
 
