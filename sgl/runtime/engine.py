@@ -237,7 +237,7 @@ class Engine:
             prompt = prompts[i] if is_list and prompts is not None else prompts
             ids = inputs[i] if is_list and inputs is not None else inputs
             asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
-        call = _Call(is_list or any(_num_samples(ask) > 1 for ask in asks))
+        call = _Call(is_list)
         for ask in asks:
             call.add(self._intake.submissions(ask), ask.rid)
         return call
@@ -350,6 +350,7 @@ class _Call:
         if rid is not None:
             self.rids[rid] = [submission.request.uid for submission, _ in pairs]
         self.unfinished += len(pairs)
+        self._is_list = self._is_list or len(pairs) > 1
 
     def take(self, output: Output) -> Result:
         """Add an output to its result; returns the event for it. Raises what ended the call as a whole."""
@@ -400,12 +401,6 @@ class _Events(Iterator[Result]):
 def _stop(loop: EngineLoop, pool: ThreadPoolExecutor) -> None:
     loop.stop()
     pool.shutdown(wait=False)
-
-
-def _num_samples(ask: Ask) -> int:
-    params = ask.sampling_params
-    n = params.n if isinstance(params, SamplingParams) else (params or {}).get("n")
-    return n if isinstance(n, int) else 1
 
 
 def _is_list(value: Any) -> bool:

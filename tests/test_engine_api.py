@@ -1,0 +1,413 @@
+"""The engine's surface on a trained model: result shapes, streams, asynchronous use, aborts, and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgl.errors import (
+    ConfigError,
+    ContextTooLong,
+    EngineDead,
+    InvalidRequest,
+    QueueFull,
+    RequestTimeout,
+    TokenizerError,
+)
+from sgl.runtime.engine import Engine
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Callable[[str], Path]) -> Path:
+    return checkpoint("stories260K")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
+    options = {"check_ledger": True, "max_total_tokens": 8192, "random_seed": 1, "dtype": "float32"}
+    with Engine(str(folder), device=request.param, **options) as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test the engine is idle and each page is free or cached."""
+    yield
+    if "engine" in request.fixturenames:
+        engine: Engine = request.getfixturevalue("engine")
+        deadline = time.monotonic() + 20
+        while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+            assert time.monotonic() < deadline, "a request goes on for nobody"
+            time.sleep(0.01)
+        assert engine.check_ledger() == []
+        assert not engine._rids
+        assert not engine._outlet._sinks
+
+
+def test_a_result_has_the_native_shape(engine: Engine) -> None:
+    result = engine.generate(PROMPT, GREEDY)
+    meta = result["meta_info"]
+    assert result["text"] == ", there was a little girl named Lily. She loved to play"
+    assert len(result["output_ids"]) == meta["completion_tokens"] == 16
+    assert meta["finish_reason"] == {"type": "length", "length": 16}
+    assert meta["prompt_tokens"] == len(engine.get_tokenizer().encode(PROMPT))
+    assert meta["cached_tokens"] >= 0
+    assert isinstance(meta["id"], str)
+    assert meta["e2e_latency"] > 0
+    json.dumps(result)
+
+
+def test_token_ids_and_text_are_the_same_request(engine: Engine) -> None:
+    ids = engine.get_tokenizer().encode(PROMPT)
+    assert engine.generate(input_ids=ids, sampling_params=GREEDY)["text"] == engine.generate(PROMPT, GREEDY)["text"]
+
+
+def test_lists_come_back_in_order_with_parameters_of_their_own(engine: Engine) -> None:
+    prompts = [PROMPT, "The dog", "A big red ball"]
+    params = [{**GREEDY, "max_new_tokens": n} for n in (3, 5, 7)]
+    results = engine.generate(prompts, params)
+    assert [result["meta_info"]["completion_tokens"] for result in results] == [3, 5, 7]
+    assert [result["text"] for result in results] == [
+        engine.generate(prompt, its)["text"] for prompt, its in zip(prompts, params, strict=True)
+    ]
+    assert isinstance(engine.generate([PROMPT], GREEDY), list)
+
+
+def test_samples_are_grouped_by_prompt_and_differ(engine: Engine) -> None:
+    params = {"temperature": 1.0, "max_new_tokens": 12, "n": 3, "seed": 5}
+    results = engine.generate([PROMPT, "The dog"], params)
+    assert len(results) == 6
+    assert [r["meta_info"]["prompt_tokens"] for r in results] == [5] * 3 + [4] * 3
+    assert len({r["text"] for r in results[:3]}) == 3
+    assert [r["text"] for r in engine.generate(PROMPT, params)] == [r["text"] for r in results[:3]]
+
+
+def test_a_seed_decides_the_draw_whatever_else_runs(engine: Engine) -> None:
+    params = {"temperature": 0.9, "top_p": 0.9, "max_new_tokens": 20, "seed": 11}
+    alone = engine.generate(PROMPT, params)["output_ids"]
+    others = [f"The {word}" for word in ("cat", "dog", "sun", "big ball", "little girl")]
+    batch = engine.generate([*others, PROMPT], [{"max_new_tokens": 9}] * 5 + [params])
+    assert batch[-1]["output_ids"] == alone
+    assert engine.generate(PROMPT, {**params, "seed": 12})["output_ids"] != alone
+
+
+def test_logprobs_have_one_entry_a_token(engine: Engine) -> None:
+    result = engine.generate(
+        PROMPT,
+        {**GREEDY, "max_new_tokens": 4},
+        return_logprob=True,
+        logprob_start_len=2,
+        top_logprobs_num=3,
+        token_ids_logprob=[5, 403],
+        return_text_in_logprobs=True,
+    )
+    meta, prompt = result["meta_info"], engine.get_tokenizer().encode(PROMPT)
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == prompt[2:]
+    assert meta["input_token_logprobs"][0][0] is None
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == result["output_ids"]
+    assert meta["output_token_logprobs_length"] == 4
+    assert [len(top) for top in meta["output_top_logprobs"]] == [3] * 4
+    assert meta["input_top_logprobs"][0] is None
+    assert len(meta["input_top_logprobs"]) == len(prompt) - 2
+    for chosen, top, given in zip(
+        meta["output_token_logprobs"], meta["output_top_logprobs"], meta["output_token_ids_logprobs"], strict=True
+    ):
+        assert top[0] == chosen  # greedy
+        assert [entry[0] for entry in top] == sorted((entry[0] for entry in top), reverse=True)
+        assert [entry[1] for entry in given] == [5, 403]
+        assert isinstance(chosen[2], str)
+    json.dumps(result)
+
+
+def test_a_prompt_alone_is_scored_and_its_next_token_shown(engine: Engine) -> None:
+    params = {"max_new_tokens": 0, "temperature": 0.0}
+    plain = engine.generate(PROMPT, params)
+    assert (plain["text"], plain["output_ids"]) == ("", [])
+    assert plain["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+    scored = engine.generate(PROMPT, params, return_logprob=True, logprob_start_len=0, top_logprobs_num=2)
+    meta = scored["meta_info"]
+    assert meta["completion_tokens"] == 0
+    assert len(meta["input_token_logprobs"]) == 5
+    assert len(meta["output_token_logprobs"]) == len(meta["output_top_logprobs"]) == 1
+    first = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 1})["output_ids"][0]
+    assert meta["output_top_logprobs"][0][0][1] == first
+
+
+@pytest.mark.parametrize("stops", [{"stop": "girl"}, {"stop": ["zzz", "girl"]}, {"stop_regex": "g[a-z]rl"}])
+def test_a_stop_is_not_part_of_the_text_nor_of_the_stream(engine: Engine, stops: dict[str, Any]) -> None:
+    params = {**GREEDY, "max_new_tokens": 40, **stops}
+    result = engine.generate(PROMPT, params)
+    assert result["text"] == ", there was a little "
+    assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": "girl"}
+    assert all("g" not in event["text"] for event in engine.generate(PROMPT, params, stream=True))
+
+
+def test_a_stop_token_ends_and_is_counted(engine: Engine) -> None:
+    free = engine.generate(PROMPT, GREEDY)["output_ids"]
+    result = engine.generate(PROMPT, {**GREEDY, "stop_token_ids": [free[6]]})
+    first = free.index(free[6]) + 1
+    assert result["output_ids"] == free[:first]
+    assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": free[6]}
+
+
+def test_events_of_a_stream_grow_to_the_result(engine: Engine) -> None:
+    params = {**GREEDY, "max_new_tokens": 10}
+    events = list(engine.generate(PROMPT, params, stream=True, return_logprob=True))
+    whole = engine.generate(PROMPT, params, return_logprob=True)
+    assert [event["meta_info"]["completion_tokens"] for event in events] == list(range(1, 11))
+    for before, after in itertools.pairwise(events):
+        assert after["text"].startswith(before["text"])
+        assert before["meta_info"]["finish_reason"] is None
+    assert events[-1]["text"] == whole["text"]
+    assert events[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+    entries = [entry for event in events for entry in event["meta_info"]["output_token_logprobs"]]
+    assert [entry[1] for entry in entries] == whole["output_ids"]
+
+
+def test_streams_of_several_prompts_carry_their_index(engine: Engine) -> None:
+    texts = {}
+    for event in engine.generate([PROMPT, "The dog"], GREEDY, stream=True):
+        texts[event["index"]] = event["text"]
+    assert [texts[0], texts[1]] == [result["text"] for result in engine.generate([PROMPT, "The dog"], GREEDY)]
+
+
+def test_closing_or_dropping_a_stream_aborts_the_request(engine: Engine) -> None:
+    aborted = engine.get_server_info()["internal_states"][0]["aborted"]
+    stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 400}, stream=True)
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 400}, stream=True)
+    del stream
+    assert engine.get_server_info()["internal_states"][0]["aborted"] == aborted + 2
+
+
+def test_an_abort_by_rid_ends_the_call_with_what_there_was(engine: Engine) -> None:
+    done: list[dict[str, Any]] = []
+    params = {**GREEDY, "max_new_tokens": 490}
+    caller = threading.Thread(target=lambda: done.append(engine.generate(PROMPT, params, rid="mine")))
+    caller.start()
+    while not engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+        time.sleep(0.001)
+    engine.abort("min")  # another one
+    engine.abort("mine")
+    engine.abort("mine")
+    caller.join(timeout=20)
+    reason = done[0]["meta_info"]["finish_reason"]
+    assert (reason["type"], reason["err_type"]) == ("abort", "RequestAborted")
+    assert len(done[0]["output_ids"]) < 490
+
+
+def test_asynchronous_calls_run_together_and_streams_iterate(engine: Engine) -> None:
+    async def main() -> None:
+        prompts = [PROMPT, "The dog", "The cat"]
+        results = await asyncio.gather(*(engine.async_generate(prompt, GREEDY) for prompt in prompts))
+        assert [r["text"] for r in results] == [r["text"] for r in engine.generate(prompts, GREEDY)]
+        stream = await engine.async_generate(PROMPT, GREEDY, stream=True)
+        events = [event async for event in stream]
+        assert len(events) == 16
+        assert events[-1]["text"] == results[0]["text"]
+
+    asyncio.run(main())
+
+
+def test_cancelling_an_asynchronous_call_aborts_it(engine: Engine) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(engine.async_generate(PROMPT, {**GREEDY, "max_new_tokens": 490}))
+        while not engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    engine.get_server_info()
+    assert engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 0
+
+
+def test_prefixes_are_shared_only_within_a_namespace(engine: Engine) -> None:
+    engine.flush_cache()
+    ids = list(range(100, 164))
+    params = {**GREEDY, "max_new_tokens": 1}
+    engine.generate(input_ids=ids, sampling_params=params, extra_key="a")
+    other = engine.generate(input_ids=ids, sampling_params=params, extra_key="b")
+    same = engine.generate(input_ids=ids, sampling_params=params, extra_key="a")
+    assert (other["meta_info"]["cached_tokens"], same["meta_info"]["cached_tokens"]) == (0, 48)
+
+
+def test_the_next_turn_finds_the_generated_tokens_in_the_cache(engine: Engine) -> None:
+    engine.flush_cache()
+    ids = list(range(100, 120))
+    first = engine.generate(input_ids=ids, sampling_params={**GREEDY, "max_new_tokens": 40})
+    turn = [*ids, *first["output_ids"], 200, 201]
+    second = engine.generate(input_ids=turn, sampling_params=GREEDY)
+    assert second["meta_info"]["cached_tokens"] == (len(ids) + 39) // 16 * 16
+
+
+def test_min_new_tokens_holds_the_end_back(engine: Engine) -> None:
+    free = engine.generate(PROMPT, GREEDY)["output_ids"]
+    params = {**GREEDY, "stop_token_ids": [free[2]], "min_new_tokens": 8}
+    assert engine.generate(PROMPT, params)["meta_info"]["completion_tokens"] >= 8
+    assert (
+        engine.generate(PROMPT, {**GREEDY, "stop": ",", "min_new_tokens": 8})["meta_info"]["completion_tokens"] >= 8
+    )
+
+
+def test_biases_and_penalties_reach_the_sampler(engine: Engine) -> None:
+    free = engine.generate(PROMPT, GREEDY)["output_ids"]
+    banned = engine.generate(PROMPT, {**GREEDY, "logit_bias": {str(free[0]): -100}})["output_ids"]
+    assert free[0] not in banned[:1]
+    params = {**GREEDY, "max_new_tokens": 60}
+    repeated = engine.generate(PROMPT, params)["output_ids"]
+    varied = engine.generate(PROMPT, {**params, "presence_penalty": 2.0, "frequency_penalty": 2.0})["output_ids"]
+    assert len(set(varied)) > len(set(repeated))
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("neither prompt nor ids", {}, "either prompt or input_ids"),
+    ("both", {"prompt": "x", "input_ids": [5]}, "either prompt or input_ids"),
+    ("empty text", {"prompt": ""}, "empty"),
+    ("empty ids", {"input_ids": []}, "empty"),
+    ("empty list", {"prompt": []}, "empty"),
+    ("text is a number", {"prompt": 5}, "string"),
+    ("id too large", {"input_ids": [5, 512]}, "512 is out of range.*0 to 511"),
+    ("negative id", {"input_ids": [-1]}, "-1 is out of range"),
+    ("huge id", {"input_ids": [2**40]}, "out of range"),
+    ("ids are floats", {"input_ids": [1.5]}, "integers"),
+    ("ids are text", {"input_ids": ["a"]}, "integers"),
+    ("ids are ragged", {"input_ids": [5, [6]]}, "input_ids"),
+    ("NaN temperature", {"prompt": "x", "sampling_params": {"temperature": float("nan")}}, "temperature"),
+    ("text temperature", {"prompt": "x", "sampling_params": {"temperature": "1"}}, "temperature"),
+    ("unknown parameter", {"prompt": "x", "sampling_params": {"temprature": 1}}, "did you mean 'temperature'"),
+    (
+        "min over max",
+        {"prompt": "x", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}},
+        "min_new_tokens",
+    ),
+    ("stop id out of range", {"prompt": "x", "sampling_params": {"stop_token_ids": [9999]}}, "9999"),
+    ("bias out of range", {"prompt": "x", "sampling_params": {"logit_bias": {"9999": 1}}}, "9999"),
+    ("bad stop regex", {"prompt": "x", "sampling_params": {"stop_regex": "("}}, "stop_regex"),
+    ("two constraints", {"prompt": "x", "sampling_params": {"regex": "a", "json_schema": "{}"}}, "regex"),
+    ("logprob start", {"prompt": "x", "return_logprob": True, "logprob_start_len": 99}, "logprob_start_len"),
+    (
+        "too many top logprobs",
+        {"prompt": "x", "return_logprob": True, "top_logprobs_num": 10**6},
+        "top_logprobs_num",
+    ),
+    ("timeout", {"prompt": "x", "timeout": -1}, "timeout"),
+    ("priority", {"prompt": "x", "priority": "high"}, "priority"),
+    ("extra key", {"prompt": "x", "extra_key": 5}, "extra_key"),
+    (
+        "params of another length",
+        {"prompt": ["a", "b"], "sampling_params": [{}]},
+        "sampling_params has 1 values for 2",
+    ),
+    ("params of a wrong type", {"prompt": "x", "sampling_params": 5}, "sampling_params"),
+    ("one rid for many", {"prompt": ["a", "b"], "rid": "r"}, "rid"),
+    ("one rid twice", {"prompt": ["a", "b"], "rid": ["r", "r"]}, "given to two"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_input_is_refused_by_name_and_the_others_are_served(
+    engine: Engine, arguments: dict[str, Any], message: str
+) -> None:
+    stream = engine.generate(PROMPT, GREEDY, stream=True)
+    with pytest.raises(InvalidRequest, match=message):
+        engine.generate(**arguments)
+    with pytest.raises(InvalidRequest, match=message):
+        asyncio.run(engine.async_generate(**arguments))
+    assert len(list(stream)) == 16
+
+
+def test_a_prompt_over_the_context_says_both_lengths(engine: Engine) -> None:
+    with pytest.raises(ContextTooLong, match="600 tokens and the context holds 512") as caught:
+        engine.generate(input_ids=[5] * 600)
+    assert (caught.value.tokens, caught.value.limit) == (600, 512)
+    assert engine.generate(input_ids=[5] * 512, sampling_params={"max_new_tokens": 0})["output_ids"] == []
+    cut = engine.generate(input_ids=[5] * 500, sampling_params={**GREEDY, "max_new_tokens": 100})
+    assert len(cut["output_ids"]) == 12
+
+
+def test_a_rid_in_use_is_refused(engine: Engine) -> None:
+    stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 300}, stream=True, rid="taken")
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.generate(PROMPT, rid="taken")
+    stream.close()
+
+
+def test_a_timeout_raises_and_frees(engine: Engine) -> None:
+    with pytest.raises(RequestTimeout):
+        engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 490}, timeout=0.01)
+    results = engine.generate([PROMPT, "The"], [{**GREEDY, "max_new_tokens": 490}, GREEDY], timeout=0.02)
+    assert {r["meta_info"]["finish_reason"]["type"] for r in results} <= {"abort", "length"}
+
+
+def test_a_full_queue_raises(folder: Path) -> None:
+    with (
+        Engine(str(folder), max_running_requests=1, max_queued_requests=1, device="cpu") as engine,
+        pytest.raises(QueueFull),
+    ):
+        engine.generate([PROMPT] * 8, GREEDY)
+
+
+def test_without_a_tokenizer_text_is_refused(folder: Path) -> None:
+    with Engine(str(folder), skip_tokenizer_init=True, device="cpu") as engine:
+        assert engine.generate(input_ids=[5, 6], sampling_params=GREEDY)["text"] == ""
+        for arguments in ({"prompt": "x"}, {"input_ids": [5], "sampling_params": {"stop": "x"}}):
+            with pytest.raises(InvalidRequest, match="without a tokenizer"):
+                engine.generate(**arguments)
+        with pytest.raises(InvalidRequest):
+            engine.get_tokenizer()
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path, checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(TokenizerError, match=r"511.*0 to 104"):
+        Engine(str(checkpoint("babyllama-105")), tokenizer_path=str(folder), device="cpu")
+
+
+def test_options_that_cannot_be_are_refused(folder: Path) -> None:
+    for options, message in (
+        ({"page_sise": 4}, "did you mean 'page_size'"),
+        ({"context_length": 10**6}, "512"),
+        ({"device": "tpu"}, "cuda"),
+        ({"device": "cuda:63"}, "CUDA device"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Engine(str(folder), **options)
+
+
+def test_a_closed_engine_says_so(folder: Path) -> None:
+    engine = Engine(str(folder), device="cpu")
+    stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 490}, stream=True)
+    next(stream)
+    engine.shutdown()
+    engine.shutdown()
+    with pytest.raises(EngineDead):
+        list(stream)
+    with pytest.raises(EngineDead):
+        engine.generate(PROMPT)
+
+
+def test_many_threads_share_one_engine(engine: Engine) -> None:
+    expected = engine.generate(PROMPT, GREEDY)["text"]
+    texts: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: texts.append(engine.generate(PROMPT, GREEDY)["text"])) for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == [expected] * 16
