@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.aio import Watched
 from sgl.lang.pool import BodyPool
-from sgl.lang.run import Run
 from sgl.lang.state import ProgramState
 
 CHUNK = 200  # rows that generator_style runs at the same time
@@ -38,7 +37,9 @@ def row_of(row: Any, arg_names: Sequence[str]) -> dict[str, Any]:
         return dict(row)
     if isinstance(row, tuple | list):
         if len(row) > len(arg_names):
-            raise InvalidRequest(f"a row of {len(row)} values for the arguments {', '.join(arg_names)}", param="batch")
+            raise InvalidRequest(
+                f"a row of {len(row)} values for the arguments {', '.join(arg_names)}", param="batch"
+            )
         return dict(zip(arg_names, row, strict=False))
     raise InvalidRequest(f"a row must be a dict or a tuple, not {type(row).__name__}", param="batch")
 
@@ -49,7 +50,9 @@ def rows_of(rows: Any, arg_names: Sequence[str]) -> list[dict[str, Any]]:
         raise InvalidRequest("a batch must be a list of dicts or tuples", param="batch")
     for row in rows:
         if isinstance(row, tuple | list) and len(row) != len(arg_names):
-            raise InvalidRequest(f"a row of {len(row)} values for the arguments {', '.join(arg_names)}", param="batch")
+            raise InvalidRequest(
+                f"a row of {len(row)} values for the arguments {', '.join(arg_names)}", param="batch"
+            )
     return [row_of(row, arg_names) for row in rows]
 
 

@@ -28,12 +28,19 @@ class TurnBegin:
 class ChatTemplate(Protocol):
     """`roles`: those of the closed turns so far."""
 
-    stops: tuple[str, ...]
-    image_token: str
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end a turn."""
 
-    def begin(self, roles: tuple[str, ...], role: str) -> TurnBegin: ...
+    @property
+    def image_token(self) -> str:
+        """What stands for an image in the text."""
 
-    def end(self, roles: tuple[str, ...], role: str) -> str: ...
+    def begin(self, roles: tuple[str, ...], role: str) -> TurnBegin:
+        """What opens a turn of `role`."""
+
+    def end(self, roles: tuple[str, ...], role: str) -> str:
+        """What closes the turn of `role`."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +169,12 @@ def as_template(value: ChatTemplate | str | Callable[[Messages, bool], str]) -> 
         if "{{" in value or "{%" in value:
             return jinja_template(value)
         hint = nearest_name(value, registry)
-        raise InvalidRequest(f"no chat template {value!r}{hint}; there are {', '.join(registry)}", param="chat_template")
-    if hasattr(value, "begin"):
-        return value
-    return RenderedTemplate(getattr(value, "__name__", "callable"), value)
+        raise InvalidRequest(
+            f"no chat template {value!r}{hint}; there are {', '.join(registry)}", param="chat_template"
+        )
+    if callable(value):
+        return RenderedTemplate(getattr(value, "__name__", "callable"), value)
+    return value
 
 
 def register_chat_template(template: ChatTemplate, name: str | None = None) -> ChatTemplate:
@@ -223,7 +232,9 @@ def _prefix(
     return PrefixTemplate(name, roles, **options)
 
 
-def _tagged(name: str, before: str, after: str, names: Mapping[str, str] | None = None, **options: Any) -> PrefixTemplate:
+def _tagged(
+    name: str, before: str, after: str, names: Mapping[str, str] | None = None, **options: Any
+) -> PrefixTemplate:
     """The common shape: the role's name inside `before`, the same `after` for all."""
     known = {role: role for role in ("system", "user", "assistant", "tool")} | dict(names or {})
     roles = {role: (before.format(shown), after) for role, shown in known.items()}
@@ -269,8 +280,16 @@ registry: dict[str, ChatTemplate] = {
         _tagged("llama-3-instruct", *_LLAMA3, {"tool": "ipython"}, stops=("<|eot_id|>",), image_token="<|image|>"),
         _tagged("llama-3-instruct-llava", *_LLAMA3, {"tool": "ipython"}, stops=("<|eot_id|>",)),
         _tagged("llama-4", *_LLAMA4, {"tool": "ipython"}, stops=("<|eot|>",), image_token="<|image|>"),
-        _prefix("yi-1.5", ("", ""), ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"), ("", "<|im_end|>\n")),
-        _prefix("yi-vl", ("", "\n\n"), ("### Human:", "\n"), ("### Assistant:", "\n"), image_token=" <image_placeholder>\n"),
+        _prefix(
+            "yi-1.5", ("", ""), ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"), ("", "<|im_end|>\n")
+        ),
+        _prefix(
+            "yi-vl",
+            ("", "\n\n"),
+            ("### Human:", "\n"),
+            ("### Assistant:", "\n"),
+            image_token=" <image_placeholder>\n",
+        ),
         _tagged(
             *("gemma-it", "<start_of_turn>{}\n", "<end_of_turn>\n"),
             {"system": "user", "assistant": "model", "tool": "user"},
@@ -283,7 +302,12 @@ registry: dict[str, ChatTemplate] = {
         ),
         _tagged("internvl-2-5", *_CHATML, stops=("<|im_end|>", "<|action_end|>")),
         _tagged("interns1", *_CHATML, stops=("<|im_end|>", "<|action_end|>")),
-        _tagged("granite-3-instruct", "<|start_of_role|>{}<|end_of_role|>", "<|end_of_text|>", stops=("<|end_of_text|>",)),
+        _tagged(
+            "granite-3-instruct",
+            "<|start_of_role|>{}<|end_of_role|>",
+            "<|end_of_text|>",
+            stops=("<|end_of_text|>",),
+        ),
         _prefix(
             *("deepseek-v3", ("", ""), ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")),
             stops=("<｜end▁of▁sentence｜>",),

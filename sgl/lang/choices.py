@@ -48,7 +48,9 @@ class ChoicesSamplingMethod(ABC):
 
     def __call__(self, choices: Sequence[str], scores: Sequence[Scores]) -> ChoicesDecision:
         if self.requires_unconditional_logprobs and any(score.unconditional is None for score in scores):
-            raise InvalidRequest("this choices_method needs unconditional log-probabilities", param="choices_method")
+            raise InvalidRequest(
+                "this choices_method needs unconditional log-probabilities", param="choices_method"
+            )
         index, extra = self._prefer(scores)
         meta = {
             "normalized_prompt_logprobs": [_mean(score.logprobs) for score in scores],
@@ -76,9 +78,7 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
 
     def _prefer(self, scores: Sequence[Scores]) -> tuple[int, dict[str, Any]]:
         longest = max(len(score.logprobs) for score in scores)
-        matrix = [
-            [*score.logprobs, *[_mean(score.logprobs)] * (longest - len(score.logprobs))] for score in scores
-        ]
+        matrix = [[*score.logprobs, *[_mean(score.logprobs)] * (longest - len(score.logprobs))] for score in scores]
         left = list(range(len(matrix)))
         for column in range(longest):
             best = max(matrix[row][column] for row in left)
@@ -121,7 +121,9 @@ def method_named(method: str | ChoicesSamplingMethod | None) -> ChoicesSamplingM
     name = method if isinstance(method, str) else (method or token_length_normalized).name
     if name not in METHODS:
         hint = nearest_name(name, METHODS)
-        raise InvalidRequest(f"no choices_method {name!r}{hint}; there are {', '.join(METHODS)}", param="choices_method")
+        raise InvalidRequest(
+            f"no choices_method {name!r}{hint}; there are {', '.join(METHODS)}", param="choices_method"
+        )
     return METHODS[name]
 
 

@@ -11,8 +11,8 @@ from sgl.lang.backends.base import Backend
 
 @dataclass
 class GlobalConfig:
-    """`verbosity` 2 prints each program's final text. The others are of the original API: what they switch off there
-    costs nothing here, so they are accepted and change nothing."""
+    """`verbosity` 2 prints each program's final text. The others are of the original API: what they switch off
+    there costs nothing here, so they are accepted and change nothing."""
 
     verbosity: int = 0
     default_backend: Any = None

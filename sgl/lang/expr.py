@@ -21,8 +21,14 @@ from sgl.lang.schema import json_constraint, typed
 from sgl.lang.tools import Tool, call_schema, tool_of
 
 _DTYPES: dict[Any, Literal["int", "float", "bool", "str"]] = {
-    **{int: "int", float: "float", bool: "bool", str: "str"},
-    **{"int": "int", "float": "float", "bool": "bool", "str": "str"},
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
 }
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "int": int,
@@ -30,6 +36,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: text.strip() == "True",
     "str": lambda text: text.strip()[1:-1],
 }
+_NOTHING = (None,) * 6
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
@@ -82,9 +89,9 @@ def gen(
     """Generate text into variable `name`. None inherits the run's value.
 
     At most one of dtype, regex, json_schema, schema, ebnf and required tools constrains the text. `schema` takes a
-    type or a JSON Schema and lets `s.value(name)` return the object; `tools` takes functions, whose calls are run and
-    their results appended after the turn. `choices` makes it a `select`. `timeout` is in seconds; `extra` goes to the
-    backend as it is. Raises `InvalidRequest` or `RegexSyntaxError` for what no backend could serve.
+    type or a JSON Schema and lets `s.value(name)` return the object; `tools` takes functions, whose calls are run
+    and their results appended after the turn. `choices` makes it a `select`. `timeout` is in seconds; `extra` goes
+    to the backend as it is. Raises `InvalidRequest` or `RegexSyntaxError` for what no backend could serve.
     """
     if choices is not None:
         return select(name, choices, temperature or 0.0, choices_method)
@@ -113,7 +120,7 @@ def gen(
         timeout=timeout,
         extra=extra,
     )
-    if all(wanted is None for wanted in (dtype, regex, json_schema, schema, ebnf, tools)):
+    if (dtype, regex, json_schema, schema, ebnf, tools) == _NOTHING:
         return ir.Gen(name, params)
     if dtype is not None and dtype not in _DTYPES:
         raise InvalidRequest(f"dtype must be int, float, bool or str, not {dtype!r}", param="dtype")
@@ -145,7 +152,8 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod | str | None = None,
 ) -> ir.Select:
-    """Append the choice that is likeliest under `choices_method`. A choice is made without chance: temperature 0."""
+    """Append the choice that is likeliest under `choices_method`. A choice is made without chance: temperature
+    0."""
     if choices is None or isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
         raise InvalidRequest("choices must be a list of strings", param="choices")
     if not choices or not all(choices):
@@ -248,13 +256,13 @@ def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None
     nodes = list(ir.flatten([expr])) if isinstance(expr, ir.Node) else []
     if not any(isinstance(node, ir.Gen | ir.Select) and node.name for node in nodes):
         raise InvalidRequest("separate_reasoning needs an expression with a named gen", param="expr")
-    return ir.Exprs(tuple(_with_reasoning(node, model_type) if isinstance(node, ir.Gen) else node for node in nodes))
+    return ir.Exprs(
+        tuple(_with_reasoning(node, model_type) if isinstance(node, ir.Gen) else node for node in nodes)
+    )
 
 
 def _with_reasoning(node: ir.Gen, model_type: str | None) -> ir.Gen:
-    return ir.Gen(
-        node.name, node.params, node.constraint, node.dtype, model_type, node.tools, node.client
-    )
+    return ir.Gen(node.name, node.params, node.constraint, node.dtype, model_type, node.tools, node.client)
 
 
 def _constraint(
@@ -359,4 +367,3 @@ def parser_of(node: ir.Node) -> Callable[[str], Any]:
     """How to make the object of a gen's text; the text itself without schema or dtype."""
     client = getattr(node, "client", None)
     return client.parse if client is not None and client.parse else str
-

@@ -1,7 +1,7 @@
 """`@function`: a program, and the ways to run it.
 
-It splits a call into program arguments and options, executes the body exactly once around a `Run`, and hands out the
-state. Batches are in `sgl.lang.batch`, dry runs (trace, explain, preview, compile) in `sgl.lang.trace`.
+It splits a call into program arguments and options, executes the body exactly once around a `Run`, and hands out
+the state. Batches are in `sgl.lang.batch`, dry runs (trace, explain, preview, compile) in `sgl.lang.trace`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import sys
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.lang import batch, trace
+from sgl.lang import batch
 from sgl.lang.backends.base import Backend
 from sgl.lang.config import backend_of, global_config
 from sgl.lang.expr import sampling_params
@@ -25,6 +26,7 @@ from sgl.lang.ir import DEFAULTS
 from sgl.lang.pool import BodyPool
 from sgl.lang.run import Run, child_seed, current_run
 from sgl.lang.state import AsyncProgramState, ProgramState
+from sgl.lang.trace import CompiledProgram, Explanation, Trace, explain
 
 T = TypeVar("T")
 
@@ -138,30 +140,31 @@ class SglFunction:
         return_exceptions: bool = False,
         **options: Any,
     ) -> batch.AsyncBatch:
-        """Run the program for each row of a list or of an asynchronous iterator, at most `max_concurrency` at a time.
-        `await` gives the list of states in order; `async for` yields them in order as they are done."""
+        """Run the program for each row of a list or of an asynchronous iterator, at most `max_concurrency` at a
+        time. `await` gives the list of states in order; `async for` yields them in order as they are done."""
         return batch.AsyncBatch(self, rows, options, max_concurrency, return_exceptions)
 
-    def trace(self, *, backend: Any = None, **kwargs: Any) -> trace.Trace:
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> Trace:
         """Record the body once without running anything; missing arguments are symbolic."""
-        return trace.Trace.of(self, kwargs)
+        return Trace.of(self, kwargs)
 
-    def compile(self, *, backend: Any = None, **kwargs: Any) -> trace.CompiledProgram:
+    def compile(self, *, backend: Any = None, **kwargs: Any) -> CompiledProgram:
         """Record the body once; each run of the result only fills in the arguments. The body must not read values,
         and may append arguments as they are but not compute with them."""
-        return trace.CompiledProgram(self, trace.Trace.of(self, kwargs), backend)
+        return CompiledProgram(self, Trace.of(self, kwargs), backend)
 
-    def explain(self, *args: Any, **kwargs: Any) -> trace.Explanation:
-        """What a run would do: its nodes and how many requests they take. Runs the body once with made-up values."""
-        return trace.explain(self, args, kwargs)
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What a run would do: its nodes and how many requests they take. Runs the body once with made-up
+        values."""
+        return explain(self, args, kwargs)
 
     def preview(self, *args: Any, **kwargs: Any) -> str:
         """The prompt of a run, with made-up values in braces. Runs the body once."""
-        return trace.explain(self, args, kwargs).text
+        return explain(self, args, kwargs).text
 
     def cache(self, backend: Any = None) -> None:
         """Tell the backend the constant text that every run begins with, if it is longer than 64 characters."""
-        prefix = trace.Trace.of(self, {}).constant_prefix()
+        prefix = Trace.of(self, {}).constant_prefix()
         if len(prefix) > 64:
             backend_of(backend).cache_prefix(prefix)
 
@@ -225,7 +228,7 @@ class SglFunction:
         if outer is not None:
             run.user_loop = outer.user_loop
         if global_config.verbosity >= 2:
-            run.when_done(lambda: print(run.root.partial_text()))
+            run.when_done(lambda: sys.stdout.write(run.root.partial_text() + "\n"))
         return run
 
     def _body(self, run: Run, state: ProgramState, call: Call) -> None:

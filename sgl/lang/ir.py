@@ -4,8 +4,8 @@ It knows the nodes, the segments that carry them, the events that answer, and th
 (node paths, seeds, sampling parameters). It knows neither Python programs nor tokens. `lang` records it; executors
 in `sgl.lang.steps` and in the runtime interpret it; `sgl.lang.ir_check` validates what comes over a wire.
 
-A run is a tree of *streams*, append-only texts. Stream 0 is the root; a `Fork` node creates others. A node's address
-is (stream, index in the stream); a `Ref` or `Join` only ever points at nodes recorded before it.
+A run is a tree of *streams*, append-only texts. Stream 0 is the root; a `Fork` node creates others. A node's
+address is (stream, index in the stream); a `Ref` or `Join` only ever points at nodes recorded before it.
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ class Ref(Node):
 
     def replace(self, old: str, new: str) -> Ref:
         return self._then("replace", old, new)
+
 
 @dataclass(frozen=True, slots=True)
 class ScopeBegin(Node):

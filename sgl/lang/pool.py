@@ -30,8 +30,8 @@ class BodyPool:
         self._start_if_idle()
 
     def work(self, jobs: list[Callable[[], object]]) -> None:
-        """Run jobs with the calling thread as the first of the pool. On return all have been started, and those that
-        other threads took may still be running."""
+        """Run jobs with the calling thread as the first of the pool. On return all have been started, and those
+        that other threads took may still be running."""
         self._jobs.extend(jobs)
         with self._lock:
             self._num_threads += 1

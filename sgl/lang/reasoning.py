@@ -33,7 +33,9 @@ FORMATS = {
 def reasoning_format(name: str) -> ReasoningFormat:
     if name not in FORMATS:
         hint = nearest_name(name, FORMATS)
-        raise InvalidRequest(f"no reasoning format {name!r}{hint}; there are {', '.join(FORMATS)}", param="model_type")
+        raise InvalidRequest(
+            f"no reasoning format {name!r}{hint}; there are {', '.join(FORMATS)}", param="model_type"
+        )
     return FORMATS[name]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from sgl.errors import BackendError, InvalidRequest, ProgramError, RequestAborted, RequestTimeout, SglError
+from sgl.errors import BackendError, ProgramError, RequestAborted, RequestTimeout, SglError
 from sgl.lang import ir, tools
 from sgl.lang.aio import Watched, io
 from sgl.lang.backends.base import Backend, Session
@@ -66,6 +66,7 @@ class Run(Watched):
         self.nested = 0
         self._recorder: object = None
         self._session: Session | None = None
+        self._calls: int | None = None  # of a session of single calls, once it is over
         self._streams: list[Stream] = []
         self._unsent: deque[tuple[int, ir.Node]] = deque()
         self._num_nodes = 0
@@ -77,7 +78,7 @@ class Run(Watched):
     @property
     def requests(self) -> int:
         """Round trips so far: segments, or calls where the backend knows no programs."""
-        calls: int | None = getattr(self._session, "requests", None)
+        calls: int | None = getattr(self._session, "requests", self._calls)
         return self.segments if calls is None else calls
 
     # What streams ask for
@@ -188,10 +189,17 @@ class Run(Watched):
             task.cancel()
         if self._session is not None:
             self._session.cancel()
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of the session, which refers to this run."""
+        self._calls = getattr(self._session, "requests", None)
+        self._session = None
 
     def on_event(self, event: ir.Event) -> None:
         """Deliver an answer of the backend: from any thread, one at a time, in order."""
         if isinstance(event, ir.Done):
+            self._release()
             self._finish()
         elif isinstance(event, ir.NodeFailed):
             if event.stream is None or event.index is None:

@@ -10,12 +10,11 @@ import enum
 import functools
 import json
 import re
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import sys
 
 from sgl.errors import InvalidRequest
 
@@ -90,7 +89,9 @@ def _understood(schema: Any) -> Any:
     if sys.version_info >= (3, 12):
         return schema
     if typing.is_typeddict(schema) and type(schema).__module__ == "typing":
-        from typing_extensions import NotRequired, Required, TypedDict
+        from typing import NotRequired, Required
+
+        from typing_extensions import TypedDict
 
         hints = typing.get_type_hints(schema, include_extras=True)
         fields: dict[str, Any] = {}
@@ -99,7 +100,8 @@ def _understood(schema: Any) -> Any:
                 hint = typing.get_args(hint)[0]
             wrap: Any = Required if name in schema.__required_keys__ else NotRequired
             fields[name] = wrap[_understood(hint)]
-        rebuilt: Any = TypedDict(schema.__name__, fields)  # type: ignore[operator]
+        make: Any = TypedDict  # a class statement to type checkers
+        rebuilt = make(schema.__name__, fields)
         rebuilt.__doc__ = schema.__doc__
         return rebuilt
     origin, args = typing.get_origin(schema), typing.get_args(schema)

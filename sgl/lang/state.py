@@ -1,4 +1,5 @@
-"""Program states: what a body gets as `s`. Two facades over one stream: blocking for `def`, awaitable for `async def`.
+"""Program states: what a body gets as `s`. Two facades over one stream: blocking for `def`, awaitable for `async
+def`.
 
 Appending records and never waits; reading ships what is recorded and waits for the value. All logic is in
 `sgl.lang.stream`; the facades only decide how to wait.
@@ -140,7 +141,7 @@ class Recording:
         yield from self._stream.ready((variable,))
         return variable.meta.get("samples", variable.meta)
 
-    def _parsed(self, name: str) -> Generator[Wait, None, Any]:
+    def parsed(self, name: str) -> Generator[Wait, None, Any]:
         variable = yield from self._stream.variable(name)
         if not isinstance(variable, Cell) or variable.address is None:
             value = yield from self._stream.value(name)
@@ -182,7 +183,7 @@ class ProgramState(Recording):
 
     def value(self, name: str) -> Any:
         """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
-        return drive(self._parsed(name))
+        return drive(self.parsed(name))
 
     def text(self) -> str:
         """Every character so far, templates included."""
@@ -225,7 +226,9 @@ class ProgramState(Recording):
                 watched, is_ready = step
                 watched.wait(is_ready)
 
-    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
         """`text_iter` for event loops; with `return_meta_data` pairs of text and meta info."""
         async for chunk in _chunks(self._stream, var_name):
             yield (chunk.text, chunk.meta) if return_meta_data else chunk.text
@@ -242,7 +245,7 @@ class AsyncProgramState(Recording):
 
     def value(self, name: str) -> Awaitable[Any]:
         """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
-        return drive_async(self._parsed(name))
+        return drive_async(self.parsed(name))
 
     def text(self) -> Awaitable[str]:
         """Every character so far, templates included."""

@@ -1,8 +1,8 @@
 """Executes programs node by node, for backends that only know single calls.
 
-`TextBackend` is the base of such backends: generate, stream, score. `StepSession` interprets segments for them on the
-io thread, one task per stream, with the same semantics as the executor beside the scheduler. State is text: prompts
-are sent whole, and what they share is left to the server's cache.
+`TextBackend` is the base of such backends: generate, stream, score. `StepSession` interprets segments for them on
+the io thread, one task per stream, with the same semantics as the executor beside the scheduler. State is text:
+prompts are sent whole, and what they share is left to the server's cache.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,9 +24,11 @@ from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
 
 @dataclass(slots=True)
 class Prompt:
-    """What a gen continues: the whole text, and the same as closed turns plus the text of the open turn."""
+    """What a gen continues: the whole text, the same as closed turns plus the text of the open turn, and the same
+    as pieces, each with whether a template wrote it (only those may hold control tokens)."""
 
     text: str
+    pieces: list[tuple[str, bool]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     role: str | None = None
     turn: str = ""
@@ -94,12 +96,14 @@ class _Stream:
         self.id = stream_id
         self.path = path
         self.queue: deque[ir.Node] = deque()
-        self.news = asyncio.Event()
-        self.drained = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self.news: asyncio.Future[None] | None = None  # while the task has nothing to do
         self.is_closed = False
+        self.is_drained = False
         self.is_failed = False
         self.position = 0
         self.text = ""
+        self.pieces: list[tuple[str, bool]] = []
         self.base_text_length = 0
         self.roles: tuple[str, ...] = ()
         self.messages: list[dict[str, Any]] = []
@@ -113,12 +117,18 @@ class _Stream:
     def branch(self, stream_id: int, path: str) -> _Stream:
         child = _Stream(stream_id, path)
         child.text, child.base_text_length, child.turn_start = self.text, len(self.text), self.turn_start
-        child.roles, child.role = self.roles, self.role
+        child.roles, child.role, child.pieces = self.roles, self.role, list(self.pieces)
         child.messages, child.images = list(self.messages), list(self.images)
         return child
 
+    def tell(self) -> None:
+        """Let the task look again."""
+        if self.news is not None and not self.news.done():
+            self.news.set_result(None)
+
     def prompt(self) -> Prompt:
-        return Prompt(self.text, self.messages, self.role, self.text[self.turn_start :], self.images)
+        turn = self.text[self.turn_start :]
+        return Prompt(self.text, self.pieces, self.messages, self.role, turn, self.images)
 
 
 class StepSession:
@@ -131,9 +141,9 @@ class StepSession:
         self._sink = sink
         self._streams: dict[int, _Stream] = {}
         self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams whose fork has not been executed yet
-        self._values: dict[tuple[int, int], asyncio.Future[str]] = {}
+        self._values: dict[tuple[int, int], str] = {}
+        self._awaited: dict[tuple[int, int], asyncio.Future[None]] = {}  # nodes that refs wait for
         self._answers: dict[tuple[int, int], asyncio.Future[tuple[ir.Turn, ...]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._is_final = False
         self._is_done = False
         template = program.chat_template or backend.chat_template
@@ -157,20 +167,19 @@ class StepSession:
                 answer.set_result(turns)
         self._is_final = self._is_final or segment.final
         for stream in self._streams.values() if segment.final else touched:
-            stream.news.set()
+            stream.tell()
         self._finish_if_drained()
 
     def cancel(self) -> None:
         self._is_done = True
-        for task in self._tasks:
-            task.cancel()
+        for stream in self._streams.values():
+            if stream.task is not None:
+                stream.task.cancel()
 
     def _start(self, stream: _Stream) -> None:
         self._streams[stream.id] = stream
         stream.queue.extend(self._early.pop(stream.id, ()))
-        task = asyncio.get_running_loop().create_task(self._run(stream))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        stream.task = asyncio.get_running_loop().create_task(self._run(stream))
 
     async def _run(self, stream: _Stream) -> None:
         """Execute the stream's nodes in order, until it is closed or the program ends."""
@@ -181,8 +190,8 @@ class StepSession:
                     stream.position += 1
                 if stream.is_closed or self._is_final:
                     break
-                stream.news.clear()
-                await stream.news.wait()
+                stream.news = asyncio.get_running_loop().create_future()
+                await stream.news
         except _Failed:
             stream.is_failed = True
         except Exception as error:
@@ -192,29 +201,29 @@ class StepSession:
                 wrapped.__cause__ = error
                 error = wrapped
             self._sink(ir.NodeFailed(stream.id, stream.position, error))
-        stream.drained.set()
+        stream.is_drained = True
         if stream.is_failed:
             self._fail_waiters(stream)
-        asyncio.get_running_loop().call_soon(self._finish_if_drained)
+        self._finish_if_drained()
 
     def _fail_waiters(self, stream: _Stream) -> None:
-        for (stream_id, _), value in self._values.items():
-            if stream_id == stream.id and not value.done():
-                value.cancel()
+        for (stream_id, _), awaited in self._awaited.items():
+            if stream_id == stream.id and not awaited.done():
+                awaited.set_result(None)
         for node in stream.queue:
             if isinstance(node, ir.Fork):
                 for child in node.children:
                     failed = _Stream(child, "")
                     failed.is_failed = True
                     failed.queue.extend(self._early.pop(child, ()))
-                    failed.drained.set()
+                    failed.is_drained = True
                     self._streams[child] = failed
                     self._fail_waiters(failed)
 
     def _finish_if_drained(self) -> None:
         if not self._is_final or self._is_done:
             return
-        if all(stream.drained.is_set() for stream in self._streams.values()):
+        if all(stream.is_drained for stream in self._streams.values()):
             self._is_done = True
             self._sink(ir.Done())
 
@@ -236,13 +245,13 @@ class StepSession:
                 self._role_end(stream, node.role)
             case ir.Media():
                 stream.images.append(node)
-                self._done(stream, self._template.image_token if self._template else "")
+                self._done(stream, self._template.image_token if self._template else "", is_template=True)
             case ir.Ref():
                 await self._ref(stream, node)
             case ir.ScopeBegin():
                 stream.scopes.append(len(stream.text))
             case ir.ScopeEnd():
-                self._value(stream.id, stream.position).set_result(stream.text[stream.scopes.pop() :])
+                self._set_value(stream, stream.text[stream.scopes.pop() :])
             case ir.SetVar():
                 pass
             case ir.Fork():
@@ -255,24 +264,35 @@ class StepSession:
             case _:
                 raise InvalidRequest(f"unknown node {node!r}", param="op")
 
-    def _append(self, stream: _Stream, text: str) -> None:
+    def _append(self, stream: _Stream, text: str, *, is_template: bool = False) -> None:
+        if not text:
+            return
         if stream.speculated:
             matches = stream.speculated.startswith(text)
             stream.speculated = stream.speculated[len(text) :] if matches else ""
         stream.text += text
+        stream.pieces.append((text, is_template))
 
-    def _done(self, stream: _Stream, text: str, value: Any = None, meta: dict[str, Any] | None = None) -> None:
+    def _done(
+        self,
+        stream: _Stream,
+        text: str,
+        value: Any = None,
+        meta: dict[str, Any] | None = None,
+        *,
+        is_template: bool = False,
+    ) -> None:
         """Append a node's text and tell the client."""
-        self._append(stream, text)
-        self._value(stream.id, stream.position).set_result(text)
+        self._append(stream, text, is_template=is_template)
+        self._set_value(stream, text)
         self._sink(ir.NodeDone(stream.id, stream.position, text, text if value is None else value, meta or {}))
 
-    def _value(self, stream: int, index: int) -> asyncio.Future[str]:
-        """The text of a node, for those that refer to it."""
-        key = (stream, index)
-        if key not in self._values:
-            self._values[key] = asyncio.get_running_loop().create_future()
-        return self._values[key]
+    def _set_value(self, stream: _Stream, text: str) -> None:
+        """Keep the text of the current node, for those that refer to it."""
+        key = (stream.id, stream.position)
+        self._values[key] = text
+        if (waiting := self._awaited.pop(key, None)) is not None and not waiting.done():
+            waiting.set_result(None)
 
     async def _gen(self, stream: _Stream, node: ir.Gen) -> None:
         constraint = ir.constraint_of(node)
@@ -283,14 +303,7 @@ class StepSession:
         stops = self._template.stops if self._template and stream.role else ()
         sampling, seeds = ir.resolve(self._program, node, path, stops)
         params = GenParams(sampling, seeds, node, constraint)
-        try:
-            async with asyncio.timeout(sampling["timeout"]):
-                completions = await self._complete(stream, node, params)
-        except TimeoutError as error:
-            seconds = sampling["timeout"]
-            if seconds is None:
-                raise
-            raise RequestTimeout(f"not finished within {seconds:g} s", seconds=seconds) from error
+        completions = await self._in_time(self._complete(stream, node, params), sampling["timeout"])
         texts = [completion.text for completion in completions]
         metas = [completion.meta for completion in completions]
         meta = metas[0] if len(metas) == 1 else {"samples": metas, **metas[0]}
@@ -300,6 +313,15 @@ class StepSession:
             meta["reasoning_content"] = split[0][0]
         stream.tool_calls = meta.get("tool_calls")
         self._done(stream, texts[0], texts[0] if len(texts) == 1 else texts, meta)
+
+    @staticmethod
+    async def _in_time(work: Coroutine[Any, Any, list[Completion]], seconds: float | None) -> list[Completion]:
+        if seconds is None:
+            return await work
+        try:
+            return await asyncio.wait_for(work, seconds)
+        except TimeoutError as error:
+            raise RequestTimeout(f"not finished within {seconds:g} s", seconds=seconds) from error
 
     async def _complete(self, stream: _Stream, node: ir.Gen, params: GenParams) -> list[Completion]:
         if self._program.speculate_tokens and params.constraint is None and not node.tools:
@@ -349,7 +371,8 @@ class StepSession:
         if begin.system is not None:
             stream.roles += ("system",)
             stream.messages.append({"role": "system", "content": begin.system})
-        self._done(stream, begin.text, meta={} if begin.system is None else {"system": begin.system})
+        meta = {} if begin.system is None else {"system": begin.system}
+        self._done(stream, begin.text, meta=meta, is_template=True)
         stream.role, stream.turn_start, stream.images = role, len(stream.text), []
 
     def _role_end(self, stream: _Stream, role: str) -> None:
@@ -360,27 +383,30 @@ class StepSession:
             message["images"] = stream.images
         if stream.tool_calls:
             message["tool_calls"] = stream.tool_calls
-        self._done(stream, self._template.end(stream.roles, role))
+        self._done(stream, self._template.end(stream.roles, role), is_template=True)
         stream.messages.append(message)
         stream.roles += (role,)
         stream.role, stream.images, stream.tool_calls = None, [], None
 
     async def _ref(self, stream: _Stream, node: ir.Ref) -> None:
-        value = self._value(node.stream, node.index)
+        key = (node.stream, node.index)
         target = self._streams.get(node.stream)
-        if not value.done() and not (target and target.is_failed):
-            await asyncio.wait([value])
-        if not value.done() or value.cancelled():
+        if key not in self._values and not (target and target.is_failed):
+            if key not in self._awaited:
+                self._awaited[key] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._awaited[key])
+        if key not in self._values:
             raise ProgramError("the node it refers to failed")
-        self._done(stream, ir.apply_functions(value.result(), node.functions))
+        self._done(stream, ir.apply_functions(self._values[key], node.functions))
 
     async def _join(self, stream: _Stream, node: ir.Join) -> None:
         for child_id in node.children:
             self._streams[child_id].is_closed = True
-            self._streams[child_id].news.set()
+            self._streams[child_id].tell()
         for child_id in node.children:
             child = self._streams[child_id]
-            await child.drained.wait()
+            if child.task is not None:
+                await asyncio.wait([child.task])
             if child.is_failed:
                 raise _Failed
             if node.mode == "append":
@@ -390,16 +416,19 @@ class StepSession:
         key = (stream.id, stream.position)
         answer = self._answers[key] = asyncio.get_running_loop().create_future()
         self._sink(ir.Need(*key))
-        written = ""
+        start = len(stream.text)
         messages = []
         for turn in await answer:
             if turn.role is None or self._template is None:
-                written += turn.content
+                self._append(stream, turn.content)
                 continue
-            written += self._template.begin(stream.roles, turn.role).text + turn.content
-            written += self._template.end(stream.roles, turn.role)
+            self._append(stream, self._template.begin(stream.roles, turn.role).text, is_template=True)
+            self._append(stream, turn.content)
+            self._append(stream, self._template.end(stream.roles, turn.role), is_template=True)
             message = {"role": turn.role, "content": turn.content, "name": turn.name, "tool_call_id": turn.call_id}
             messages.append({key: value for key, value in message.items() if value is not None})
             stream.roles += (turn.role,)
         stream.messages += messages
-        self._done(stream, written, meta={"messages": messages})
+        written = stream.text[start:]
+        self._set_value(stream, written)
+        self._sink(ir.NodeDone(*key, written, written, {"messages": messages}))

@@ -1,8 +1,8 @@
 """The client's mirror of one stream: what was recorded, what came back, and waiting for it.
 
-A stream knows its nodes, its variables and its failure. It knows neither backends nor user-facing states: `Run` ships
-what it records and delivers what the backend answers; `ProgramState` and its asynchronous twin are facades over it.
-Methods that may have to wait are generators of what to wait for (see `sgl.lang.aio.drive`).
+A stream knows its nodes, its variables and its failure. It knows neither backends nor user-facing states: `Run`
+ships what it records and delivers what the backend answers; `ProgramState` and its asynchronous twin are facades
+over it. Methods that may have to wait are generators of what to wait for (see `sgl.lang.aio.drive`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from sgl.lang import ir
 from sgl.lang.aio import Wait, Watched
 
 ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.ToolResults)
+
+
+NO_META: dict[str, Any] = {}  # of pending cells; never written to
 
 
 class Recorder(Protocol):
@@ -75,7 +78,7 @@ class Cell(Watched):
         self.done = False
         self.text = ""
         self.value: Any = None
-        self.meta: dict[str, Any] = {}
+        self.meta: dict[str, Any] = NO_META
         self.failure: Failure | None = None
         self.chunks: list[Chunk] = []
 
@@ -85,12 +88,17 @@ class Cell(Watched):
 
     def resolve(self, event: ir.NodeDone) -> None:
         self.text, self.value, self.meta = event.text, event.value, event.meta
-        for is_reasoning, whole in ((True, event.meta.get("reasoning_content")), (False, event.value)):
-            sent = "".join([chunk.text for chunk in self.chunks if chunk.is_reasoning is is_reasoning])
-            if isinstance(whole, str) and len(whole) > len(sent):
-                self.chunks.append(Chunk(whole[len(sent) :], event.meta, is_reasoning))
+        if self.chunks:
+            self._add_rest(event.meta.get("reasoning_content", ""), is_reasoning=True)
+            self._add_rest(event.text, is_reasoning=False)
         self.done = True
         self.wake()
+
+    def _add_rest(self, whole: str, *, is_reasoning: bool) -> None:
+        """What the streamed pieces lack of the final text."""
+        sent = sum(len(chunk.text) for chunk in self.chunks if chunk.is_reasoning is is_reasoning)
+        if len(whole) > sent:
+            self.chunks.append(Chunk(whole[sent:], self.meta, is_reasoning))
 
     def fail(self, failure: Failure) -> None:
         if not self.done:
@@ -127,9 +135,10 @@ class Stream(Watched):
         self.parts: list[Part] = []
         self.names: dict[str | None, Any] = dict(base.names) if base else {}
         self.inherited = dict(self.names)
-        self.role = base.role if base else None
+        self.role: str | None = base.role if base else None
         self.failure: Failure | None = None
         self.is_closed = False
+        self.joined_by: tuple[Stream, int] | None = None
         self.children: list[Stream] = []
         self._open_scopes: list[int] = []
         self._tool_gens: list[int] = []
@@ -236,8 +245,6 @@ class Stream(Watched):
         if failure:
             self.fail(len(self.nodes) - 1, failure)
         self.wake()
-
-    joined_by: tuple[Stream, int] | None = None
 
     def own_names(self) -> list[str | None]:
         """The variables that were set since the fork."""
@@ -426,8 +433,9 @@ class Stream(Watched):
             self.run.flush()
             yield source, partial(_has_news, source, sent)
         yield from self.ready((source,))
-        if not source.chunks and source.text:
-            yield Chunk(source.text, source.meta)  # a template's text, or sample 0 of several
+        whole = source.meta.get("reasoning_content", "") if is_reasoning else source.text
+        if not source.chunks and whole:
+            yield Chunk(whole, source.meta)
 
     # The chain of streams that this one continues
 
@@ -474,10 +482,7 @@ def _cells(parts: Iterable[Part]) -> list[Cell]:
 
 def _text(parts: Iterable[Part]) -> str:
     return "".join(
-        [
-            part if isinstance(part, str) else part.text if isinstance(part, Cell) else part.get()
-            for part in parts
-        ]
+        [part if isinstance(part, str) else part.text if isinstance(part, Cell) else part.get() for part in parts]
     )
 
 

@@ -1,7 +1,7 @@
 """Tools: Python functions that a model may call. Their schema, the calls in a text, running them, their results.
 
-It knows signatures, docstrings and the notations in which models write calls; `sgl.lang.run` calls it when a backend
-asks for the results of a gen's calls.
+It knows signatures, docstrings and the notations in which models write calls; `sgl.lang.run` calls it when a
+backend asks for the results of a gen's calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sgl.lang import ir
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call that a model made. After it ran, `result` is what the function returned, or `error` what it raised."""
+    """One call that a model made. After it ran, `result` is what the function returned, or `error` what it
+    raised."""
 
     name: str
     arguments: dict[str, Any]
@@ -62,7 +63,9 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     hints = inspect.get_annotations(function, eval_str=True)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise InvalidRequest(f"tool {function.__name__!r} takes *{parameter.name}: name its parameters", param="tools")
+            raise InvalidRequest(
+                f"tool {function.__name__!r} takes *{parameter.name}: name its parameters", param="tools"
+            )
         default = ... if parameter.default is parameter.empty else parameter.default
         info = pydantic.Field(default, description=described.get(parameter.name))
         fields[parameter.name] = (hints.get(parameter.name, Any), info)
@@ -137,7 +140,8 @@ async def run_calls(
 ) -> None:
     """Run the calls in parallel, coroutines on the program's loop where it has one and functions in threads.
 
-    What a function raises, like a call of an unknown function, becomes the call's error: the model may try again."""
+    What a function raises, like a call of an unknown function, becomes the call's error: the model may try
+    again."""
     known = {tool.name: tool for tool in tools}
     await asyncio.gather(*(_run_call(call, known, user_loop) for call in calls))
 
@@ -148,7 +152,7 @@ async def _run_call(call: ToolCall, tools: Mapping[str, Tool], user_loop: asynci
             return
         if call.name not in tools:
             hint = nearest_name(call.name, tools)
-            raise InvalidRequest(f"there is no function {call.name!r}{hint}", param="tools")  # noqa: TRY301
+            raise InvalidRequest(f"there is no function {call.name!r}{hint}", param="tools")
         tool = tools[call.name]
         arguments = tool.arguments(call.arguments)
         if not inspect.iscoroutinefunction(tool.function):
@@ -196,7 +200,9 @@ def _summary(function: Callable[..., Any]) -> str:
 def _parameter_docs(doc: str) -> dict[str, str]:
     """Parameter descriptions in the `Args:` and `:param x:` notations."""
     found = dict(re.findall(r":param\s+(?:\w+\s+)?(\w+):\s*(.+)", doc))
-    section = re.search(r"(?:Args|Arguments|Parameters):\s*\n(.*?)(?:\n\s*\n|\n\s*(?:Returns|Raises):|\Z)", doc, re.DOTALL)
+    section = re.search(
+        r"(?:Args|Arguments|Parameters):\s*\n(.*?)(?:\n\s*\n|\n\s*(?:Returns|Raises):|\Z)", doc, re.DOTALL
+    )
     if section:
         found |= dict(re.findall(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", section.group(1), re.MULTILINE))
     return found

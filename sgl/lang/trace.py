@@ -6,6 +6,8 @@ happens behind a run.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +29,7 @@ class Traceable(Protocol):
     func: Callable[..., Any]
     arg_names: list[str]
     bind_arguments: dict[str, Any]
-    parameters: Sequence[Any]
+    parameters: list[inspect.Parameter]
     is_async: bool
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]: ...
@@ -110,7 +112,9 @@ class Trace:
         return [node for _, _, node in walk(self.run.root)]
 
     def print_graph_dfs(self) -> None:
-        print("\n".join(f"{path}: {node!r}" for path, _, node in walk(self.run.root)))
+        """Print every node with its path."""
+        for path, _, node in walk(self.run.root):
+            sys.stdout.write(f"{path}: {node!r}\n")
 
     def constant_prefix(self) -> str:
         """The text that every run begins with."""
@@ -167,8 +171,8 @@ class CompiledProgram:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a run would do. `requests`: round trips to a backend that executes programs; `stopped` tells why the body
-    could not be followed to its end with made-up values."""
+    """What a run would do. `requests`: round trips to a backend that executes programs; `stopped` tells why the
+    body could not be followed to its end with made-up values."""
 
     nodes: list[tuple[str, ir.Node]]
     requests: int
@@ -199,7 +203,9 @@ def explain(program: Traceable, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     except Exception as error:
         stopped = f"{type(error).__name__}: {error}"
     root = state.root
-    return Explanation([(path, node) for path, _, node in walk(root)], backend.segments, root.partial_text(), stopped)
+    return Explanation(
+        [(path, node) for path, _, node in walk(root)], backend.segments, root.partial_text(), stopped
+    )
 
 
 def walk(stream: Stream) -> Iterator[tuple[str, Stream, ir.Node]]:

@@ -36,7 +36,6 @@ class DryBackend(TextBackend):
         return [Scores([0.0], unconditional=[0.0]) for _ in choices]
 
 
-
 class _CountingSession(StepSession):
     def __init__(self, backend: DryBackend, program: ir.Program, sink: ir.Sink) -> None:
         super().__init__(backend, program, sink)

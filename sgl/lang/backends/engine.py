@@ -6,37 +6,48 @@ engine's public methods and imports nothing of the runtime.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
 from sgl.lang import ir
 from sgl.lang.backends.base import Backend, Session
+from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.lang.choices import Scores
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+
+CONSTRAINT_NAMES = {"regex": "regex", "json": "json_schema", "ebnf": "ebnf"}
+LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+_NOT_SAMPLING = frozenset(
+    {*LOGPROB_OPTIONS, "n", "seed", "priority", "timeout", "extra", "max_tokens", "min_tokens"}
+)
 
 
 def engine_backend(engine: Any) -> Backend:
     """The backend of an engine; the same one each time."""
-    known = getattr(engine, "_sgl_backend", None)
+    known: Backend | None = getattr(engine, "_sgl_backend", None)
     if known is None:
         known = ProgramEngineBackend(engine) if hasattr(engine, "open_program") else EngineBackend(engine)
         engine._sgl_backend = known
-    return known  # type: ignore[no-any-return]
+    return known
 
 
-class ProgramEngineBackend(Backend):
-    """An engine with `open_program(program, sink) -> session`, an executor beside its scheduler."""
+def native_sampling(params: GenParams, seed: int) -> dict[str, Any]:
+    """One sample's parameters under the names of the engine and of the native HTTP protocol."""
+    sampling = params.sampling
+    native = {key: value for key, value in sampling.items() if key not in _NOT_SAMPLING and value is not None}
+    native |= {"max_new_tokens": sampling["max_tokens"], "min_new_tokens": sampling["min_tokens"], "seed": seed}
+    if params.constraint:
+        kind, value = params.constraint
+        native[CONSTRAINT_NAMES[kind]] = value
+    return native
+
+
+class _EngineBackend(Backend):
+    """What both kinds share: the engine's own methods."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-
-    @property
-    def chat_template(self) -> Any:
-        return getattr(self._engine, "chat_template", None)
-
-    def open(self, program: ir.Program, sink: ir.Sink) -> Session:
-        session: Session = self._engine.open_program(program, sink)
-        return session
 
     def flush_cache(self) -> bool:
         return bool(self._engine.flush_cache())
@@ -48,11 +59,85 @@ class ProgramEngineBackend(Backend):
         self._engine.shutdown()
 
 
-class EngineBackend(TextBackend):
-    """An engine used call by call."""
-
-    constraints: ClassVar[frozenset[str]] = frozenset({"regex", "json", "ebnf"})  # the engine refuses what it cannot
+class ProgramEngineBackend(_EngineBackend):
+    """An engine with `open_program(program, sink) -> session`, an executor beside its scheduler."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self.chat_template = getattr(engine, "chat_template", None)
+        super().__init__(engine)
+        self.chat_template = _template_of(engine)
+
+    def open(self, program: ir.Program, sink: ir.Sink) -> Session:
+        session: Session = self._engine.open_program(program, sink)
+        return session
+
+
+class EngineBackend(_EngineBackend, TextBackend):
+    """An engine used call by call. Constraints are the engine's to enforce or to refuse."""
+
+    constraints: ClassVar[frozenset[str]] = frozenset(CONSTRAINT_NAMES)
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.chat_template = _template_of(engine)
+
+    async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        results = await self._engine.async_generate(
+            input_ids=[self._encode(prompt)] * len(params.seeds),
+            sampling_params=[native_sampling(params, seed) for seed in params.seeds],
+            **_options(params),
+        )
+        return [Completion(result["text"], result["meta_info"]) for result in results]
+
+    async def stream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        events = await self._engine.async_generate(
+            input_ids=self._encode(prompt),
+            sampling_params=native_sampling(params, params.seeds[0]),
+            stream=True,
+            **_options(params),
+        )
+        sent = 0
+        async for event in events:
+            yield Completion(event["text"][sent:], event["meta_info"])
+            sent = len(event["text"])
+
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
+        given = await asyncio.to_thread(self._engine.score, prompt.text, list(choices))
+        if not unconditional:
+            return [Scores(score.logprobs, score.token_ids) for score in given]
+        alone = await asyncio.to_thread(self._engine.score, [], [score.token_ids for score in given])
+        return [Scores(s.logprobs, s.token_ids, a.logprobs) for s, a in zip(given, alone, strict=True)]
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        """The prompt's token ids. Control tokens come from templates only: where other text spells one, the pieces
+        are encoded one by one, otherwise all at once, as a tokenizer sees a rendered conversation."""
+        tokenizer = self._engine.tokenizer
+        is_chat = any(is_template for _, is_template in prompt.pieces)
+        if not any(self._spells_control_token(text) for text, is_template in prompt.pieces if not is_template):
+            ids = tokenizer.encode(prompt.text, add_special_tokens=not is_chat)
+            return [int(token_id) for token_id in ids]
+        ids = []
+        for i, (text, is_template) in enumerate(prompt.pieces):
+            add = i == 0 and not is_chat
+            ids.extend(tokenizer.encode(text, add_special_tokens=add, allow_special=is_template))
+        return [int(token_id) for token_id in ids]
+
+    def _spells_control_token(self, text: str) -> bool:
+        hf = self._engine.tokenizer.hf
+        return any(str(token) in text for token in hf.get_added_vocab())
+
+
+def _options(params: GenParams) -> dict[str, Any]:
+    options = {key: params.sampling[key] for key in LOGPROB_OPTIONS if params.sampling[key] is not None}
+    return {**options, "priority": params.sampling["priority"], **(params.sampling["extra"] or {})}
+
+
+def _template_of(engine: Any) -> ChatTemplate | None:
+    """The template that came with the model."""
+    tokenizer = getattr(engine, "tokenizer", None)
+    if tokenizer is None or not tokenizer.has_chat_template:
+        return None
+
+    def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt))
+
+    return RenderedTemplate("of the model", render)

@@ -1,0 +1,118 @@
+"""A server process of this machine, started and stopped by the program that uses it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, ClassVar
+
+import requests
+
+from sgl.errors import BackendError
+from sgl.lang.backends.server import RuntimeEndpoint
+
+
+class Runtime:
+    """Start a server with `server_args` as its options, on the first free port from `port` on, and wait until it
+    answers; `endpoint` is its backend. Stopped by `shutdown`, or at exit."""
+
+    command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "sgl.cli", "serve")
+
+    def __init__(
+        self,
+        log_level: str = "error",
+        launch_timeout: float = 300.0,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 30000,
+        api_key: str | None = None,
+        **server_args: Any,
+    ) -> None:
+        self.port = _free_port(host, port)
+        self.url = f"http://{host}:{self.port}"
+        options = {"host": host, "port": self.port, "log_level": log_level, "api_key": api_key, **server_args}
+        self._process = subprocess.Popen([*self.command, *_flags(options)])
+        self.pid: int | None = self._process.pid
+        atexit.register(self.shutdown)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            self._wait(launch_timeout)
+        except BaseException:
+            self.shutdown()
+            raise
+        self.endpoint = RuntimeEndpoint(self.url, api_key=api_key)
+
+    def shutdown(self) -> None:
+        """Stop the server. Idempotent."""
+        if self.pid is not None:
+            self.pid = None
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+    def generate(
+        self, prompt: str | list[str], sampling_params: dict[str, Any] | None = None, **options: Any
+    ) -> str:
+        """The JSON text of the server's answer."""
+        return json.dumps(self._post("/generate", {"text": prompt, "sampling_params": sampling_params, **options}))
+
+    def encode(self, prompt: str | list[str]) -> str:
+        """The JSON text of the embeddings."""
+        return json.dumps(self._post("/encode", {"text": prompt}))
+
+    def get_tokenizer(self) -> Any:
+        """The model's transformers tokenizer."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.endpoint.get_model_name())
+
+    def cache_prefix(self, prefix: str) -> None:
+        self.endpoint.cache_prefix(prefix)
+
+    async def get_server_info(self) -> dict[str, Any]:
+        return self.endpoint.get_server_info()
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        body = {key: value for key, value in body.items() if value is not None}
+        response = requests.post(self.url + path, json=body, headers=self._headers, timeout=600)
+        if response.status_code != 200:
+            raise BackendError(f"{path} failed: {response.text}", status=response.status_code)
+        return response.json()
+
+    def _wait(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise BackendError(f"the server ended with code {self._process.returncode} before it was ready")
+            with contextlib.suppress(requests.RequestException):
+                health = requests.get(self.url + "/health_generate", headers=self._headers, timeout=60)
+                if health.status_code == 200:
+                    return
+            time.sleep(0.2)
+        raise BackendError(f"the server was not ready within {timeout:g} s")
+
+
+def _free_port(host: str, first: int) -> int:
+    for port in range(first, first + 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise BackendError(f"no free port from {first} on")
+
+
+def _flags(options: dict[str, Any]) -> list[str]:
+    flags = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif value is not None and value is not False:
+            flags += [flag, str(value)]
+    return flags

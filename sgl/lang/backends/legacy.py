@@ -1,0 +1,125 @@
+"""Backends written against the original language's `BaseBackend`: blocking methods that read a stream executor.
+
+It lets such a subclass be passed as `backend=`: its methods run on threads, with a view of the stream in place of
+the original's executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from sgl.errors import BackendError
+from sgl.lang import ir
+from sgl.lang.chat import ChatTemplate, get_chat_template
+from sgl.lang.choices import ChoicesDecision, method_named
+from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+
+_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+
+
+@dataclass
+class StreamView:
+    """What the original's backends read of a stream executor."""
+
+    text_: str
+    messages_: list[dict[str, Any]]
+    cur_role: str | None
+    images_: list[tuple[str, str]]
+    chat_template: Any
+    variables: dict[str, Any] = field(default_factory=dict)
+    sid: str = ""
+
+    def text(self) -> str:
+        return self.text_
+
+    def messages(self) -> list[dict[str, Any]]:
+        return self.messages_
+
+
+class BaseBackend(TextBackend):
+    """Derive from it and implement `generate(s, sampling_params) -> (text, meta)`, and as needed `generate_stream`,
+    which yields such pairs, and `select(s, choices, temperature, choices_method) -> ChoicesDecision`."""
+
+    support_concate_and_append = False
+    max_threads: ClassVar[int] = 128
+    constraints: ClassVar[frozenset[str]] = frozenset({"regex", "json", "ebnf"})  # the subclass sees them
+
+    def __init__(self) -> None:
+        self.chat_template: ChatTemplate = get_chat_template("default")
+
+    def get_model_name(self) -> str:
+        return type(self).__name__
+
+    def get_chat_template(self) -> ChatTemplate:
+        return self.chat_template
+
+    def generate(self, s: StreamView, sampling_params: Any) -> Any:  # type: ignore[override]
+        """(text, meta info), or two lists for n > 1."""
+        raise BackendError(f"{type(self).__name__} does not generate")
+
+    def generate_stream(self, s: StreamView, sampling_params: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Pieces of text with meta info. Here: the whole of `generate` as one piece."""
+        yield self.generate(s, sampling_params)
+
+    def select(self, s: StreamView, choices: list[str], temperature: float, choices_method: Any) -> ChoicesDecision:
+        raise BackendError(f"{type(self).__name__} does not select")
+
+    def open(self, program: ir.Program, sink: ir.Sink) -> Any:
+        return _Adapter(self).open(program, sink)
+
+
+class _Adapter(TextBackend):
+    """The same backend, called from the io thread."""
+
+    def __init__(self, backend: BaseBackend) -> None:
+        self._backend = backend
+        template = backend.chat_template if hasattr(backend, "chat_template") else backend.get_chat_template()
+        self.chat_template = template
+        self.constraints = backend.constraints  # type: ignore[misc]
+
+    async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        text, meta = await self._call(self._backend.generate, self._view(prompt), _sampling(params))
+        if isinstance(text, list):
+            metas = meta if isinstance(meta, list) else [meta] * len(text)
+            return [Completion(one, dict(info or {})) for one, info in zip(text, metas, strict=True)]
+        return [Completion(text, dict(meta or {}))]
+
+    async def stream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        pieces = self._backend.generate_stream(self._view(prompt), _sampling(params))
+        end = object()
+        while (piece := await self._call(next, pieces, end)) is not end:
+            yield Completion(piece[0], dict(piece[1] or {}))
+
+    async def choose(self, prompt: Prompt, node: ir.Select) -> Completion:
+        method = method_named(node.method)
+        decision = await self._call(self._backend.select, self._view(prompt), list(node.choices), 0.0, method)
+        return Completion(decision.decision, dict(decision.meta_info or {}))
+
+    async def _call(self, function: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(_threads(self._backend), function, *args)
+
+    def _view(self, prompt: Prompt) -> StreamView:
+        images = [("", image.data) for image in prompt.images]
+        return StreamView(prompt.text, prompt.messages, prompt.role, images, self.chat_template)
+
+
+def _threads(backend: BaseBackend) -> ThreadPoolExecutor:
+    """The backend's own threads: its methods block."""
+    pool: ThreadPoolExecutor | None = getattr(backend, "_sgl_threads", None)
+    if pool is None:
+        pool = ThreadPoolExecutor(backend.max_threads, thread_name_prefix="sgl-backend")
+        backend._sgl_threads = pool  # type: ignore[attr-defined]
+    return pool
+
+
+def _sampling(params: GenParams) -> SimpleNamespace:
+    """The parameters under the original's names, as attributes."""
+    named = {_NAMES.get(key, key): value for key, value in params.sampling.items()}
+    kind, value = params.constraint or (None, None)
+    constraints = {"regex": value if kind == "regex" else None, "json_schema": value if kind == "json" else None}
+    return SimpleNamespace(**named, **constraints, dtype=params.node.dtype)

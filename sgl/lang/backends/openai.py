@@ -1,0 +1,260 @@
+"""Cloud APIs that speak the OpenAI protocol, chat or completions.
+
+It maps prompts, parameters, tools and JSON Schemas to that protocol. What the protocol cannot do is an error: regex
+and grammar constraints, and text after an assistant turn has begun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from sgl.errors import BackendError, ConfigError, InvalidRequest
+from sgl.lang import ir
+from sgl.lang.backends.http import HttpClient
+from sgl.lang.chat import ChatTemplate, as_template
+from sgl.lang.choices import Scores
+from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+
+COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
+_SENT = {
+    "max_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "n": "n",
+    "stop": "stop",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "logit_bias": "logit_bias",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "min_tokens": "min_tokens",
+    "repetition_penalty": "repetition_penalty",
+    "ignore_eos": "ignore_eos",
+    "stop_token_ids": "stop_token_ids",
+    "stop_regex": "stop_regex",
+}
+_ALWAYS_SENT = frozenset({"max_tokens"})
+
+
+class OpenAI(TextBackend):
+    """A model behind an OpenAI-compatible API. `extra_body` is merged into each request.
+
+    The key is taken from the environment if none is given. Parameters beyond the protocol (top_k, min_p …) are sent
+    where a program sets them: compatible servers know them, others refuse them."""
+
+    default_base_url: ClassVar[str] = "https://api.openai.com/v1"
+    api_key_variable: ClassVar[str] = "OPENAI_API_KEY"
+    constraints: ClassVar[frozenset[str]] = frozenset({"json"})
+
+    def __init__(
+        self,
+        model_name: str,
+        is_chat_model: bool | None = None,
+        chat_template: ChatTemplate | str | None = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 3,
+        max_connections: int = 256,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        key = api_key or os.environ.get(self.api_key_variable)
+        if key is None and base_url is None:
+            raise ConfigError(f"no key: pass api_key= or set {self.api_key_variable}", option="api_key")
+        self.model_name = model_name
+        self.is_chat_model = model_name not in COMPLETION_MODELS if is_chat_model is None else is_chat_model
+        self.chat_template = as_template(chat_template or "default")
+        self._extra_body = dict(extra_body or {})
+        self._http = HttpClient(
+            base_url or self.default_base_url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=timeout,
+            max_retries=max_retries,
+            max_connections=max_connections,
+        )
+
+    async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        path, body = self._request(prompt, params)
+        answer = await self._http.post(path, body)
+        usage = _usage(answer)
+        completions = []
+        for i, choice in enumerate(sorted(_choices(answer), key=lambda choice: choice.get("index", 0))):
+            meta = {**(usage if i == 0 else _NO_USAGE), **_meta(choice)}
+            message = choice.get("message", {})
+            completions.append(Completion(choice.get("text", message.get("content")) or "", meta))
+        return completions
+
+    async def stream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        path, body = self._request(prompt, params)
+        calls: dict[int, dict[str, Any]] = {}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        async for event in self._http.events(path, body):
+            meta = _usage(event) if event.get("usage") else {}
+            text = ""
+            for choice in event.get("choices", ()):
+                delta = choice.get("delta", {})
+                text = choice.get("text", delta.get("content")) or ""
+                _merge_calls(calls, delta.get("tool_calls") or ())
+                meta |= _meta({key: value for key, value in choice.items() if value is not None})
+            if calls:
+                meta["tool_calls"] = list(calls.values())
+            yield Completion(text, meta)
+
+    async def choose(self, prompt: Prompt, node: ir.Select) -> Completion:
+        if not self.is_chat_model:
+            return await super().choose(prompt, node)
+        schema = {"properties": {"choice": {"enum": list(node.choices)}}, "required": ["choice"]}
+        schema |= {"type": "object", "additionalProperties": False}
+        sampling = {**ir.DEFAULTS, "temperature": 0.0}
+        gen = ir.Gen(node.name)
+        [completion] = await self.generate(prompt, GenParams(sampling, [0], gen, ("json", schema)))
+        try:
+            choice = json.loads(completion.text)["choice"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise BackendError(f"the model did not choose: {completion.text!r}") from error
+        if choice not in node.choices:
+            raise BackendError(f"the model chose {choice!r}, which is none of {list(node.choices)}")
+        return Completion(choice, completion.meta)
+
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
+        given = await self._echoed([prompt.text + choice for choice in choices])
+        scores = [_after(logprobs, len(prompt.text)) for logprobs in given]
+        if not unconditional:
+            return scores
+        alone = await self._echoed(list(choices))
+        return [
+            Scores(score.logprobs, score.token_ids, logprobs["token_logprobs"][-len(score.logprobs) :])
+            for score, logprobs in zip(scores, alone, strict=True)
+        ]
+
+    async def _echoed(self, texts: list[str]) -> list[dict[str, Any]]:
+        """The log-probabilities of the texts' own tokens, which servers of open models give."""
+        body = {"model": self.model_name, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
+        answer = await self._http.post("/completions", {**body, **self._extra_body})
+        return [choice["logprobs"] for choice in sorted(_choices(answer), key=lambda choice: choice["index"])]
+
+    def _request(self, prompt: Prompt, params: GenParams) -> tuple[str, dict[str, Any]]:
+        sampling = params.sampling
+        body: dict[str, Any] = {"model": self.model_name, "seed": params.seeds[0] % 2**31}
+        for name, sent in _SENT.items():
+            value = sampling[name]
+            if name in _ALWAYS_SENT or (value != ir.DEFAULTS[name] and value != []):
+                body[sent] = value
+        if self.is_chat_model:
+            body["messages"] = _messages(prompt)
+            if sampling["return_logprob"]:
+                body["logprobs"], body["top_logprobs"] = True, sampling["top_logprobs_num"] or 0
+        else:
+            body["prompt"] = prompt.text
+            if sampling["return_logprob"]:
+                body["logprobs"] = sampling["top_logprobs_num"] or 0
+        if params.constraint:
+            schema = {"name": params.node.name or "answer", "schema": params.constraint[1], "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        elif params.node.tools:
+            body["tools"] = [{"type": "function", "function": dict(tool)} for tool in params.node.tools]
+        body |= self._extra_body
+        body |= sampling["extra"] or {}
+        return "/chat/completions" if self.is_chat_model else "/completions", body
+
+
+class Anthropic(OpenAI):
+    """Claude models, through Anthropic's OpenAI-compatible API."""
+
+    default_base_url = "https://api.anthropic.com/v1"
+    api_key_variable = "ANTHROPIC_API_KEY"
+
+
+class Crusoe(OpenAI):
+    """Models that Crusoe serves."""
+
+    default_base_url = "https://managed-inference-api-proxy.crusoecloud.com/v1"
+    api_key_variable = "CRUSOE_API_KEY"
+
+
+class LiteLLM(OpenAI):
+    """Any model behind a LiteLLM proxy; `base_url` is the proxy's."""
+
+    default_base_url = "http://localhost:4000/v1"
+    api_key_variable = "LITELLM_API_KEY"
+
+
+class VertexAI(OpenAI):
+    """Gemini models, through Google's OpenAI-compatible API."""
+
+    default_base_url = "https://generativelanguage.googleapis.com/v1beta/openai"
+    api_key_variable = "GEMINI_API_KEY"
+
+
+_NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
+
+
+def _choices(answer: Any) -> list[dict[str, Any]]:
+    if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
+        raise BackendError(f"the server's answer has no choices: {str(answer)[:200]}")
+    choices: list[dict[str, Any]] = answer["choices"]
+    return choices
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    """The prompt in the protocol's form; a program without turns is one user message."""
+    if prompt.role is None and not prompt.messages:
+        return [{"role": "user", "content": _content(prompt.text, prompt.images)}]
+    if prompt.role != "assistant" or prompt.turn.strip():
+        raise InvalidRequest("a chat API only writes whole assistant turns: append assistant(gen(…))", param="role")
+    return [_message(message) for message in prompt.messages]
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    sent = {key: value for key, value in message.items() if key != "images"}
+    sent["content"] = _content(message["content"], message.get("images", ()))
+    return sent
+
+
+def _content(text: str, images: Sequence[ir.Media]) -> Any:
+    if not images:
+        return text
+    urls = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{image.data}"}} for image in images]
+    return [{"type": "text", "text": text}, *urls]
+
+
+def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
+    usage = answer.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    return {
+        "prompt_tokens": usage.get("prompt_tokens", 0),
+        "completion_tokens": usage.get("completion_tokens", 0),
+        "cached_tokens": details.get("cached_tokens", 0),
+    }
+
+
+def _meta(choice: Mapping[str, Any]) -> dict[str, Any]:
+    meta: dict[str, Any] = {}
+    if reason := choice.get("finish_reason"):
+        meta["finish_reason"] = {"type": reason}
+    if choice.get("logprobs"):
+        meta["logprobs"] = choice["logprobs"]
+    if calls := choice.get("message", {}).get("tool_calls"):
+        meta["tool_calls"] = calls
+    return meta
+
+
+def _merge_calls(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
+    """Put together tool calls that come in pieces."""
+    for piece in pieces:
+        empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+        call = calls.setdefault(piece.get("index", 0), empty)
+        call["id"] = piece.get("id") or call["id"]
+        function = piece.get("function") or {}
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _after(logprobs: Mapping[str, Any], length: int) -> Scores:
+    """The tokens of an echoed text that reach beyond its first `length` characters."""
+    tokens = zip(logprobs["tokens"], logprobs["text_offset"], logprobs["token_logprobs"], strict=True)
+    return Scores([logprob or 0.0 for token, offset, logprob in tokens if offset + len(token) > length])

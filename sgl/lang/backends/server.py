@@ -1,0 +1,148 @@
+"""A server that speaks the native `/generate` protocol, call by call.
+
+It knows that protocol (also that of servers of the original language); retries and connections are `http`'s
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar
+
+from sgl.errors import BackendError
+from sgl.lang.aio import io
+from sgl.lang.backends.engine import CONSTRAINT_NAMES, LOGPROB_OPTIONS, native_sampling
+from sgl.lang.backends.http import HttpClient
+from sgl.lang.chat import ChatTemplate, as_template, jinja_template
+from sgl.lang.choices import Scores
+from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+
+
+class RuntimeEndpoint(TextBackend):
+    """A running server. Reads the model's chat template from it; `chat_template_name` overrides it."""
+
+    constraints: ClassVar[frozenset[str]] = frozenset(CONSTRAINT_NAMES)
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: bool | None = None,
+        chat_template_name: str | None = None,
+        *,
+        timeout: float = 600.0,
+        max_retries: int = 3,
+    ) -> None:
+        self._http = HttpClient(
+            base_url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=timeout,
+            max_retries=max_retries,
+            verify=verify is not False,
+        )
+        self.model_info: dict[str, Any] = io.run(self._http.get("/get_model_info")).result()
+        self._is_incremental: bool | None = None
+        self._seed_name = "seed" if self.model_info.get("engine") == "sgl" else "sampling_seed"
+        self.chat_template: ChatTemplate | None = None
+        if chat_template_name is not None:
+            self.chat_template = as_template(chat_template_name)
+        elif source := self.model_info.get("chat_template"):
+            self.chat_template = jinja_template(source, special_tokens=self.model_info.get("special_tokens"))
+
+    @property
+    def base_url(self) -> str:
+        return self._http.base_url
+
+    def get_model_name(self) -> str:
+        return str(self.model_info.get("model_path"))
+
+    def flush_cache(self) -> bool:
+        io.run(self._http.post("/flush_cache", None)).result()
+        return True
+
+    def get_server_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = io.run(self._http.get("/server_info")).result()
+        return info
+
+    def cache_prefix(self, text: str) -> None:
+        body = {"text": text, "sampling_params": {"max_new_tokens": 0, "temperature": 0}}
+        io.run(self._http.post("/generate", body)).result()
+
+    def shutdown(self) -> None:
+        io.run(self._http.close()).result()
+
+    async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        bodies = [self._body(prompt, params, seed) for seed in params.seeds]
+        body = bodies[0]
+        if len(bodies) > 1:  # as a batch, since each sample has a seed of its own
+            body |= {
+                "text": [prompt.text] * len(bodies),
+                "sampling_params": [body["sampling_params"] for body in bodies],
+            }
+        answer = await self._http.post("/generate", body)
+        return [_completion(item) for item in (answer if isinstance(answer, list) else [answer])]
+
+    async def stream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        body = self._body(prompt, params, params.seeds[0]) | {"stream": True}
+        is_incremental = await self._streams_increments()
+        sent = 0
+        async for event in self._http.events("/generate", body):
+            completion = _completion(event)
+            if not is_incremental:
+                sent, completion.text = len(completion.text), completion.text[sent:]
+            yield completion
+
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
+        """One request for the prompt and for the prompt with each choice; a choice's tokens begin where the two
+        token sequences part, so that a token which merges both is scored."""
+        texts = [prompt.text + choice for choice in choices]
+        alone, *given = await self._logprobs({"text": [prompt.text, *texts]})
+        scores = []
+        for entries in given:
+            start = min(_common(alone, entries), len(entries) - 1)
+            scores.append(Scores([entry[0] or 0.0 for entry in entries[start:]], [e[1] for e in entries[start:]]))
+        if not unconditional:
+            return scores
+        without = await self._logprobs({"input_ids": [list(score.token_ids) for score in scores]})
+        return [
+            Scores(score.logprobs, score.token_ids, [entry[0] for entry in entries])
+            for score, entries in zip(scores, without, strict=True)
+        ]
+
+    async def _streams_increments(self) -> bool:
+        """Whether the server's events carry new text only, as servers of the original do on request."""
+        if self._is_incremental is None:
+            info = await self._http.get("/server_info") or {}
+            self._is_incremental = bool(info.get("incremental_streaming_output") or info.get("stream_output"))
+        return self._is_incremental
+
+    async def _logprobs(self, prompts: dict[str, Any]) -> list[Any]:
+        """[logprob, token id, …] of every token of each prompt."""
+        sampling = {"max_new_tokens": 0, "temperature": 0}
+        body = {**prompts, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+        answer = await self._http.post("/generate", body)
+        if not isinstance(answer, list):
+            raise BackendError(f"asked for a list of results, got {str(answer)[:200]}")
+        return [item["meta_info"]["input_token_logprobs"] for item in answer]
+
+    def _body(self, prompt: Prompt, params: GenParams, seed: int) -> dict[str, Any]:
+        native = native_sampling(params, seed)
+        native[self._seed_name] = native.pop("seed")
+        body: dict[str, Any] = {"text": prompt.text, "sampling_params": native}
+        body |= {key: params.sampling[key] for key in LOGPROB_OPTIONS if params.sampling[key] is not None}
+        if prompt.images:
+            body["image_data"] = [image.data for image in prompt.images]
+        return body | (params.sampling["extra"] or {})
+
+
+def _completion(item: Any) -> Completion:
+    if not isinstance(item, dict) or "text" not in item:
+        raise BackendError(f"the server's answer has no text: {str(item)[:200]}")
+    return Completion(item["text"], item["meta_info"])
+
+
+def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """How many token ids two lists of entries begin with alike."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a[1] != b[1]), min(len(left), len(right))
+    )
