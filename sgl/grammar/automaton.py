@@ -259,6 +259,27 @@ class Automaton:
             limits = self._plain_limits[states]
         return limits
 
+    def plain_limit(self, state: int) -> int:
+        """As `plain_limits`, of one state."""
+        limit = self._plain_limits.item(state)
+        return limit if limit != _UNKNOWN else self.plain_limits(np.array([state])).item(0)
+
+    def steady(self, state: int) -> tuple[int, int] | None:
+        """If plain characters leave `state` as it is: up to which count of characters, and the state that stands there
+        from then on. ENDLESS and -1 if it is for ever; None if they do not."""
+        others = [thread for _, thread in self.members[state] if self._thread_limit(thread) == NOT_PLAIN]
+        if len(others) + 1 != len(self.members[state]):
+            return None
+        if any(mask & _PLAIN_OR_LONGER for thread in others for mask, _ in thread.moves()):
+            return None
+        self.expand(state)
+        behind = self.table.item(state, 0x20) & TARGET_MASK
+        if behind == state:
+            return ENDLESS, -1
+        if self.gate_limit.item(behind) >= 0 and self.gate_below.item(behind) == state:
+            return self.gate_limit.item(behind), self.gate_at.item(behind)
+        return None
+
     def _thread_limit(self, thread: Thread) -> int:
         if isinstance(thread, Counted):
             if thread.rest is not None or thread.region == 2 or not self._is_plain_loop(thread.text.loop):
@@ -301,6 +322,7 @@ def _indices(mask: int) -> npt.NDArray[np.intp]:
 
 
 _PLAIN_ASCII: Final = byte_range(0x20, 0x7F) & ~(1 << 0x22 | 1 << 0x5C)
+_PLAIN_OR_LONGER: Final = _PLAIN_ASCII | byte_range(0x80, 0xFF)
 _CONTINUED: Final = byte_range(0x80, 0xBF)
 _LONGER_CHARS: Final = (
     (byte_range(0xC2, 0xDF), _CONTINUED),

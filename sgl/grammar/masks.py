@@ -32,6 +32,9 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 ANY_COUNT: Final = (0, 1 << 60)
 _FIXED: Final = -1
+_FEW: Final = 3
+_MANY: Final = 32
+"""A walk with so few live nodes goes on by one node at a time, up to so many."""
 
 
 class Frame(NamedTuple):
@@ -142,6 +145,19 @@ class MaskCache:
         return Mask(row, walk.num_frames, walk.char_bounds, tuple(items))
 
 
+class Step(NamedTuple):
+    """What the live nodes of a walk came to by one byte."""
+
+    nodes: Int64Array
+    parents: Int64Array
+    """Index of the node that each came from."""
+    before: Int64Array
+    """The state before the byte."""
+    entries: Int32Array
+    origins: Int64Array
+    """Index of each among those that were tried."""
+
+
 class Walk:
     """One walk of the vocabulary from a place; marks the tokens that are allowed.
 
@@ -160,10 +176,12 @@ class Walk:
     ) -> None:
         self.automaton = automaton
         self.trie = vocabulary.trie
+        self.plain = vocabulary.plain
         self.allowed = allowed
         self.counts = counts
         self.place = place
         self.num_frames = 0
+        self.steady_states: set[int] = set()
         self.char_bounds = ANY_COUNT
         self.item_bounds: dict[int, tuple[int, int]] = {}
         self.frames: list[tuple[int, int, int, int]] = []
@@ -173,40 +191,112 @@ class Walk:
         """The place's own frames, from the top, as far as the walk has looked."""
 
     def run(self) -> None:
-        automaton, trie, place = self.automaton, self.trie, self.place
         nodes: Int64Array = np.full(1, ROOT, np.int64)
-        states: Int64Array = np.full(1, place.state, np.int64)
+        states: Int64Array = np.full(1, self.place.state, np.int64)
         # A stack is -1 - i with the first i frames of the place closed, or the index of a frame opened on the way.
         stacks: Int64Array = np.full(1, -1, np.int64)
-        counts = Counts(place) if self.counts else None
-        nodes = self._take_plain(nodes, states, counts)
+        counts = Counts(self.place) if self.counts else None
+        step = self._leave_plain()
+        if step is None:
+            nodes = self._take_plain(nodes, states, counts)
+        else:
+            stacks = np.full(len(step.nodes), -1, np.int64)
+            if counts is not None:
+                counts = counts.of(step.parents)
+                counts.chars += self.trie.exit_chars[step.origins]
         while True:
-            starts = trie.child_start[nodes]
-            widths = trie.child_end[nodes] - starts
-            total = int(widths.sum())
-            if not total:
+            if step is None:
+                step = self._chase(nodes, states) if len(nodes) <= _FEW else self._children(nodes, states)
+                stacks = stacks[step.parents]
+                counts = None if counts is None else counts.of(step.parents)
+            nodes, entries, before = step.nodes, step.entries, step.before
+            step = None
+            if not len(nodes):
                 return
-            self._expand(states[widths > 0])
-            ends = np.cumsum(widths)
-            parents = np.repeat(np.arange(len(nodes)), widths)
-            nodes = np.arange(total) + (starts - ends + widths)[parents]
-            before = states[parents]
-            entries = automaton.table[before, trie.byte[nodes]]
-            alive = np.flatnonzero(entries >= 0)
-            if not len(alive):
-                return
-            entries, nodes, parents, before = entries[alive], nodes[alive], parents[alive], before[alive]
             self._mark(nodes)
-            stacks = stacks[parents]
             states = (entries & TARGET_MASK).astype(np.int64)
             if counts is not None:
-                counts = counts.step(parents, entries >> COUNT_SHIFT)
+                counts.apply(entries >> COUNT_SHIFT)
             moved = np.flatnonzero(entries & (PUSH_BIT | POP_BIT))
             if len(moved):
-                self._move(moved, before, entries, trie.byte[nodes], states, stacks, counts)
+                self._move(moved, before, entries, self.trie.byte[nodes], states, stacks, counts)
             if counts is not None:
                 self._open_gates(states, counts)
             nodes = self._take_plain(nodes, states, counts)
+
+    def _children(self, nodes: Int64Array, states: Int64Array) -> Step:
+        """All live children of all nodes."""
+        trie = self.trie
+        starts = trie.child_start[nodes]
+        widths = trie.child_end[nodes] - starts
+        self._expand(states[widths > 0])
+        parents = np.repeat(np.arange(len(nodes)), widths)
+        children = np.arange(len(parents)) + (starts - np.cumsum(widths) + widths)[parents]
+        before = states[parents]
+        entries = self.automaton.table[before, trie.byte[children]]
+        alive = np.flatnonzero(entries >= 0)
+        return Step(children[alive], parents[alive], before[alive], entries[alive], alive)
+
+    def _chase(self, nodes: Int64Array, states: Int64Array) -> Step:
+        """As `_children`, one by one, and on to where more than the state changes: for long tails of few tokens."""
+        trie, automaton = self.trie, self.automaton
+        found: list[tuple[int, int, int, int]] = []
+        pending = [(int(node), int(state), i) for i, (node, state) in enumerate(zip(nodes, states, strict=True))]
+        while pending:
+            node, state, parent = pending.pop()
+            start, end = trie.child_start.item(node), trie.child_end.item(node)
+            if start == end:
+                continue
+            automaton.expand(state)
+            for child in range(start, end):
+                entry = automaton.table.item(state, trie.byte.item(child))
+                if entry < 0:
+                    continue
+                if entry > TARGET_MASK or len(pending) > _MANY or automaton.plain_limit(entry) != NOT_PLAIN:
+                    found.append((child, parent, state, entry))
+                    continue
+                token = trie.token.item(child)
+                if token >= 0:
+                    self.allowed[token] = True
+                    if trie.has_twins[child]:
+                        self.allowed[trie.twins[child]] = True
+                pending.append((child, entry, parent))
+        columns = np.array(found, np.int64).reshape(-1, 4).T
+        return Step(columns[0], columns[1], columns[2], columns[3].astype(np.int32), columns[0])
+
+    def _leave_plain(self) -> Step | None:
+        """If plain characters leave the place as it is, allow the plain tokens and go to where others stop being so."""
+        automaton, trie, place = self.automaton, self.trie, self.place
+        steady = automaton.steady(place.state)
+        if steady is None:
+            return None
+        states, limits = [place.state], [steady[0]]
+        while limits[-1] != ENDLESS and automaton.plain_limit(steady[1]) != NOT_PLAIN:
+            states.append(steady[1])
+            steady = automaton.steady(states[-1])
+            if steady is None or place.char_count >= limits[-1]:
+                return None
+            limits.append(steady[0])
+        if limits[-1] != ENDLESS:
+            states.append(steady[1])
+        if limits[0] != ENDLESS:
+            is_far = place.char_count + trie.most_chars < limits[0]
+            self._bound_chars(
+                *(0, limits[0] - trie.most_chars - 1) if is_far else (place.char_count, place.char_count)
+            )
+        self.steady_states = set(states)
+        left = limits[-1] - place.char_count
+        if left >= trie.most_chars:
+            self.allowed[: len(self.plain)] |= self.plain
+        else:
+            self.allowed[trie.plain_tokens[trie.plain_chars <= left]] = True
+        counts = place.char_count + trie.exit_chars
+        before = np.array(states)[np.searchsorted(limits, counts, side="right").clip(max=len(states) - 1)]
+        self._expand(np.array(states))
+        entries = automaton.table[before, trie.byte[trie.exits]]
+        alive = np.flatnonzero((entries >= 0) & (counts <= limits[-1]))
+        none = np.zeros(len(alive), np.int64)
+        return Step(trie.exits[alive], none, before[alive], entries[alive], alive)
 
     def _expand(self, states: Int64Array) -> None:
         fresh = states[~self.automaton.is_expanded[states]]
@@ -220,31 +310,48 @@ class Walk:
             self.allowed[self.trie.twins[node]] = True
 
     def _take_plain(self, nodes: Int64Array, states: Int64Array, counts: Counts | None) -> Int64Array:
-        """Where plain characters lead nowhere else, allow the plain tokens below and go on with the others."""
+        """Where plain characters lead nowhere else, allow the tokens that go on with nothing but them, and leave the
+        others to be walked."""
         trie = self.trie
         limits = self.automaton.plain_limits(states)
-        chosen = np.flatnonzero((limits != NOT_PLAIN) & (nodes < trie.full_size))
+        chosen = np.flatnonzero(limits != NOT_PLAIN)
         if not len(chosen):
             return nodes
-        for i in chosen.tolist():
-            node = int(nodes[i])
-            start, end = trie.plain_start.item(node), trie.plain_end.item(node)
-            tokens = trie.plain_tokens[start:end]
-            limit = int(limits[i])
-            if limit != ENDLESS and counts is not None and start != end:
-                left = limit - int(counts.chars[i]) + trie.chars.item(node)
-                if left >= trie.most_plain_chars:
-                    highest = self.place.char_count + left - trie.most_plain_chars
-                    bounds = 0, highest
-                else:
-                    tokens = tokens[trie.plain_chars[start:end] <= left]
-                    bounds = self.place.char_count, self.place.char_count
-                if not counts.is_fixed[i]:
-                    self._bound_chars(*bounds)
-            self.allowed[tokens] = True
         nodes = nodes.copy()
-        nodes[chosen] = trie.ragged[nodes[chosen]]
+        for i in chosen.tolist():
+            node, limit = nodes.item(i), limits.item(i)
+            if node < trie.full_size:
+                start, end = trie.plain_start.item(node), trie.plain_end.item(node)
+                if end - start == len(trie.plain_tokens) and (limit == ENDLESS or counts is None):
+                    self.allowed[: len(self.plain)] |= self.plain
+                elif start != end:
+                    tokens, chars = trie.plain_tokens[start:end], trie.plain_chars[start:end]
+                    self._allow_up_to(tokens, chars, node, limit, counts, i)
+                node = nodes[i] = trie.ragged.item(node)
+            if trie.is_plain_path[node] and states.item(i) in self.steady_states:
+                nodes[i] = trie.nowhere  # `_leave_plain` has been here
+            elif trie.is_plain_below[node]:
+                start, end = trie.ragged_start.item(node), trie.ragged_end.item(node)
+                tokens, chars = trie.ragged_tokens[start:end], trie.ragged_chars[start:end]
+                self._allow_up_to(tokens, chars, node, limit, counts, i)
+                nodes[i] = trie.nowhere
         return nodes
+
+    def _allow_up_to(
+        self, tokens: Int32Array, chars: Int32Array, node: int, limit: int, counts: Counts | None, i: int
+    ) -> None:
+        """Allow the tokens below a node that keep within `limit` characters."""
+        if limit != ENDLESS and counts is not None:
+            left = limit - counts.chars.item(i) + self.trie.chars.item(node)
+            base = self.place.char_count
+            if left >= self.trie.most_chars:
+                bounds = 0, base + left - self.trie.most_chars
+            else:
+                tokens = tokens[chars <= left]
+                bounds = base, base
+            if not counts.is_fixed[i]:
+                self._bound_chars(*bounds)
+        self.allowed[tokens] = True
 
     def _move(
         self,
@@ -357,13 +464,19 @@ class Counts:
         self.items: Int64Array = np.full(1, place.item_count, np.int64)
         self.sources: Int64Array = np.zeros(1, np.int64)
 
-    def step(self, parents: npt.NDArray[np.intp], operations: Int32Array) -> Counts:
+    def of(self, parents: Int64Array) -> Counts:
         """The counters of the children of `parents`."""
         after = Counts.__new__(Counts)
-        reset = (operations & RESET_CHAR) != 0
-        after.chars = self.chars[parents] + (operations & INC_CHAR)
-        after.chars[reset] = 0
-        after.is_fixed = self.is_fixed[parents] | reset
-        after.items = self.items[parents] + ((operations & INC_ITEM) != 0)
+        after.chars = self.chars[parents]
+        after.is_fixed = self.is_fixed[parents]
+        after.items = self.items[parents]
         after.sources = self.sources[parents]
         return after
+
+    def apply(self, operations: Int32Array) -> None:
+        """Move the counters by the operations of what was read."""
+        reset = (operations & RESET_CHAR) != 0
+        self.chars += operations & INC_CHAR
+        self.chars[reset] = 0
+        self.is_fixed |= reset
+        self.items += (operations & INC_ITEM) != 0

@@ -7,6 +7,7 @@ as one range and goes on in the second trie, a thirtieth the size of the first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,7 +28,9 @@ class Trie:
     `child_start[n]` to `child_end[n]` are the children of n, `byte[n]` is the byte that leads to it, `token[n]` the token that
     ends there or -1; tokens with the bytes of another are in `twins` by that one's node. `ragged[n]` is the node of the
     second trie with the same bytes: the last node of all, which leads nowhere, if there is none. `plain_tokens[plain_start[n]:plain_end[n]]` are the
-    plain tokens below n, with `plain_chars` characters each; `chars[n]` characters begin on the way to n.
+    plain tokens below n, with `plain_chars` characters each; `chars[n]` characters begin on the way to n. Where
+    `is_plain_below[n]`, in the second trie, nothing but plain characters follows: its tokens are
+    `ragged_tokens[ragged_start[n]:ragged_end[n]]`.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], plain: BoolArray, chars: Int32Array) -> None:
@@ -50,16 +53,21 @@ class Trie:
         before = np.concatenate(([0], np.cumsum(is_plain)))
         self.plain_tokens: Int32Array = ids[is_plain]
         self.plain_chars: Int32Array = chars[self.plain_tokens]
-        self.most_plain_chars = int(self.plain_chars.max(initial=0))
         self.plain_start: Int64Array = before[full.first]
         self.plain_end: Int64Array = before[full.last]
-        is_lead = (full.byte & 0xC0) != 0x80
-        is_lead[ROOT] = False
-        self.chars: Int32Array = np.zeros(size, np.int32)
-        for low, high in full.levels[1:]:
-            self.chars[low:high] = self.chars[full.parent[low:high]] + is_lead[low:high]
-        self.ragged: Int64Array = np.full(size, len(self.byte) - 1, np.int64)
+        self.chars: Int32Array = np.concatenate([full.chars(), ragged.chars(), np.zeros(1, np.int32)])
+        self.nowhere = len(self.byte) - 1
+        self.ragged: Int64Array = np.full(size, self.nowhere, np.int64)
         self._match(full, ragged)
+        self.ragged_tokens: Int32Array = ids[~is_plain]
+        self.ragged_chars: Int32Array = chars[self.ragged_tokens]
+        self.most_chars = int(chars.max(initial=0))
+        self.ragged_start: Int64Array = np.concatenate([np.zeros(size, np.int64), ragged.first, nowhere])
+        self.ragged_end: Int64Array = np.concatenate([np.zeros(size, np.int64), ragged.last, nowhere])
+        self.is_plain_below: BoolArray = np.zeros(len(self.byte), np.bool_)
+        self._find_plain_below(token_bytes, ragged)
+        self.is_plain_path: BoolArray = np.zeros(len(self.byte), np.bool_)
+        self._find_plain_paths(ragged)
 
     def _match(self, full: _Levels, ragged: _Levels) -> None:
         """Find the node of each ragged one in the full trie, level by level: both list a level in the same order."""
@@ -70,8 +78,66 @@ class Trie:
             where[ragged_low:ragged_high] = low + np.searchsorted(keys, wanted)
         self.ragged[where] = np.arange(len(where)) + self.full_size
 
+    def _find_plain_below(self, token_bytes: Sequence[bytes], ragged: _Levels) -> None:
+        """Which nodes of the second trie have only plain characters below them."""
+        starts = [plain_from(token_bytes[i]) for i in self.ragged_tokens.tolist()]
+        last_start = np.array([*starts, 0], np.int64)  # one more, for reduceat
+        for depth, (low, high) in enumerate(ragged.levels):
+            bounds = np.stack([ragged.first[low:high], ragged.last[low:high]], axis=1).ravel()
+            if len(bounds) and len(starts):
+                highest = np.maximum.reduceat(last_start, bounds)[::2]
+                self.is_plain_below[self.full_size + low : self.full_size + high] = highest <= depth
+
+    def _find_plain_paths(self, ragged: _Levels) -> None:
+        """Which nodes of the second trie lie behind plain characters alone, and which ones leave them first."""
+        partial: list[bytes | None] = [b""]  # by node: what has come of a character; None behind anything else
+        for parent, byte in zip(ragged.parent[1:].tolist(), ragged.byte[1:].tolist(), strict=True):
+            before = partial[parent]
+            partial.append(None if before is None else _with_byte(before, byte))
+        paths = np.array([item == b"" for item in partial])
+        self.is_plain_path[self.full_size : self.full_size + len(paths)] = paths
+        special = (ragged.byte < 0x20) | (ragged.byte == 0x22) | (ragged.byte == 0x5C) | (ragged.byte >= 0x80)
+        exits = np.flatnonzero(paths[ragged.parent] & special)
+        exits = exits[exits > 0]
+        self.exits: Int64Array = exits + self.full_size
+        """The nodes of the second trie behind plain characters and one byte that is not, or begins a longer one."""
+        self.exit_chars: Int32Array = ragged.chars()[ragged.parent[exits]]
+
     def __len__(self) -> int:
         return len(self.byte)
+
+
+def _with_byte(partial: bytes, byte: int) -> bytes | None:
+    """What has come of a character once `byte` follows `partial`: b"" if it is complete, None if it is none."""
+    data = partial + bytes([byte])
+    if byte < 0x80:
+        return None if partial or byte < 0x20 or byte in (0x22, 0x5C) else b""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return data if error.reason == "unexpected end of data" else None
+    return b""
+
+
+_NOT_PLAIN = re.compile(rb'["\\\x00-\x1f]')
+
+
+def plain_from(data: bytes) -> int:
+    """Where the last run of plain characters begins that goes to the end of `data`: 0 if all of it is plain, behind its
+    end if the end is no whole character."""
+    start = 0
+    for match in _NOT_PLAIN.finditer(data):
+        start = match.end()
+    while start < len(data):
+        try:
+            data[start:].decode()
+        except UnicodeDecodeError as error:
+            if start + error.end >= len(data) and error.reason == "unexpected end of data":
+                return len(data) + 1
+            start += error.end
+        else:
+            break
+    return start
 
 
 class _Levels:
@@ -125,3 +191,11 @@ class _Levels:
             twins = zip(end_nodes[~is_first].tolist(), ids[end_tokens[~is_first]].tolist(), strict=True)
             for node, token_id in twins:
                 self.twins.setdefault(node, []).append(token_id)
+
+    def chars(self) -> Int32Array:
+        """How many characters begin on the way to each node."""
+        is_lead = (self.byte & 0xC0) != 0x80
+        found = np.zeros(len(self.byte), np.int32)
+        for low, high in self.levels[1:]:
+            found[low:high] = found[self.parent[low:high]] + is_lead[low:high]
+        return found
