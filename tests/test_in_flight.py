@@ -88,6 +88,19 @@ def test_nobody_waits_for_itself():
     assert in_flight.find(2, key, 0) == Pending(1, 2)
 
 
+def test_the_longest_share_wins_on_either_side_and_beyond_the_askers_own_key():
+    in_flight = InFlight(1)
+    for owner, ids in enumerate(([1, 2, 3, 4, 0], [1, 2, 3, 4, 5], [1, 2, 9])):
+        in_flight.begin(owner, key_of(ids))
+    asked = key_of([1, 2, 3, 4, 6])
+    assert in_flight.find(9, asked, 0) == Pending(1, 4)
+    assert in_flight.find(1, asked, 0) == Pending(0, 4)
+    assert in_flight.find(2, key_of([1, 2, 8]), 1) == Pending(1, 2)
+    in_flight.end(1)
+    in_flight.end(0)
+    assert in_flight.find(9, asked, 0) == Pending(2, 2)
+
+
 def test_namespaces_do_not_wait_for_each_other():
     in_flight = InFlight(1)
     in_flight.begin(1, key_of([5, 6]), "tenant")

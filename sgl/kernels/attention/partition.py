@@ -158,31 +158,34 @@ def _query_runs(q_lens: Int32Array, kv_lens: Int32Array, max_pairs: int) -> _Que
 
 
 def _batches(length: Int64Array, num_keys: Int64Array, overhead_keys: int, max_pairs: int) -> list[Int64Array]:
-    """Which runs to pad to one shape: neighbours in size, while padding costs less than another rectangle."""
+    """Which runs to pad to one shape: neighbours in size, while padding costs less than another rectangle.
+
+    Single query tokens, for which kernels have shorter ways, are not padded to more.
+    """
     if (length == length[0]).all():
         padded = len(length) * int(num_keys.max())
         if padded - int(num_keys.sum()) <= overhead_keys and padded * int(length[0]) <= max_pairs:
             return [np.arange(len(length))]
     batches: list[list[int]] = []
-    q = keys = 0  # the shape of the last batch
+    q = keys = unpadded = 0  # shape of the last batch, and the cost of its runs if none were padded
     for run in np.lexsort((num_keys, length))[::-1].tolist():
         run_q, run_keys = int(length[run]), int(num_keys[run])
-        if batches:
-            size, wide = len(batches[-1]), max(keys, run_keys)
-            joined = _cost(size + 1, q, wide)
-            apart = _cost(size, q, keys) + _cost(1, run_q, run_keys) + 8 * overhead_keys
-            if joined <= apart and (size + 1) * q * wide <= max_pairs:
+        cost = _cost(run_q, run_keys)
+        if batches and (run_q > 1 or q == 1):
+            size, wide = len(batches[-1]) + 1, max(keys, run_keys)
+            padding = size * _cost(q, wide) - unpadded - cost
+            if padding <= _cost(1, overhead_keys) and size * q * wide <= max_pairs:
                 batches[-1].append(run)
-                keys = wide
+                keys, unpadded = wide, unpadded + cost
                 continue
         batches.append([run])
-        q, keys = run_q, run_keys
+        q, keys, unpadded = run_q, run_keys, cost
     return [np.array(sorted(batch)) for batch in batches]
 
 
-def _cost(size: int, q: int, keys: int) -> int:
-    """Of runs padded to q queries and `keys` keys, in eighths of a key: reading a key is worth seven queries."""
-    return size * keys * (7 + q)
+def _cost(q: int, keys: int) -> int:
+    """In eighths of what one key costs one query: reading a key is worth seven queries."""
+    return keys * (7 + q)
 
 
 def _rectangle(

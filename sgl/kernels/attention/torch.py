@@ -218,8 +218,10 @@ class TorchAttention:
 
     def _shared_piece(self, prefix: SharedPrefix, step: AttentionStep, num_tokens: int) -> _Piece:
         q_lens = step.q_lens.astype(np.int64)
-        starts = np.cumsum(q_lens) - q_lens
-        tokens = np.concatenate([np.arange(starts[row], starts[row] + q_lens[row]) for row in prefix.rows.tolist()])
+        lengths = q_lens[prefix.rows]
+        # The first token of each row, less the tokens that the rows before it bring.
+        shifts = (np.cumsum(q_lens) - q_lens)[prefix.rows] - (np.cumsum(lengths) - lengths)
+        tokens = np.repeat(shifts, lengths) + np.arange(int(lengths.sum()))
         return self._piece(tokens[None], prefix.pages, len(prefix.pages) * self._shape.page_size, None, num_tokens)
 
     def _piece(

@@ -111,8 +111,7 @@ class WindowDetokenizer:
         """`skipped_ids` are those that `decode` leaves out."""
         self._decode = decode
         self._skipped_ids = skipped_ids
-        self._ids = self._tail(prompt_ids)
-        text = decode(self._ids)
+        self._ids, text = self._context(self._tail(prompt_ids))
         num_open = _num_open(text)
         self._sent = text[: len(text) - num_open]  # the part of decode(_ids) that was sent or is the prompt's
         self._prompt_text = text[len(text) - num_open :]
@@ -125,21 +124,29 @@ class WindowDetokenizer:
         text = self._decode(self._ids)
         num_open = _num_open(text)
         text = text[: len(text) - num_open]
+        is_full = len(self._ids) >= _MAX_WINDOW and (not num_open or len(self._ids) >= 4 * _MAX_WINDOW)
         piece = ""
         if text.startswith(self._sent):
             piece = text[len(self._sent) :]
             self._sent = text
-        elif len(self._ids) >= _MAX_WINDOW:
+        elif is_full:
             piece = _beyond(self._sent, text)
-        if len(self._ids) >= _MAX_WINDOW:
-            self._ids = self._ids[-_CONTEXT:]
-            context = self._decode(self._ids)
-            self._sent = context[: len(context) - num_open]
+        if is_full:
+            self._ids, text = self._context(self._ids)
+            self._sent = text[: len(text) - num_open]
         return self._without_prompt(piece)
 
     def flush(self) -> str:
         """See Detokenizer."""
         return self._without_prompt(_beyond(self._sent, self._decode(self._ids)))
+
+    def _context(self, ids: list[int]) -> tuple[list[int], str]:
+        """The last few of the tokens, from one that begins a character, and their text."""
+        for length in range(_CONTEXT, _CONTEXT + 4):
+            text = self._decode(ids[-length:])
+            if not text.startswith("\ufffd"):
+                break
+        return ids[-length:], text
 
     def _without_prompt(self, text: str) -> str:
         if text and self._prompt_text:
@@ -153,7 +160,7 @@ class WindowDetokenizer:
         for token_id in reversed(prompt_ids):
             if int(token_id) not in self._skipped_ids:
                 tail.append(int(token_id))
-                if len(tail) == _CONTEXT:
+                if len(tail) == _CONTEXT + 3:
                     break
         return tail[::-1]
 

@@ -42,7 +42,7 @@ class Backend(Protocol):
         """The text of the tokens; ids that do not exist are left out."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class TokenTable:
     """Token id → bytes, and the rules by which bytes become the text that the tokenizer's `decode` gives."""
 

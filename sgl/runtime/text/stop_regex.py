@@ -1,0 +1,214 @@
+"""Finds stop regexes in a text that grows, and knows where in it a match may have begun.
+
+Patterns come from users and are hostile until bounded: in size before they are compiled, in the text that a match may
+span, and in the time that searching takes. Their syntax and meaning are those of Python's `re`; they are compiled by
+the `regex` module, which can search with a time limit and report matches that more text may complete. Only
+`stop.StopMatcher` calls this.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from re import _constants, _parser  # type: ignore[attr-defined]  # not in typeshed: the parser of re itself
+from typing import Any
+
+import regex
+
+from sgl.errors import InvalidRequest
+
+MAX_LOOK_BACK = 512
+"""A match, with what its lookaheads read, may span so many characters: the text before them is sent."""
+MAX_UNROLLED = 10_000
+"""Largest regex, in characters and classes, with fixed repeats written out, which is how they are compiled."""
+MAX_SEARCH_SECONDS = 0.05
+"""CPU time that one search may take."""
+FREE_SECONDS, SECONDS_PER_CHARACTER = 0.25, 50e-6
+"""CPU time that all searches of a request may take: so much, and so much more for each character of its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A stop that was reached. Positions count from the start of the text fed last; earlier text is negative."""
+
+    arrival: int
+    """The stop is there once the text up to here is."""
+    start: int
+    end: int
+    """Before the arrival only if a lookahead read on."""
+    stop: str
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The smallest wins."""
+        return self.arrival, self.start
+
+
+class RegexScanner:
+    """The stop regexes of one request over the end of its text. No search starts where a match can no longer start."""
+
+    def __init__(self, sources: Sequence[str]) -> None:
+        """Raises InvalidRequest if a regex is malformed, too large, or matches the empty text."""
+        self._regexes = [StopRegex(source) for source in sources]
+        self._starts = [0] * len(sources)  # per regex: no match starts before, in _text
+        self._text = ""  # the end of the text: what may belong to a match, and what lookbehinds may read
+        self._seconds_left = FREE_SECONDS
+
+    @property
+    def num_open(self) -> int:
+        """How many of the last characters may belong to a match."""
+        return len(self._text) - min(self._starts)
+
+    def feed(self, text: str) -> Hit | None:
+        """The first match that the text (not empty) brings. Raises InvalidRequest if a search takes too long."""
+        self._seconds_left += SECONDS_PER_CHARACTER * len(text)
+        known = len(self._text)
+        self._text += text
+        hits = [hit for index in range(len(self._regexes)) if (hit := self._advance(index, known)) is not None]
+        self._forget()
+        return min(hits, key=lambda hit: hit.key, default=None)
+
+    def _advance(self, index: int, known: int) -> Hit | None:
+        """The regex's first match that arrives behind the first `known` characters; moves its start."""
+        each, end = self._regexes[index], len(self._text)
+        match = self._search(index, each.compiled, end, partial=True) if each.is_monotone else None
+        if not each.is_monotone or (match is not None and not match.partial):
+            for arrival in range(known + 1, end + 1):
+                found = self._search(index, each.compiled, arrival, partial=False)
+                if found is not None:
+                    return Hit(arrival - known, found.start() - known, found.end() - known, each.source)
+            match = None if each.opening is None else self._search(index, each.opening, end, partial=True)
+        start = self._starts[index] if each.opening is None else end if match is None else match.start()
+        self._starts[index] = max(start, end - MAX_LOOK_BACK)
+        return None
+
+    def _search(self, index: int, compiled: Any, end: int, *, partial: bool) -> Any:
+        """The first match in the text up to `end`; else, if `partial`, the first that more text may complete."""
+        start = max(self._starts[index], end - MAX_LOOK_BACK)
+        began = time.thread_time()
+        is_done = False
+        while not is_done:
+            try:
+                match = compiled.search(self._text, start, end, partial=partial, timeout=MAX_SEARCH_SECONDS)
+                is_done = True
+            except TimeoutError:  # it counts the CPU time of all threads of the process: only ours is to count
+                is_done = False
+            seconds = time.thread_time() - began
+            if seconds > self._seconds_left or not (is_done or seconds < MAX_SEARCH_SECONDS):
+                raise InvalidRequest(
+                    f"stop_regex {self._regexes[index].source!r} takes too long to match: repeats inside of repeats, "
+                    "or several ways to match the same text, multiply",
+                    param="stop_regex",
+                )
+        self._seconds_left -= seconds
+        return match
+
+    def _forget(self) -> None:
+        """Drop text that no search and no lookbehind of MAX_LOOK_BACK characters reads."""
+        unread = min(self._starts) - MAX_LOOK_BACK
+        if unread > MAX_LOOK_BACK:
+            self._text = self._text[unread:]
+            self._starts = [start - unread for start in self._starts]
+
+
+class StopRegex:
+    """One stop regex: compiled, with what is known of how its matches come and go as the text grows."""
+
+    def __init__(self, source: str) -> None:
+        """Raises InvalidRequest if the regex is malformed, too large, or matches the empty text."""
+        self.source = source
+        try:
+            tree = _parser.parse(source)
+            size = _unrolled_size(tree)
+            if size > MAX_UNROLLED:
+                raise InvalidRequest(
+                    f"stop_regex {source!r} is too large: with its repeats written out it has {size} parts, and "
+                    f"{MAX_UNROLLED} are allowed",
+                    param="stop_regex",
+                )
+            self.compiled: Any = regex.compile(_as_regex_reads_it(source), regex.VERSION0)
+        except (re.error, regex.error, OverflowError, RecursionError) as error:
+            raise InvalidRequest(f"stop_regex {source!r} is malformed: {error}", param="stop_regex") from error
+        if self.compiled.search("", timeout=MAX_SEARCH_SECONDS) is not None:
+            raise InvalidRequest(
+                f"stop_regex {source!r} matches the empty text: it would end every output before it begins",
+                param="stop_regex",
+            )
+        fickle = [(op, args) for op, args in _nodes(tree) if _is_fickle(op, args)]
+        self.is_monotone = not fickle
+        """Whether a text that contains a match keeps containing one, however it goes on."""
+        self.opening: Any = self.compiled if self.is_monotone else None
+        """Finds, as a partial match only, where a match may have begun; None: that cannot be known."""
+        if fickle and not any(_is_unknowable(op, args) for op, args in fickle):
+            self.opening = regex.compile(_opening(source, tree.state.flags), regex.VERSION0)
+
+
+_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
+_AT_BEGINNING = (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING)
+_FICKLE = (
+    _constants.ASSERT_NOT,
+    _constants.ATOMIC_GROUP,
+    _constants.POSSESSIVE_REPEAT,
+    _constants.GROUPREF_EXISTS,
+)
+
+
+def _is_fickle(op: Any, args: Any) -> bool:
+    """Whether more text may turn what the node decided at the end of the text."""
+    return op in _FICKLE or (op is _constants.AT and args not in _AT_BEGINNING)
+
+
+def _is_unknowable(op: Any, args: Any) -> bool:
+    """Whether a fickle node decides by what another decided, so that more text may turn a failure into a match
+    without any character of it having been read."""
+    inside = (node for part in _parts(args) for node in _nodes(part))
+    return op is _constants.GROUPREF_EXISTS or any(_is_fickle(*node) for node in inside)
+
+
+_BRACES = re.compile(r"\\N\{[^}]*\}|\\.|\{(?!\d+(?:,\d*)?\}|,\d+\})", re.DOTALL)
+_BOUNDARIES = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\.", re.DOTALL)
+
+
+def _as_regex_reads_it(source: str) -> str:
+    """`regex` takes a brace that starts no repeat for fuzzy matching, `re` for a brace."""
+    return _BRACES.sub(lambda found: r"\{" if found[0] == "{" else found[0], source)
+
+
+def _opening(source: str, flags: int) -> str:
+    """A pattern that never matches, and matches partially wherever `source` may match with more text.
+
+    `regex` counts a match as partial where it needs a character beyond the end, but decides \\b and \\B there as if
+    nothing followed: here they always hold. A match that is complete at the end needs one more character here, and
+    then fails, so that a complete match elsewhere hides nothing.
+    """
+    relaxed = _BOUNDARIES.sub(lambda found: "(?:)" if found[0] in (r"\b", r"\B") else found[0], source)
+    end_of_comment = "\n" if flags & re.VERBOSE else ""
+    return f"(?:{_as_regex_reads_it(relaxed)}{end_of_comment})(?s:.)(?!)"
+
+
+def _nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every node of a parsed regex."""
+    for op, args in tree:
+        yield op, args
+        for part in _parts(args):
+            yield from _nodes(part)
+
+
+def _unrolled_size(tree: Any) -> int:
+    size = 0
+    for op, args in tree:
+        times = max(1, args[0]) if op in _REPEATS else 1
+        own = len(args) if op is _constants.IN else 1
+        size += own + times * sum(_unrolled_size(part) for part in _parts(args))
+    return size
+
+
+def _parts(args: Any) -> list[Any]:
+    """The sub-patterns among a node's arguments."""
+    if isinstance(args, _parser.SubPattern):
+        return [args]
+    if isinstance(args, list | tuple):
+        return [part for arg in args for part in _parts(arg)]
+    return []
