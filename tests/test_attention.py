@@ -1,0 +1,298 @@
+"""The torch attention backend against attention written out row by row in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.attention.partition import rectangles, shared_prefixes
+from sgl.kernels.attention.torch import TorchAttention
+
+
+class Case:
+    """A step over random pages: rows are (q_len, kv_len), and `shared` leading pages are the same for all rows."""
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[int, int]],
+        *,
+        page_size: int = 16,
+        num_heads: int = 4,
+        num_kv_heads: int = 2,
+        head_dim: int = 8,
+        shared: int = 0,
+        windows: tuple[int | None, ...] = (None,),
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.q_lens = np.array([q for q, _ in rows], np.int32)
+        self.kv_lens = np.array([kv for _, kv in rows], np.int32)
+        pages = -(-self.kv_lens // page_size)
+        num_pages = int(pages.sum()) + 1
+        # Past a row's last page the table may hold anything.
+        self.page_table = rng.integers(-5, 10**6, (len(rows), int(pages.max()) + 1), dtype=np.int32)
+        free = rng.permutation(num_pages - 1) + 1
+        for row, count in enumerate(pages):
+            self.page_table[row, :count], free = free[:count], free[count:]
+        self.page_table[:, :shared] = self.page_table[0, :shared]
+        self.shape = AttentionShape(
+            num_heads, num_kv_heads, head_dim, page_size, head_dim**-0.5, dtype, torch.device(device), windows
+        )
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+
+        self.query = draw(int(self.q_lens.sum()), num_heads, head_dim)
+        self.key_cache = draw(num_pages, page_size, num_kv_heads, head_dim)
+        self.value_cache = draw(num_pages, page_size, num_kv_heads, head_dim)
+
+    @property
+    def step(self) -> AttentionStep:
+        table = torch.from_numpy(self.page_table).to(self.shape.device)
+        return AttentionStep(self.q_lens, self.kv_lens, self.page_table, table)
+
+    def run(self, window: int | None = None) -> torch.Tensor:
+        backend = TorchAttention(self.shape)
+        backend.plan(self.step)
+        return backend.run(self.query, self.key_cache, self.value_cache, window)
+
+    def expected(self, window: int | None = None) -> torch.Tensor:
+        """Token by token and head by head, in float64."""
+        outputs, start = [], 0
+        shape = self.shape
+        for q_len, kv_len, pages in zip(self.q_lens, self.kv_lens, self.page_table, strict=True):
+            row_pages = torch.from_numpy(pages[: -(-kv_len // shape.page_size)]).to(shape.device).long()
+            keys = self.key_cache[row_pages].flatten(0, 1)[:kv_len].double()
+            values = self.value_cache[row_pages].flatten(0, 1)[:kv_len].double()
+            for i in range(q_len):
+                last = int(kv_len - q_len + i)
+                first = 0 if window is None else max(0, last - window + 1)
+                for head in range(shape.num_heads):
+                    kv_head = head * shape.num_kv_heads // shape.num_heads
+                    query = self.query[start + i, head].double()
+                    scores = keys[first : last + 1, kv_head] @ query * shape.scale
+                    outputs.append(scores.softmax(0) @ values[first : last + 1, kv_head])
+            start += q_len
+        return torch.stack(outputs).view(self.query.shape)
+
+    def check(self, window: int | None = None) -> None:
+        tolerance = 1e-5 if self.shape.dtype == torch.float32 else 2e-2
+        actual = self.run(window)
+        assert actual.dtype == self.shape.dtype
+        assert actual.shape == self.query.shape
+        torch.testing.assert_close(actual.double(), self.expected(window), atol=tolerance, rtol=tolerance)
+
+
+DECODES = [(1, kv) for kv in (1, 5, 16, 17, 40, 33)]
+MIXED = [*DECODES, (7, 30), (20, 20), (3, 64), (1, 64)]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("rows", [[(1, 23)], [(1, 32)], DECODES, [(13, 13)], [(5, 40)], MIXED])
+def test_every_mix_of_rows_attends_to_its_own_past(
+    rows: list[tuple[int, int]], page_size: int, device: str
+) -> None:
+    Case(rows, page_size=page_size, device=device).check()
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 8), (6, 2, 16), (8, 1, 4), (1, 1, 64)])
+def test_heads_share_the_keys_of_their_group(num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
+    Case(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, device=device).check()
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 31, 1000])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_window_hides_what_is_further_back(window: int, page_size: int, device: str) -> None:
+    Case(MIXED, page_size=page_size, windows=(None, window), device=device).check(window)
+
+
+def test_layers_with_and_without_a_window_share_a_plan() -> None:
+    case = Case(MIXED, windows=(None, 5, 9), shared=1)
+    backend = TorchAttention(case.shape)
+    backend.plan(case.step)
+    for window in (5, None, 9, None, 5):
+        actual = backend.run(case.query, case.key_cache, case.value_cache, window)
+        torch.testing.assert_close(actual.double(), case.expected(window), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[(1, 300 + i) for i in range(24)], [(1 + i % 3, 280 + i) for i in range(24)]])
+def test_rows_that_share_a_prefix_attend_as_if_alone(rows: list[tuple[int, int]]) -> None:
+    case = Case(rows, shared=16)
+    backend = TorchAttention(case.shape)
+    backend.plan(case.step)
+    assert backend._plans[None].shared, "the case is meant to take the shared path"
+    case.check()
+    start = 0
+    for row, (q_len, _) in enumerate(rows):
+        alone = Case(rows, shared=16)
+        alone.q_lens, alone.kv_lens = case.q_lens[row : row + 1], case.kv_lens[row : row + 1]
+        alone.page_table, alone.query = case.page_table[row : row + 1], case.query[start : start + q_len]
+        torch.testing.assert_close(case.run()[start : start + q_len], alone.run(), atol=2e-6, rtol=2e-6)
+        start += q_len
+
+
+def test_two_groups_and_loners_in_one_step() -> None:
+    rows = [(1, 290 + i) for i in range(20)] + [(1, 30), (4, 12)] + [(1, 310)] * 3
+    case = Case(rows, num_kv_heads=4, head_dim=32)
+    case.page_table[0:10:2, :18] = case.page_table[0, :18]
+    case.page_table[1:10:2, :17] = case.page_table[1, :17]
+    case.page_table[10:20, :12] = case.page_table[10, :12]
+    backend = TorchAttention(case.shape)
+    backend.plan(case.step)
+    assert len(backend._plans[None].shared) == 3
+    case.check()
+
+
+def test_a_long_prompt_is_cut_into_blocks_of_queries() -> None:
+    Case([(300, 310), (1, 290), (140, 140)], head_dim=4, num_heads=2, num_kv_heads=1).check()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, device: str) -> None:
+    Case(MIXED, dtype=dtype, device=device).check()
+    Case(
+        [(1, 290 + i) for i in range(16)], shared=16, num_kv_heads=4, head_dim=32, dtype=dtype, device=device
+    ).check()
+
+
+def test_unwritten_slots_of_the_last_page_do_not_matter() -> None:
+    case = Case([(1, 18), (3, 7)])
+    before = case.run()
+    for row, kv_len in enumerate(case.kv_lens):
+        last = case.page_table[row, (kv_len - 1) // 16]
+        case.key_cache[last, kv_len % 16 :] = 1e4
+        case.value_cache[last, kv_len % 16 :] = -1e4
+    assert torch.equal(case.run(), before)
+
+
+def test_planning_again_forgets_the_step_before() -> None:
+    backend = TorchAttention(Case([(1, 1)]).shape)
+    for rows in ([(1, 300 + i) for i in range(20)], [(5, 9)], MIXED):
+        case = Case(rows, shared=18 if rows[0][1] > 290 else 0)
+        backend.plan(case.step)
+        actual = backend.run(case.query, case.key_cache, case.value_cache)
+        torch.testing.assert_close(actual.double(), case.expected(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.gpu
+def test_planning_and_running_never_wait_for_the_device() -> None:
+    case = Case(MIXED, windows=(None, 9), device="cuda")
+    step, backend = case.step, TorchAttention(case.shape)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        backend.plan(step)
+        for window in (None, 9):
+            backend.run(case.query, case.key_cache, case.value_cache, window)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+rows_of_a_step = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(0, 80)).map(lambda row: (row[0], row[0] + row[1])),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(
+    rows=rows_of_a_step,
+    page_size=st.sampled_from([1, 3, 16]),
+    heads=st.sampled_from([(4, 2), (3, 1), (2, 2)]),
+    window=st.sampled_from([None, 1, 7, 50]),
+    shared=st.integers(0, 5),
+    seed=st.integers(0, 100),
+)
+def test_any_step_equals_attention_written_out(
+    rows: list[tuple[int, int]], page_size: int, heads: tuple[int, int], window: int | None, shared: int, seed: int
+) -> None:
+    shared = min(shared, min((kv - q) // page_size for q, kv in rows))
+    case = Case(
+        rows,
+        page_size=page_size,
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        windows=(window,),
+        shared=shared,
+        seed=seed,
+    )
+    backend = TorchAttention(case.shape)
+    backend._overhead_keys = 4  # so that small prefixes are shared, and small steps cut up
+    backend.plan(case.step)
+    actual = backend.run(case.query, case.key_cache, case.value_cache, window)
+    torch.testing.assert_close(actual.double(), case.expected(window), atol=1e-5, rtol=1e-5)
+
+
+@given(
+    rows=rows_of_a_step,
+    page_size=st.sampled_from([1, 4, 16]),
+    window=st.sampled_from([None, 3, 50]),
+    overhead_keys=st.sampled_from([1, 100, 10_000]),
+    max_pairs=st.sampled_from([10, 500, 1 << 20]),
+)
+def test_rectangles_cover_every_query_token_once_and_all_that_it_sees(
+    rows: list[tuple[int, int]], page_size: int, window: int | None, overhead_keys: int, max_pairs: int
+) -> None:
+    case = Case(rows, page_size=page_size)
+    pieces = rectangles(
+        case.q_lens,
+        case.kv_lens,
+        case.page_table,
+        page_size,
+        skipped_pages=np.zeros(len(rows), np.int32),
+        window=window,
+        overhead_keys=overhead_keys,
+        max_pairs=max_pairs,
+    )
+    row_of = np.repeat(np.arange(len(rows)), case.q_lens)
+    position_of = np.concatenate([np.arange(kv - q, kv) for q, kv in rows])
+    for piece in pieces:
+        n, q = piece.tokens.shape
+        assert n * q * piece.num_keys <= max_pairs or n * q == 1
+        assert (piece.positions == position_of[piece.tokens]).all()
+        for index in range(n):
+            row = row_of[piece.tokens[index, 0]]
+            first, last = piece.positions[index, 0], piece.positions[index, -1]
+            seen = np.arange(0 if window is None else max(0, first - window + 1), last + 1)
+            columns = (seen - piece.key_starts[index]) // page_size
+            assert (piece.pages[index, columns] == case.page_table[row, seen // page_size]).all()
+            assert last - piece.key_starts[index] < piece.num_keys <= piece.pages.shape[1] * page_size
+    covered = np.concatenate([np.unique(piece.tokens) for piece in pieces])
+    assert sorted(covered) == list(range(len(row_of)))
+
+
+@given(
+    tables=st.lists(st.lists(st.integers(1, 3), min_size=0, max_size=6), min_size=1, max_size=8),
+    min_saved=st.integers(1, 12),
+)
+def test_shared_prefixes_save_as_many_keys_as_any_grouping(tables: list[list[int]], min_saved: int) -> None:
+    # Page size 1, one query token: a row's past is its table.
+    width = max(len(table) for table in tables) + 1
+    page_table = np.array(
+        [table + [row + 100] * (width - len(table)) for row, table in enumerate(tables)], np.int32
+    )
+    kv_lens = np.array([len(table) + 1 for table in tables], np.int32)
+    groups = shared_prefixes(np.ones_like(kv_lens), kv_lens, page_table, 1, min_saved, max_q=1)
+    rows = [row for group in groups for row in group.rows.tolist()]
+    assert len(set(rows)) == len(rows)
+    for group in groups:
+        assert (len(group.rows) - 1) * len(group.pages) >= min_saved
+        for row in group.rows.tolist():
+            assert tables[row][: len(group.pages)] == group.pages.tolist()
+
+    def best(prefix: tuple[int, ...]) -> int:
+        """Keys saved below a node of the trie: all its rows in one group, or each branch for itself."""
+        below = [table for table in tables if tuple(table[: len(prefix)]) == prefix]
+        whole = (len(below) - 1) * len(prefix)
+        branches = {table[len(prefix)] for table in below if len(table) > len(prefix)}
+        return max(whole if whole >= min_saved else 0, sum(best((*prefix, page)) for page in branches))
+
+    assert sum((len(group.rows) - 1) * len(group.pages) for group in groups) == best(())

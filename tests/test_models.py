@@ -1,0 +1,247 @@
+"""Every family against transformers, float32, through a paged cache: logits of every position, however cut up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from sgl.kernels.attention.base import AttentionStep
+from sgl.kernels.attention.torch import TorchAttention
+from sgl.kernels.norm import add_rms_norm, rms_norm
+from sgl.kernels.rope import apply_rotary, rotary_rows
+from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.loader import load_decoder
+from tests.tiny_models import tiny_checkpoint
+
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-mha": {"num_key_value_heads": 4},
+    "llama-gqa": {},
+    "llama-mqa-tied": {"num_key_value_heads": 1, "tie_word_embeddings": True},
+    "llama-wide-heads": {"head_dim": 32, "rms_norm_eps": 1e-3},
+    "llama-biases": {"attention_bias": True, "mlp_bias": True},
+    "llama-theta": {"rope_theta": 500000.0},
+    "llama-linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "llama-dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    "llama-llama3": {"rope_scaling": {**LLAMA3_ROPE, "original_max_position_embeddings": 64}},
+    "llama-yarn": {"rope_scaling": YARN},
+    "llama-yarn-options": {
+        "rope_scaling": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 1.3}
+    },
+    "llama-yarn-mscale": {"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
+    "mistral": {"family": "mistral"},
+    "mistral-window": {"family": "mistral", "sliding_window": 24, "head_dim": 8},
+    "qwen2": {"family": "qwen2"},
+    "qwen2-mha-tied": {"family": "qwen2", "tie_word_embeddings": True, "num_key_value_heads": 4},
+    "qwen2-window": {"family": "qwen2", "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    "qwen3": {"family": "qwen3"},
+    "qwen3-bias-yarn": {"family": "qwen3", "attention_bias": True, "rope_scaling": YARN, "head_dim": 8},
+    "qwen3-layer-types": {
+        "family": "qwen3",
+        "use_sliding_window": True,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+}
+REAL = ["stories260K", "stories260K-qwen2", "babyllama-105"]
+
+Step = list[tuple[int, int]]
+"""(sequence, how many of its tokens), each sequence at most once."""
+
+
+class Paged:
+    """A decoder over random pages, fed some sequences step by step."""
+
+    def __init__(self, decoder: Decoder, sequences: list[list[int]], page_size: int, seed: int = 0) -> None:
+        self.decoder = decoder
+        self.sequences = sequences
+        self.done = [0] * len(sequences)
+        rng = np.random.default_rng(seed)
+        max_pages = max(-(-len(sequence) // page_size) for sequence in sequences)
+        pages = rng.permutation(len(sequences) * max_pages) + 1
+        self.page_table = pages.reshape(len(sequences), max_pages).astype(np.int32)
+        self.kv = KVCache(decoder.config, pages.size + 1, page_size, decoder.dtype, decoder.device)
+        self.attention = TorchAttention(decoder.attention_shape(page_size))
+        self.logits = [torch.empty(0) for _ in sequences]  # of every position done so far
+
+    def step(self, rows: Step) -> None:
+        device = self.decoder.device
+        chosen = [sequence for sequence, _ in rows]
+        q_lens = np.array([count for _, count in rows], np.int32)
+        kv_lens = np.array([self.done[sequence] + count for sequence, count in rows], np.int32)
+        spans = [range(kv - q, kv) for q, kv in zip(q_lens.tolist(), kv_lens.tolist(), strict=True)]
+        ids = [self.sequences[row][p] for row, span in zip(chosen, spans, strict=True) for p in span]
+        page_size = self.kv.page_size
+        slots = [
+            int(self.page_table[row, p // page_size]) * page_size + p % page_size
+            for row, span in zip(chosen, spans, strict=True)
+            for p in span
+        ]
+        table = self.page_table[chosen]
+        self.attention.plan(AttentionStep(q_lens, kv_lens, table, torch.from_numpy(table).to(device)))
+        positions = torch.tensor([p for span in spans for p in span], device=device)
+        hidden = self.decoder.forward(
+            torch.tensor(ids, device=device), positions, self.kv, torch.tensor(slots, device=device), self.attention
+        )
+        for row, logits in zip(chosen, self.decoder.logits(hidden).cpu().split(q_lens.tolist()), strict=True):
+            self.logits[row] = torch.cat((self.logits[row], logits))
+        for row, kv_len in zip(chosen, kv_lens.tolist(), strict=True):
+            self.done[row] = kv_len
+
+    def run(self, steps: Iterator[Step]) -> list[torch.Tensor]:
+        for rows in steps:
+            self.step(rows)
+        return self.logits
+
+
+def at_once(sequences: list[list[int]]) -> Iterator[Step]:
+    yield [(index, len(sequence)) for index, sequence in enumerate(sequences)]
+
+
+def in_chunks(sequences: list[list[int]], size: int) -> Iterator[Step]:
+    for start in range(0, max(map(len, sequences)), size):
+        yield [(i, min(size, len(s) - start)) for i, s in enumerate(sequences) if len(s) > start]
+
+
+def mixed(sequences: list[list[int]], seed: int = 0) -> Iterator[Step]:
+    """Decodes of some beside chunks of others, in any order."""
+    rng = random.Random(seed)
+    left = [len(sequence) for sequence in sequences]
+    while any(left):
+        rows = [(i, min(left[i], rng.choice([1, 1, 1, 7, 30]))) for i in range(len(left)) if left[i]]
+        rows = rng.sample(rows, rng.randint(1, len(rows)))
+        for index, count in rows:
+            left[index] -= count
+        yield rows
+
+
+def random_sequences(vocab_size: int, lengths: tuple[int, ...] = (50, 1, 90, 33)) -> list[list[int]]:
+    """The last one shares its first 20 tokens with the first."""
+    rng = random.Random(1)
+    sequences = [[rng.randrange(vocab_size) for _ in range(length)] for length in lengths]
+    sequences[-1][:20] = sequences[0][:20]
+    return sequences
+
+
+def reference_logits(path: Path, sequences: list[list[int]]) -> list[torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return [model(torch.tensor([sequence])).logits[0] for sequence in sequences]
+
+
+def check(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_models_equal_transformers(name: str, tmp_path: Path, device: str) -> None:
+    path = tiny_checkpoint(tmp_path, **MODELS[name])
+    decoder = load_decoder(ModelConfig.from_pretrained(path), device=device, dtype="float32")
+    sequences = random_sequences(decoder.config.vocab_size)
+    expected = reference_logits(path, sequences)
+    check(Paged(decoder, sequences, page_size=16).run(at_once(sequences)), expected)
+    check(Paged(decoder, sequences, page_size=1).run(mixed(sequences)), expected)
+    check(Paged(decoder, sequences, page_size=4).run(mixed(sequences, seed=1)), expected)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_trained_models_equal_transformers(name: str, checkpoint: Callable[[str], Path], device: str) -> None:
+    path = checkpoint(name)
+    decoder = load_decoder(ModelConfig.from_pretrained(path), device=device, dtype="float32")
+    sequences = random_sequences(decoder.config.vocab_size, lengths=(70, 1, 130, 40))
+    expected = reference_logits(path, sequences)
+    for chunk in (1, 7, 64):
+        check(Paged(decoder, sequences, page_size=4).run(in_chunks(sequences, chunk)), expected)
+    check(Paged(decoder, sequences, page_size=16).run(mixed(sequences)), expected)
+
+
+def test_dynamic_rope_beyond_the_original_context_equals_transformers_token_by_token(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0}
+    path = tiny_checkpoint(tmp_path, max_position_embeddings=32, rope_scaling=rope)
+    config = ModelConfig.from_pretrained(path)
+    assert config.context_length == 128
+    sequence = random_sequences(config.vocab_size, lengths=(80, 40))[0]
+    reference = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
+    with torch.inference_mode():
+        out = reference(torch.tensor([sequence[:20]]), use_cache=True)
+        expected = [out.logits[0]]
+        for token in sequence[20:]:
+            out = reference(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+            expected.append(out.logits[0])
+    decoder = load_decoder(config)
+    for chunk in (1, 13, 80):  # transformers itself has no one answer for the larger ones
+        check(Paged(decoder, [sequence], page_size=4).run(in_chunks([sequence], chunk)), [torch.cat(expected)])
+
+
+def test_rows_sharing_pages_of_a_long_prefix_equal_transformers(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, num_attention_heads=8, num_key_value_heads=4, head_dim=16)
+    decoder = load_decoder(ModelConfig.from_pretrained(path))
+    prefix = random_sequences(decoder.config.vocab_size, lengths=(130, 20))[0]
+    rng = random.Random(2)
+    sequences = [[*prefix[:128], *(rng.randrange(384) for _ in range(5 + index))] for index in range(20)]
+    paged = Paged(decoder, sequences, page_size=16)
+    paged.step([(0, 128)])
+    paged.page_table[:, :8] = paged.page_table[0, :8]
+    paged.done = [128] * len(sequences)
+    for start in range(25):
+        rows = [(i, 1) for i, s in enumerate(sequences) if len(s) > 128 + start]
+        if rows:
+            paged.step(rows)
+    expected = reference_logits(path, sequences)
+    paged.logits[0] = paged.logits[0][128:]
+    check(paged.logits, [logits[128:] for logits in expected])
+
+
+def test_bfloat16_stays_close_to_float32(tmp_path: Path, device: str) -> None:
+    path = tiny_checkpoint(tmp_path, "qwen3")
+    config = ModelConfig.from_pretrained(path)
+    sequences = random_sequences(config.vocab_size)
+    (exact, *_), (rounded, *_) = (
+        Paged(load_decoder(config, device=device, dtype=dtype), sequences, 16).run(mixed(sequences))
+        for dtype in ("float32", "bfloat16")
+    )
+    assert rounded.dtype == torch.float32
+    assert (exact - rounded).abs().mean() < 0.05 * exact.abs().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_equal_transformers_to_the_bit(dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, 5, 48, dtype=dtype)
+    reference = LlamaRMSNorm(48, eps=1e-5)
+    reference.weight.data = torch.randn(48, dtype=dtype)
+    with torch.inference_mode():
+        assert torch.equal(rms_norm(x, reference.weight, 1e-5), reference(x))
+        total = x + residual
+        assert torch.equal(add_rms_norm(x, residual, reference.weight, 1e-5), reference(total))
+        assert torch.equal(residual, total)
+
+
+def test_rotation_equals_transformers() -> None:
+    table = torch.randn(40, 16)
+    positions = torch.tensor([3, 39, 0, 7])
+    query, key = torch.randn(4, 6, 16), torch.randn(4, 2, 16)
+    cos, sin = (half.repeat(1, 2)[positions] for half in table.chunk(2, dim=-1))
+    expected = torch.cat(apply_rotary_pos_emb(query, key, cos, sin), dim=1)
+    actual = apply_rotary(torch.cat((query, key), dim=1), *rotary_rows(table, positions, torch.float32))
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_token_takes_as_many_bytes_as_the_cache_allocates(tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, "qwen3"))
+    kv = KVCache(config, num_pages=3, page_size=4, dtype=torch.float16, device=torch.device("cpu"))
+    allocated = sum(tensor.nbytes for tensor in [*kv.keys, *kv.values])
+    assert allocated == 3 * 4 * KVCache.bytes_per_token(config, torch.float16)

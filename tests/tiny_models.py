@@ -1,0 +1,99 @@
+"""Random checkpoints of every family, tiny enough to be written and loaded in a fraction of a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+TINY: dict[str, Any] = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILY_TINY: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}, "qwen3": {"head_dim": 16}}
+
+
+def tiny_checkpoint(
+    path: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    with_tokenizer: bool = False,
+    max_shard_size: str = "1GB",
+    **overrides: Any,
+) -> Path:
+    """Write config.json, generation_config.json and float32 safetensors (and a tokenizer) to path, and return it.
+
+    overrides: fields of config.json. No norm is one and no bias zero, so that a forgotten one shows.
+    """
+    config_class, model_class = CLASSES[family]
+    config = config_class(**{**TINY, **FAMILY_TINY.get(family, {}), **overrides})
+    model = model_class(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter.copy_(0.3 * noise + (1.0 if "norm" in name else 0.0))
+            else:
+                parameter.copy_(noise * parameter.shape[1] ** -0.5 * (8.0 if "embed" in name else 1.5))
+    model.save_pretrained(path, max_shard_size=max_shard_size)
+    if with_tokenizer:
+        byte_tokenizer(config.vocab_size).save_pretrained(path)
+    return path
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Set fields of a JSON file; a change to ... removes the field."""
+    data = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in data.items() if value is not ...}))
+
+
+def byte_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with exactly that many tokens: <unk>, <s>, </s>, the 256 bytes, and pairs of letters."""
+    special = ["<unk>", "<s>", "</s>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    num_pairs = vocab_size - len(special) - len(alphabet)
+    letters = "etaoinshrdlu"
+    pairs = [(left, right) for left in ["Ġ", *letters] for right in letters][:num_pairs]
+    if num_pairs < 0 or len(pairs) < num_pairs:
+        raise ValueError(f"no byte tokenizer of {vocab_size} tokens")
+    tokens = [*special, *alphabet, *(left + right for left, right in pairs)]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", model_max_length=256
+    )
