@@ -107,7 +107,7 @@ class OpenAI(TextBackend):
     async def choose(self, prompt: Prompt, node: ir.Select) -> Completion:
         if not self.is_chat_model:
             return await super().choose(prompt, node)
-        schema = {"properties": {"choice": {"enum": list(node.choices)}}, "required": ["choice"]}
+        schema: dict[str, Any] = {"properties": {"choice": {"enum": list(node.choices)}}, "required": ["choice"]}
         schema |= {"type": "object", "additionalProperties": False}
         sampling = {**ir.DEFAULTS, "temperature": 0.0}
         gen = ir.Gen(node.name)

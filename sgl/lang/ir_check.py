@@ -1,0 +1,386 @@
+"""Validates programs and segments that come over a wire, before anything is executed.
+
+Two checks: the shape of each message against the JSON Schema below, and what a schema cannot say (addresses, roles,
+limits over a whole program), kept by a `Checker` per program. Servers call it; clients that record need not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sgl.errors import InvalidRequest
+from sgl.lang import ir
+from sgl.lang.choices import METHODS
+from sgl.lang.reasoning import FORMATS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one program may ask for."""
+
+    nodes: int = 10_000
+    streams: int = 4_097
+    characters: int = 16_000_000
+    constraint_characters: int = 1_000_000
+    choices: int = 4_096
+
+
+_STRING = {"type": "string"}
+_INDEX = {"type": "integer", "minimum": 0}
+_NAME = {"type": ["string", "null"]}
+_NUMBER = {"type": "number"}
+_STRINGS = {"type": "array", "items": _STRING}
+_OBJECT = {"type": "object"}
+_ROLE = {"role": _STRING}
+
+_PARAMS: dict[str, Any] = {
+    **dict.fromkeys(("max_tokens", "min_tokens", "logprob_start_len", "top_logprobs_num"), {"type": "integer"}),
+    **dict.fromkeys(("top_k", "seed", "priority"), {"type": "integer"}),
+    "n": {"type": "integer", "minimum": 1, "maximum": 1024},
+    **dict.fromkeys(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty"), _NUMBER),
+    **dict.fromkeys(("repetition_penalty", "timeout"), _NUMBER),
+    **dict.fromkeys(("ignore_eos", "return_logprob", "return_text_in_logprobs"), {"type": "boolean"}),
+    **dict.fromkeys(("stop", "stop_regex"), _STRINGS),
+    "stop_token_ids": {"type": "array", "items": {"type": "integer"}},
+    **dict.fromkeys(("logit_bias", "extra"), _OBJECT),
+}
+SAMPLING_SCHEMA = {"type": "object", "properties": _PARAMS, "additionalProperties": False}
+
+# The fields of each node, and which of them must be there.
+_NODE_FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "text": ({"text": _STRING}, ["text"]),
+    "arg": ({"name": _STRING}, ["name"]),
+    "role_begin": (_ROLE, ["role"]),
+    "role_end": (_ROLE, ["role"]),
+    "media": ({"kind": {"enum": ["image", "video"]}, "data": _STRING}, ["kind", "data"]),
+    "gen": (
+        {
+            "name": _NAME,
+            "params": SAMPLING_SCHEMA,
+            "constraint": {
+                "type": "object",
+                "properties": {"regex": _STRING, "json": _OBJECT, "ebnf": _STRING},
+                "additionalProperties": False,
+                "maxProperties": 1,
+            },
+            "dtype": {"enum": list(ir.DTYPE_REGEX)},
+            "reasoning": {"enum": list(FORMATS)},
+            "tools": {"type": "array", "items": _OBJECT},
+        },
+        [],
+    ),
+    "select": (
+        {
+            "name": _NAME,
+            "choices": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+            "method": {"enum": list(METHODS)},
+        },
+        ["name", "choices"],
+    ),
+    "ref": (
+        {
+            "stream": _INDEX,
+            "index": _INDEX,
+            "functions": {
+                "type": "array",
+                "items": {
+                    "anyOf": [
+                        {"type": "array", "prefixItems": [{"enum": ["strip", "lower", "upper"]}], "maxItems": 1},
+                        {
+                            "type": "array",
+                            "prefixItems": [{"const": "split"}, _NAME, {"type": "integer"}],
+                            "minItems": 3,
+                            "maxItems": 3,
+                        },
+                        {
+                            "type": "array",
+                            "prefixItems": [
+                                {"const": "slice"},
+                                {"type": ["integer", "null"]},
+                                {"type": ["integer", "null"]},
+                            ],
+                            "minItems": 3,
+                            "maxItems": 3,
+                        },
+                        {
+                            "type": "array",
+                            "prefixItems": [{"const": "replace"}, _STRING, _STRING],
+                            "minItems": 3,
+                            "maxItems": 3,
+                        },
+                    ]
+                },
+            },
+        },
+        ["stream", "index"],
+    ),
+    "scope_begin": ({"name": _STRING}, ["name"]),
+    "scope_end": ({"name": _STRING}, ["name"]),
+    "fork": ({"children": {"type": "array", "items": _INDEX, "minItems": 1}}, ["children"]),
+    "join": (
+        {"children": {"type": "array", "items": _INDEX}, "mode": {"enum": ["gather", "append"]}},
+        ["children"],
+    ),
+    "set": ({"name": _STRING, "value": _STRING}, ["name", "value"]),
+    "tool_results": ({"index": _INDEX}, ["index"]),
+}
+
+
+def _node_schema(op: str) -> dict[str, Any]:
+    properties, required = _NODE_FIELDS[op]
+    return {
+        "type": "object",
+        "properties": {"st": _INDEX, "op": {"const": op}, **properties},
+        "required": ["st", "op", *required],
+        "additionalProperties": False,
+    }
+
+
+NODE_SCHEMAS = {op: _node_schema(op) for op in _NODE_FIELDS}
+
+SEGMENT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "nodes": {"type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/{op}"} for op in NODE_SCHEMAS]}},
+        "answers": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "st": _INDEX,
+                    "index": _INDEX,
+                    "turns": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "properties": {"role": _NAME, "content": _STRING, "name": _NAME, "call_id": _NAME},
+                            "required": ["role", "content"],
+                            "additionalProperties": False,
+                        },
+                    },
+                },
+                "required": ["st", "index", "turns"],
+                "additionalProperties": False,
+            },
+        },
+        "final": {"type": "boolean"},
+    },
+    "required": ["nodes"],
+    "additionalProperties": False,
+}
+
+PROGRAM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "v": {"const": ir.VERSION},
+        "name": _STRING,
+        "seed": {"type": "integer"},
+        "defaults": SAMPLING_SCHEMA,
+        "args": {"type": "object", "additionalProperties": _STRING},
+        "stream": {"type": "boolean"},
+        "lease_s": {"type": "number", "minimum": 0},
+        "deadline_s": {"type": ["number", "null"]},
+        "chat_template": _NAME,
+        "speculate_tokens": {"type": ["integer", "null"]},
+    },
+    "required": ["v", "name", "seed"],
+    "additionalProperties": False,
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of what a client sends: a program to open with, and segments."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"sgl program, version {ir.VERSION}",
+        "anyOf": [{"$ref": "#/$defs/program"}, {"$ref": "#/$defs/segment"}],
+        "$defs": {"program": PROGRAM_SCHEMA, "segment": SEGMENT_SCHEMA, **NODE_SCHEMAS},
+    }
+
+
+def program_from_wire(data: Any) -> ir.Program:
+    """The program that a client opens. Raises `InvalidRequest` with the place of the mistake."""
+    if isinstance(data, Mapping) and data.get("v") != ir.VERSION:
+        raise InvalidRequest(f"IR version {data.get('v')!r} is not {ir.VERSION}", param="v")
+    _check(data, PROGRAM_SCHEMA, "program")
+    return ir.program_from_json(data)
+
+
+@dataclass
+class _StreamCheck:
+    length: int = 0
+    role: str | None = None
+    scopes: list[str] = field(default_factory=list)
+    texts: set[int] = field(default_factory=set)  # nodes that a ref may point at
+    tool_gens: set[int] = field(default_factory=set)
+    is_closed: bool = False
+    parent: int | None = None
+
+
+class Checker:
+    """Checks the segments of one program as they come."""
+
+    def __init__(self, program: ir.Program, limits: Limits | None = None) -> None:
+        self._program = program
+        self._limits = limits or Limits()
+        self._streams = {0: _StreamCheck()}
+        self._num_nodes = 0
+        self._num_characters = 0
+        self._is_final = False
+
+    def segment(self, data: Any) -> ir.Segment:
+        """The segment that a client sends. Raises `InvalidRequest`; the program is then beyond repair."""
+        if self._is_final:
+            raise InvalidRequest("a segment came after the final one", param="final")
+        _check({**data, "nodes": []} if isinstance(data, Mapping) else data, SEGMENT_SCHEMA, "segment")
+        for i, item in enumerate(data["nodes"]):
+            place = f"nodes[{i}]"
+            op = item.get("op") if isinstance(item, Mapping) else None
+            if op not in NODE_SCHEMAS:
+                raise InvalidRequest(f"{place}: unknown op {op!r}", param=place)
+            _check(item, NODE_SCHEMAS[op], place)
+            self._node(item, place)
+        self._is_final = bool(data.get("final"))
+        return ir.segment_from_json(data)
+
+    def _node(self, item: Mapping[str, Any], place: str) -> None:
+        stream = self._streams.get(item["st"])
+        if stream is None:
+            raise InvalidRequest(f"{place}: stream {item['st']} was never forked", param=place)
+        if stream.is_closed:
+            raise InvalidRequest(f"{place}: stream {item['st']} was joined", param=place)
+        self._count(item, place)
+        problem = self._meaning(item, stream)
+        if problem:
+            raise InvalidRequest(f"{place}: {problem}", param=place)
+        stream.length += 1
+
+    def _count(self, item: Mapping[str, Any], place: str) -> None:
+        self._num_nodes += 1
+        self._num_characters += sum(len(value) for value in item.values() if isinstance(value, str))
+        self._num_characters += sum(map(len, item.get("choices", ())))
+        limits = self._limits
+        counts = {
+            "nodes": (self._num_nodes, limits.nodes),
+            "characters": (self._num_characters, limits.characters),
+            "choices": (len(item.get("choices", ())), limits.choices),
+            "constraint_characters": (len(str(item.get("constraint", ""))), limits.constraint_characters),
+            "streams": (len(self._streams) + len(item["children"] if item["op"] == "fork" else ()), limits.streams),
+        }
+        for what, (count, limit) in counts.items():
+            if count > limit:
+                raise InvalidRequest(f"{place}: {count} {what}, and the limit is {limit}", param=what)
+
+    def _meaning(self, item: Mapping[str, Any], stream: _StreamCheck) -> str | None:
+        """What is wrong with a node in its place, if anything."""
+        match item["op"]:
+            case "role_begin":
+                if stream.role is not None:
+                    return f"a {item['role']} turn cannot begin inside the open {stream.role} turn"
+                stream.role = item["role"]
+            case "role_end":
+                if stream.role != item["role"]:
+                    return f"no {item['role']} turn is open (open: {stream.role})"
+                stream.role = None
+            case "arg":
+                if item["name"] not in self._program.args:
+                    return f"the program was opened without an argument {item['name']!r}"
+            case "gen" | "select" | "ref":
+                if item["op"] == "ref" and not self._is_text(item["stream"], item["index"]):
+                    return (
+                        f"node {item['index']} of stream {item['stream']} is no earlier gen, select, ref or scope"
+                    )
+                stream.texts.add(stream.length)
+                if item.get("tools"):
+                    stream.tool_gens.add(stream.length)
+            case "tool_results":
+                if item["index"] not in stream.tool_gens:
+                    return f"node {item['index']} is no gen with tools"
+            case "scope_begin":
+                stream.scopes.append(item["name"])
+            case "scope_end":
+                if not stream.scopes or stream.scopes.pop() != item["name"]:
+                    return f"no scope {item['name']!r} is open"
+                stream.texts.add(stream.length)
+            case "fork":
+                for child in item["children"]:
+                    if child in self._streams:
+                        return f"stream {child} exists already"
+                    self._streams[child] = _StreamCheck(role=stream.role, parent=item["st"])
+            case "join":
+                for child in item["children"]:
+                    branch = self._streams.get(child)
+                    if branch is None or branch.parent != item["st"] or branch.is_closed:
+                        return f"stream {child} is no open branch of stream {item['st']}"
+                    branch.is_closed = True
+        return None
+
+    def _is_text(self, stream: int, index: int) -> bool:
+        return stream in self._streams and index in self._streams[stream].texts
+
+
+_TYPES: dict[str, Any] = {
+    "string": str, "object": Mapping, "array": list | tuple, "boolean": bool, "null": type(None),
+    "integer": int, "number": int | float,
+}
+
+
+def _check(value: Any, schema: Mapping[str, Any], place: str) -> None:
+    """Check a value against the part of JSON Schema that is used above."""
+    problem = _mismatch(value, schema)
+    if problem:
+        raise InvalidRequest(f"{place}: {problem}", param=place)
+    if isinstance(value, Mapping):
+        known = schema.get("properties", {})
+        for key, item in value.items():
+            further = known.get(key, schema.get("additionalProperties", True))
+            if further is False:
+                raise InvalidRequest(f"{place}: unknown field {key!r}", param=f"{place}.{key}")
+            if further is not True:
+                _check(item, further, f"{place}.{key}")
+    elif isinstance(value, list | tuple):
+        first = schema.get("prefixItems", ())
+        for i, item in enumerate(value):
+            further = first[i] if i < len(first) else schema.get("items")
+            if further is not None:
+                _check(item, further, f"{place}[{i}]")
+
+
+def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """How a value differs from a schema, its items and fields aside."""
+    if "type" in schema:
+        types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        is_bool = isinstance(value, bool)
+        if not any(isinstance(value, _TYPES[name]) and is_bool <= (name == "boolean") for name in types):
+            return f"expected {' or '.join(types)}, not {type(value).__name__}"
+    if "const" in schema and value != schema["const"]:
+        return f"expected {schema['const']!r}, not {value!r}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"expected one of {', '.join(map(repr, schema['enum']))}, not {value!r}"
+    if "anyOf" in schema and not any(_fits(value, option) for option in schema["anyOf"]):
+        return f"{value!r} has none of the forms it may have"
+    for key in schema.get("required", ()):
+        if key not in value:
+            return f"{key!r} is missing"
+    return _size_mismatch(value, schema)
+
+
+def _size_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
+    size = len(value) if isinstance(value, str | list | tuple | Mapping) else value
+    for low in ("minimum", "minItems", "minLength"):
+        if low in schema and size < schema[low]:
+            return f"{size} is less than {schema[low]}"
+    for high in ("maximum", "maxItems", "maxProperties"):
+        if high in schema and size > schema[high]:
+            return f"{size} is more than {schema[high]}"
+    return None
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    try:
+        _check(value, schema, "")
+    except InvalidRequest:
+        return False
+    return True
