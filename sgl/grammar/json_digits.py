@@ -384,9 +384,7 @@ def _holds(bound: _Bound | None, against: int, phase: int, place: int, *, is_low
     if bound is None or against == _SETTLED:
         return True
     if phase != _FRACTION:
-        if place < len(bound.whole):
-            against = -1
-        elif against == 0 and bound.fraction:
+        if place < len(bound.whole) or (against == 0 and bound.fraction):
             against = -1
     elif place < len(bound.fraction):
         against = -1

@@ -39,19 +39,42 @@ def compile_regex(pattern: str, *, dialect: Dialect = "ecma", search: bool = Tru
 
 
 def single_class_repeat(pattern: str, *, search: bool = True) -> tuple[Expr, int, int | None] | None:
-    """(character, low, high) if `pattern` is one class of characters repeated over the whole text, in JSON spelling."""
-    node = parse(pattern, "ecma")
+    """(character, low, high) if an ECMA pattern is one class of characters repeated over the whole text: over the JSON
+    text of a string."""
+    found = _class_repeat(parse(pattern, "ecma"), search=search)
+    return None if found is None else (charset.json_text(found[0]), found[1], found[2])
+
+
+def counted_regex(pattern: str) -> tuple[Expr, int, int | None] | None:
+    """(character, low, high) if a Python pattern, matched in full, is one class of characters repeated a large number of
+    times: what is worth counting."""
+    found = _class_repeat(parse(pattern, "python"), search=False)
+    if found is None or max(found[1], found[2] or 0) <= UNROLL_LIMIT:
+        return None
+    return charset.utf8(found[0]), found[1], found[2]
+
+
+def _class_repeat(node: Node, *, search: bool) -> tuple[charset.CharSet, int, int | None] | None:
     parts = list(node.parts) if isinstance(node, Sequence) else [node]
-    is_open = search and not (parts and isinstance(parts[0], Start) and isinstance(parts[-1], End))
+    if search and not (isinstance(parts[0] if parts else None, Start) and isinstance(parts[-1], End)):
+        return None
     inner = [part for part in parts if not isinstance(part, Start | End)]
-    if is_open or len(inner) != 1 or len(parts) > 3:
+    if len(inner) != 1 or len(parts) > 3 or any(isinstance(part, End) and part.before_newline for part in parts):
         return None
     body = inner[0]
     low, high = (body.low, body.high) if isinstance(body, Repetition) else (1, 1)
-    chars = body.body if isinstance(body, Repetition) else body
-    if not isinstance(chars, Chars) or not chars.chars:
-        return None
-    return charset.json_text(chars.chars), low, high
+    chars = _one_class(body.body if isinstance(body, Repetition) else body)
+    return None if not chars else (chars, low, high)
+
+
+def _one_class(node: Node) -> charset.CharSet | None:
+    """The characters of a part that is one character: a class, or a choice of classes."""
+    if isinstance(node, Chars):
+        return node.chars
+    if isinstance(node, Choice):
+        sets = [_one_class(option) for option in node.options]
+        return None if None in sets else charset.union_of(*[chars for chars in sets if chars is not None])
+    return None
 
 
 class _Compiler:

@@ -1,0 +1,205 @@
+"""The public door: a constraint and a vocabulary become a `Grammar`, which hands out matchers.
+
+Compiling is lazy: it checks the whole constraint and builds the first state; all others are built when a text or a mask comes
+to them. What cannot be enforced exactly is an error, or, in lenient mode, listed in `Grammar.dropped`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.automaton import MAX_STATES, Automaton
+from sgl.grammar.expr import EPSILON, Expr, is_empty, words
+from sgl.grammar.json_schema import Dropped, compile_schema
+from sgl.grammar.jsontext import WHITESPACE
+from sgl.grammar.masks import MaskCache
+from sgl.grammar.matcher import Matcher
+from sgl.grammar.regex import compile_regex, counted_regex
+from sgl.grammar.threads import Builder, KeyOrder, Node
+from sgl.grammar.values import value_node
+from sgl.grammar.vocabulary import Vocabulary
+
+Whitespace = Literal["compact", "flexible"]
+FORMAT_VERSION = 1
+MASK_CACHE_BYTES = 64 << 20
+"""How many bytes of masks a grammar keeps unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a grammar is made from, as plain JSON data: the key of caches, and what is serialised."""
+
+    kind: Literal["json_schema", "regex", "choices", "structural_tag"]
+    source: str
+    """JSON text of the schema, pattern, list of choices or structural tag."""
+    whitespace: Whitespace
+    lenient: bool
+    key_order: KeyOrder
+
+
+class Grammar:
+    """A compiled constraint over one vocabulary, shared by all requests that use it.
+
+    Its automaton grows as matchers walk it; matchers of one grammar must not run at the same time.
+    """
+
+    def __init__(
+        self,
+        constraint: Constraint,
+        vocabulary: Vocabulary,
+        automaton: Automaton,
+        dropped: tuple[Dropped, ...],
+        mask_cache_bytes: int,
+    ) -> None:
+        self.constraint = constraint
+        self.vocabulary = vocabulary
+        self.automaton = automaton
+        self.dropped = dropped
+        """What lenient mode did not enforce: keyword and path of each."""
+        self.masks = MaskCache(automaton, vocabulary, mask_cache_bytes)
+
+    def matcher(self) -> Matcher:
+        """A cursor at the start of the text."""
+        return Matcher(self.automaton, self.vocabulary, self.masks)
+
+    def to_bytes(self) -> bytes:
+        """The grammar for `from_bytes`, in any process with the same vocabulary."""
+        constraint = self.constraint
+        document = {
+            "version": FORMAT_VERSION,
+            "vocabulary": self.vocabulary.digest.hex(),
+            "kind": constraint.kind,
+            "source": constraint.source,
+            "whitespace": constraint.whitespace,
+            "lenient": constraint.lenient,
+            "key_order": constraint.key_order,
+        }
+        return json.dumps(document).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, vocabulary: Vocabulary) -> Grammar:
+        """The grammar that `to_bytes` described. Raises GrammarError if it was made for another vocabulary or by another
+        version."""
+        try:
+            document: dict[str, Any] = json.loads(data)
+            version = document["version"]
+            digest = document["vocabulary"]
+            constraint = Constraint(
+                document["kind"],
+                document["source"],
+                document["whitespace"],
+                document["lenient"],
+                document["key_order"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise GrammarError(f"not a serialised grammar: {error}") from error
+        if version != FORMAT_VERSION:
+            raise GrammarError(f"the grammar has format {version} and {FORMAT_VERSION} is expected")
+        if digest != vocabulary.digest.hex():
+            raise GrammarError("the grammar was compiled for another vocabulary")
+        return build(constraint, vocabulary)
+
+
+def compile(  # the public name: sgl.grammar.compile
+    *,
+    json_schema: dict[str, Any] | bool | str | None = None,
+    regex: str | None = None,
+    choices: Sequence[str] | None = None,
+    structural_tag: dict[str, Any] | None = None,
+    vocabulary: Vocabulary,
+    whitespace: Whitespace = "compact",
+    lenient: bool = False,
+    key_order: KeyOrder = "schema",
+    mask_cache_bytes: int = MASK_CACHE_BYTES,
+) -> Grammar:
+    """Compile exactly one constraint.
+
+    `json_schema` is a schema, or its JSON text; `{"type": "object"}` is any JSON object. `regex` is matched in full, in Python's
+    dialect with ASCII classes. `whitespace` is what may stand between JSON's tokens; "flexible" also allows
+    every spelling of numbers. `key_order` "any" lets keys come in any order. Raises UnsupportedSchema, RegexSyntaxError, GrammarTooLarge or
+    GrammarError.
+    """
+    given = {
+        "json_schema": json_schema,
+        "regex": regex,
+        "choices": choices,
+        "structural_tag": structural_tag,
+    }
+    chosen = {kind: source for kind, source in given.items() if source is not None}
+    if len(chosen) != 1:
+        raise GrammarError(f"exactly one of {', '.join(given)} is expected, not {sorted(chosen) or 'none'}")
+    (kind, source), *_ = chosen.items()
+    if whitespace not in WHITESPACE:
+        raise GrammarError(f"whitespace is 'compact' or 'flexible', not {whitespace!r}")
+    if key_order not in ("schema", "any"):
+        raise GrammarError(f"key_order is 'schema' or 'any', not {key_order!r}")
+    if kind == "json_schema" and isinstance(source, str):
+        text = source
+    elif kind == "choices":
+        text = json.dumps(list(source))
+    else:
+        try:
+            text = json.dumps(source)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GrammarError(f"{kind} is not JSON data: {error}") from error
+    constraint = Constraint(kind, text, whitespace, lenient, key_order)  # type: ignore[arg-type]  # one of four
+    return build(constraint, vocabulary, mask_cache_bytes)
+
+
+def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int = MASK_CACHE_BYTES) -> Grammar:
+    """Compile a constraint given as plain data."""
+    try:
+        source = json.loads(constraint.source)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"{constraint.kind} is not valid JSON: {error}") from error
+    try:
+        builder = Builder(WHITESPACE[constraint.whitespace], constraint.key_order)
+        dropped: tuple[Dropped, ...] = ()
+        if constraint.kind == "json_schema":
+            start, dropped = _schema_node(builder, source, constraint)
+        elif constraint.kind == "regex":
+            start = _regex_node(builder, source)
+        else:
+            start = _choices_node(builder, source)
+        automaton = Automaton(builder, start, MAX_STATES)
+    except RecursionError as error:
+        raise GrammarTooLarge(f"{constraint.kind} is nested too deeply", states=0, limit=MAX_STATES) from error
+    return Grammar(constraint, vocabulary, automaton, dropped, mask_cache_bytes)
+
+
+def _schema_node(builder: Builder, source: Any, constraint: Constraint) -> tuple[Node, tuple[Dropped, ...]]:
+    compiled = compile_schema(
+        source,
+        lenient=constraint.lenient,
+        any_spelling=constraint.whitespace == "flexible",
+        key_order=constraint.key_order,
+    )
+    return value_node(builder, compiled.root, builder.end), tuple(compiled.dropped)
+
+
+def _regex_node(builder: Builder, pattern: str) -> Node:
+    counted = counted_regex(pattern)
+    if counted is not None:
+        char, low, high = counted
+        return builder.counted_text(char, low, high, builder.end)
+    return _expression_node(builder, compile_regex(pattern, dialect="python", search=False), "the regex")
+
+
+def _choices_node(builder: Builder, choices: Any) -> Node:
+    if not isinstance(choices, list) or not choices or not all(isinstance(text, str) for text in choices):
+        raise GrammarError("choices are a list of at least one string")
+    try:
+        texts = [text.encode() for text in choices]
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"a choice is not valid Unicode: {error}") from error
+    return _expression_node(builder, words(texts), "choices")
+
+
+def _expression_node(builder: Builder, expr: Expr, what: str) -> Node:
+    if is_empty(expr):
+        raise GrammarError(f"{what} can match nothing at all")
+    return builder.end if expr is EPSILON else builder.after(expr, builder.end)

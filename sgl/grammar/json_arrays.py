@@ -1,0 +1,266 @@
+"""Sets of JSON arrays: conjunctions of what schemas say about items by position, closed under intersection and, but for
+uniqueItems, complement.
+
+Like objects, a case keeps the blocks that the schemas wrote and `resolve` merges them position by position once the
+case is final. Children are formulas. The evaluator calls all of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+from sgl.grammar.json_formula import FALSE, TRUE, Formula, Formulas
+from sgl.grammar.json_objects import CASES_LIMIT, too_many_cases
+
+FEW_ITEMS: Final = 64
+"""uniqueItems over a tuple is written out if it leaves at most this many arrays."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """What one schema says about items: by position, and for all behind."""
+
+    prefix: tuple[Formula, ...] = ()
+    rest: Formula = TRUE
+
+    def at(self, index: int) -> Formula:
+        """What the item at a position must be."""
+        return self.prefix[index] if index < len(self.prefix) else self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Of the items from `start` on, `low` to `high` belong to `value`."""
+
+    start: int
+    value: Formula
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedItems:
+    """The items that some keyword has looked at, for unevaluatedItems: a prefix, and those of some formulas."""
+
+    prefix: int = 0
+    everything: bool = False
+    matching: tuple[Formula, ...] = ()
+
+    def __or__(self, other: EvaluatedItems) -> EvaluatedItems:
+        matching = tuple(dict.fromkeys((*self.matching, *other.matching)))
+        return EvaluatedItems(max(self.prefix, other.prefix), self.everything or other.everything, matching)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayCase:
+    """Arrays of `low` to `high` items that satisfy all blocks and counts; `unique` is the pointer of a uniqueItems
+    that demands distinct items."""
+
+    blocks: tuple[Items, ...] = ()
+    low: int = 0
+    high: int | None = None
+    counts: tuple[Count, ...] = ()
+    unique: str | None = None
+    evaluated: EvaluatedItems = EvaluatedItems()
+
+
+ANY_ARRAY: Final = ArrayCase()
+Arrays = tuple[ArrayCase, ...]
+
+
+@dataclass(slots=True, eq=False)
+class ArrayDraft:
+    """A final case: formulas by position, the count with its items already merged, distinct values if unique."""
+
+    prefix: tuple[Formula, ...]
+    rest: Formula
+    low: int
+    high: int | None
+    matching: tuple[Formula, ...] | None = None
+    other: tuple[Formula, ...] | None = None
+    count_low: int = 0
+    count_high: int | None = None
+    distinct: tuple[Formula, ...] | None = None
+
+
+def meet(left: Arrays, right: Arrays, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> Arrays:
+    """The arrays that belong to both sets, without cases that are plainly empty."""
+    if len(left) * len(right) > CASES_LIMIT * 16:
+        raise too_many_cases()
+    result: list[ArrayCase] = []
+    for one, other in product(left, right):
+        if one is ANY_ARRAY or other is ANY_ARRAY:
+            result.append(other if one is ANY_ARRAY else one)
+            continue
+        case = _join(one, other)
+        if not is_dead(case, formulas, is_empty_formula):
+            result.append(case)
+            if len(result) > CASES_LIMIT:
+                raise too_many_cases()
+    return tuple(dict.fromkeys(result))
+
+
+def _join(one: ArrayCase, other: ArrayCase) -> ArrayCase:
+    return ArrayCase(
+        tuple(dict.fromkeys((*one.blocks, *other.blocks))),
+        max(one.low, other.low),
+        one.high if other.high is None else other.high if one.high is None else min(one.high, other.high),
+        tuple(dict.fromkeys((*one.counts, *other.counts))),
+        one.unique or other.unique,
+        one.evaluated | other.evaluated,
+    )
+
+
+def is_dead(case: ArrayCase, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> bool:
+    """Whether the case is plainly empty: bounds that exclude each other, or an item that must be there and cannot."""
+    if case.high is not None and case.low > case.high:
+        return True
+    needed = min(case.low, max((len(block.prefix) for block in case.blocks), default=0) + 1)
+    return any(is_empty_formula(_at(case, index, formulas)) for index in range(needed))
+
+
+def _at(case: ArrayCase, index: int, formulas: Formulas) -> Formula:
+    return formulas.both(*[block.at(index) for block in case.blocks]) if case.blocks else TRUE
+
+
+def outside(case: ArrayCase, formulas: Formulas) -> Arrays:
+    """Every other array, as a union of cases; `unique` is left to the caller, who must refuse it."""
+    result: list[ArrayCase] = []
+    for block in case.blocks:
+        for index, value in enumerate(block.prefix):
+            wrong = formulas.negate(value)
+            if wrong is not FALSE:
+                result.append(ArrayCase((Items((*[TRUE] * index, wrong)),), low=index + 1))
+        wrong = formulas.negate(block.rest)
+        if wrong is TRUE:
+            result.append(ArrayCase(low=len(block.prefix) + 1))
+        elif wrong is not FALSE:
+            result.append(ArrayCase(counts=(Count(len(block.prefix), wrong, 1, None),)))
+    if case.low > 0:
+        result.append(ArrayCase(high=case.low - 1))
+    if case.high is not None:
+        result.append(ArrayCase(low=case.high + 1))
+    for count in case.counts:
+        if count.low > 0:
+            result.append(ArrayCase(counts=(replace(count, low=0, high=count.low - 1),)))
+        if count.high is not None:
+            result.append(ArrayCase(counts=(replace(count, low=count.high + 1, high=None),)))
+    return tuple(result)
+
+
+class Undecidable(Exception):
+    """A case asks for something that no shape expresses: the keyword, and the pointer if it is known."""
+
+    def __init__(self, keyword: str, reason: str, path: str | None = None) -> None:
+        super().__init__(reason)
+        self.keyword = keyword
+        self.reason = reason
+        self.path = path
+
+
+def resolve(
+    case: ArrayCase,
+    formulas: Formulas,
+    single_values: Callable[[Formula], list[Formula] | None],
+) -> Iterator[ArrayDraft]:
+    """The case as drafts: one, unless distinct items are written out. Raises Undecidable.
+
+    `single_values` splits a formula into its values if it has finitely many, all scalars.
+    """
+    counts = _merge_counts(case.counts)
+    length = max([len(block.prefix) for block in case.blocks] + [count.start for count in counts], default=0)
+    if case.high is not None:
+        length = min(length, case.high)
+    prefix = tuple(_at(case, index, formulas) for index in range(length))
+    rest = _at(case, length, formulas) if case.high is None or case.high > length else FALSE
+    high = case.high
+    for index, item in enumerate(prefix):
+        if item is FALSE:
+            high, prefix, rest = index, prefix[:index], FALSE
+            break
+    if rest is FALSE:
+        high = len(prefix) if high is None else min(high, len(prefix))
+    while prefix and prefix[-1] is rest and not counts:
+        prefix = prefix[:-1]
+    if high is not None and case.low > high:
+        return
+    if case.unique is not None and (high is None or high > 1):
+        yield from _distinct(case, prefix, rest, high, counts, formulas, single_values)
+        return
+    draft = ArrayDraft(prefix, rest, case.low, high)
+    if counts:
+        if len(counts) > 1:
+            raise Undecidable("contains", "several counts of different items in one array")
+        count = counts[0]
+        spots = [*enumerate(prefix), (len(prefix), rest)]
+        draft.matching = tuple(
+            formulas.both(item, count.value) if index >= count.start else FALSE for index, item in spots
+        )
+        draft.other = tuple(
+            item if index < count.start or count.high is None else formulas.both(item, formulas.negate(count.value))
+            for index, item in spots
+        )
+        draft.count_low, draft.count_high = count.low, count.high
+    yield draft
+
+
+def _merge_counts(counts: tuple[Count, ...]) -> list[Count]:
+    """One count for each start and value, and none that holds anyway."""
+    merged: dict[tuple[int, Formula], Count] = {}
+    for count in counts:
+        key = (count.start, count.value)
+        old = merged.get(key)
+        if old is not None:
+            highs = [high for high in (old.high, count.high) if high is not None]
+            count = Count(count.start, count.value, max(old.low, count.low), min(highs, default=None))
+        merged[key] = count
+    return [count for count in merged.values() if count.low > 0 or count.high is not None]
+
+
+def _distinct(
+    case: ArrayCase,
+    prefix: tuple[Formula, ...],
+    rest: Formula,
+    high: int | None,
+    counts: list[Count],
+    formulas: Formulas,
+    single_values: Callable[[Formula], list[Formula] | None],
+) -> Iterator[ArrayDraft]:
+    """Arrays of distinct items, where the items have finitely many values."""
+    if counts:
+        raise Undecidable("uniqueItems", "distinct items together with contains", case.unique)
+    if not prefix:
+        values = single_values(rest)
+        if values is None:
+            raise Undecidable("uniqueItems", "items that are not finitely many scalars", case.unique)
+        high = len(values) if high is None else min(high, len(values))
+        if case.low <= high:
+            yield ArrayDraft((), rest, case.low, high, distinct=tuple(values))
+        return
+    split = [single_values(item) for item in prefix]
+    if rest is not FALSE or any(values is None for values in split):
+        raise Undecidable("uniqueItems", "a tuple whose items are not finitely many scalars", case.unique)
+    written: list[tuple[Formula, ...]] = [()]
+    lengths = [written]
+    for values in split:
+        assert values is not None
+        written = [(*array, value) for array in written for value in values if value not in array]
+        if len(written) > FEW_ITEMS:
+            raise Undecidable("uniqueItems", f"a tuple of more than {FEW_ITEMS} combinations", case.unique)
+        lengths.append(written)
+    for length, arrays in enumerate(lengths):
+        if case.low <= length <= (len(prefix) if high is None else high):
+            for array in arrays:
+                yield ArrayDraft(array, FALSE, length, length)
+
+
+def evaluated_as(case: ArrayCase, unevaluated: Formula, formulas: Formulas) -> ArrayCase:
+    """The case with every item that nothing has looked at held to a formula."""
+    seen = case.evaluated
+    if seen.everything:
+        return case
+    block = Items((TRUE,) * seen.prefix, formulas.either(unevaluated, *seen.matching))
+    return replace(case, blocks=(*case.blocks, block), evaluated=EvaluatedItems(everything=True))

@@ -1,0 +1,278 @@
+"""A schema document: drafts, resources with their base addresses, anchors, and where references lead.
+
+It knows which keywords a draft has and where subschemas stand, not what they mean. The schema compiler asks it for
+locations; nothing is ever fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import unquote, urldefrag, urljoin
+
+LATEST: Final = 2020
+_DRAFTS: Final = {
+    "http://json-schema.org/draft-04/schema": 4,
+    "http://json-schema.org/draft-06/schema": 6,
+    "http://json-schema.org/draft-07/schema": 7,
+    "http://json-schema.org/schema": LATEST,
+    "https://json-schema.org/schema": LATEST,
+    "https://json-schema.org/draft/2019-09/schema": 2019,
+    "https://json-schema.org/draft/2020-12/schema": LATEST,
+}
+
+# Where subschemas stand: as the value, in a list, in an object. `items` and `dependencies` may be of two kinds.
+ONE_SCHEMA: Final = frozenset(
+    ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"]
+)
+LIST_OF_SCHEMAS: Final = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixItems"])
+NAMED_SCHEMAS: Final = frozenset(
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
+)
+
+_BASICS: Final = frozenset(
+    ["$ref", "additionalProperties", "allOf", "anyOf", "enum", "format", "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "not", "nullable", "oneOf", "pattern", "patternProperties", "properties", "required", "type", "uniqueItems"]
+)
+_LEGACY: Final = frozenset(("additionalItems", "dependencies"))
+_SINCE_6: Final = frozenset(("const", "contains", "propertyNames"))
+_SINCE_7: Final = frozenset(("if", "then", "else"))
+_SINCE_2019: Final = frozenset(
+    ["dependentRequired", "dependentSchemas", "maxContains", "minContains", "unevaluatedItems", "unevaluatedProperties"]
+)
+_KEYWORDS: Final = {
+    4: _BASICS | _LEGACY,
+    6: _BASICS | _LEGACY | _SINCE_6,
+    7: _BASICS | _LEGACY | _SINCE_6 | _SINCE_7,
+    2019: _BASICS | _LEGACY | _SINCE_6 | _SINCE_7 | _SINCE_2019 | {"$recursiveRef"},
+    2020: _BASICS | _LEGACY | _SINCE_6 | _SINCE_7 | _SINCE_2019 | {"$dynamicRef", "prefixItems"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What a schema is written in. `is_declared` tells a $schema that names it from our default."""
+
+    draft: int = LATEST
+    is_declared: bool = False
+
+    @property
+    def keywords(self) -> frozenset[str]:
+        """The keywords that assert something or refer elsewhere; all others are annotations. Drafts from 2019 on
+        keep the older spellings `dependencies`, `additionalItems` and `items` as a list, as schemas in the wild do."""
+        return _KEYWORDS[self.draft]
+
+    @property
+    def id_keyword(self) -> str:
+        return "id" if self.draft == 4 else "$id"
+
+    @property
+    def ref_hides_siblings(self) -> bool:
+        return self.draft <= 7
+
+    @property
+    def asserts_formats(self) -> bool:
+        """Drafts from 2019 on make `format` an annotation; we follow where a schema says that it is one of them."""
+        return not (self.is_declared and self.draft >= 2019)
+
+
+def dialect_of(schema: object) -> Dialect | None:
+    """What the schema's `$schema` says, the latest draft if it says nothing, None for one that we do not know."""
+    if not isinstance(schema, dict) or not isinstance(schema.get("$schema"), str):
+        return Dialect()
+    draft = _DRAFTS.get(schema["$schema"].rstrip("#"))
+    return None if draft is None else Dialect(draft, True)
+
+
+@dataclass(slots=True, eq=False)
+class Resource:
+    """A schema with an address of its own, and what is known of it."""
+
+    uri: str
+    root: Location = field(init=False)
+    dialect: Dialect
+    anchors: dict[str, Location] = field(default_factory=dict)
+    dynamic_anchors: dict[str, Location] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Location:
+    """A schema within a document: its value, the resource it belongs to, and the keys that lead to it."""
+
+    schema: object
+    resource: Resource
+    parent: Location | None = None
+    tokens: tuple[str | int, ...] = ()
+
+    def path(self, *tokens: str | int) -> str:
+        """The JSON pointer of the schema, or of something below it."""
+        steps = [tokens]
+        here: Location | None = self
+        while here is not None:
+            steps.append(here.tokens)
+            here = here.parent
+        return "".join(f"/{_escape(token)}" for step in reversed(steps) for token in step)
+
+
+class UnresolvedReference(Exception):
+    """A reference that leads to nothing in this document."""
+
+
+class Document:
+    """A schema document and everything in it that a reference can reach."""
+
+    def __init__(self, schema: object, dialect: Dialect) -> None:
+        resource = Resource("", dialect)
+        resource.root = Location(schema, resource)
+        own = _own_address(schema, dialect)
+        if own is not None:
+            resource.uri = urldefrag(own)[0]
+        self.root = resource.root
+        self._indexed = False
+        self._resources: dict[str, Resource] = {resource.uri: resource}
+        self._by_schema: dict[int, Resource] = {id(schema): resource}
+
+    def child(self, location: Location, *tokens: str | int) -> Location:
+        """The subschema under the given keys of a schema."""
+        value: object = location.schema
+        for token in tokens:
+            value = value[token]  # type: ignore[index]
+        return self._at(value, location, tokens)
+
+    def _at(self, schema: object, parent: Location, tokens: tuple[str | int, ...]) -> Location:
+        """A schema below another, in the resource that it opens itself or in the one around it."""
+        resource = parent.resource
+        if isinstance(schema, dict) and resource.dialect.id_keyword in schema:
+            own = _own_address(schema, resource.dialect)
+            if own is not None:
+                return self._open(schema, own, parent, tokens).root
+        return Location(schema, resource, parent, tokens)
+
+    def _open(
+        self, schema: dict[str, object], own: str, parent: Location, tokens: tuple[str | int, ...]
+    ) -> Resource:
+        known = self._by_schema.get(id(schema))
+        if known is not None:
+            return known
+        uri = urldefrag(_join(parent.resource.uri, own))[0]
+        dialect = parent.resource.dialect
+        if "$schema" in schema:
+            dialect = dialect_of(schema) or dialect
+        resource = Resource(uri, dialect)
+        resource.root = Location(schema, resource, parent, tokens)
+        self._by_schema[id(schema)] = resource
+        self._resources.setdefault(uri, resource)
+        return resource
+
+    def resolve(self, reference: str, location: Location) -> Location:
+        """Where a reference that stands in a schema leads. Raises UnresolvedReference."""
+        if reference.startswith("#"):
+            resource, fragment = location.resource, reference[1:]
+        else:
+            uri, fragment = urldefrag(_join(location.resource.uri, reference))
+            self._index()
+            found = self._resources.get(uri)
+            if found is None:
+                raise UnresolvedReference(f"{uri!r} is not part of this schema, and nothing is ever fetched")
+            resource = found
+        fragment = unquote(fragment)
+        if not fragment:
+            return resource.root
+        if fragment.startswith("/"):
+            try:
+                return self._follow(resource.root, fragment)
+            except UnresolvedReference:
+                if not reference.startswith("#") or resource is self.root.resource:
+                    raise
+                return self._follow(self.root, fragment)  # written as if embedded $ids did not change the base
+        self._index()
+        anchor = resource.anchors.get(fragment)
+        if anchor is None:
+            raise UnresolvedReference(f"there is no anchor {fragment!r}")
+        return anchor
+
+    def dynamic_anchor(self, resource: Resource, name: str) -> Location | None:
+        """The $dynamicAnchor of that name in a resource ("": its $recursiveAnchor)."""
+        self._index()
+        return resource.dynamic_anchors.get(name)
+
+    def dynamic_anchors(self, resource: Resource) -> dict[str, Location]:
+        """All of them."""
+        self._index()
+        return resource.dynamic_anchors
+
+    def _follow(self, start: Location, pointer: str) -> Location:
+        here = start
+        for raw in pointer[1:].split("/"):
+            token = raw.replace("~1", "/").replace("~0", "~")
+            value = here.schema
+            if isinstance(value, dict) and token in value:
+                here = self._at(value[token], here, (token,))
+            elif isinstance(value, list) and token.isdecimal() and int(token) < len(value):
+                here = self._at(value[int(token)], here, (int(token),))
+            else:
+                raise UnresolvedReference(f"nothing stands at {pointer!r}")
+        return here
+
+    def _index(self) -> None:
+        """Find every embedded resource and anchor, once, when a reference first asks for one."""
+        if self._indexed:
+            return
+        self._indexed = True
+        stack = [self.root]
+        while stack:
+            here = stack.pop()
+            schema = here.schema
+            if not isinstance(schema, dict):
+                continue
+            resource = here.resource
+            own = schema.get(resource.dialect.id_keyword)
+            if resource.dialect.draft <= 7 and isinstance(own, str) and own.startswith("#"):
+                resource.anchors.setdefault(own[1:], here)
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                name = schema.get(keyword)
+                if isinstance(name, str) and resource.dialect.draft >= 2019:
+                    resource.anchors.setdefault(name, here)
+                    if keyword == "$dynamicAnchor":
+                        resource.dynamic_anchors.setdefault(name, here)
+            if schema.get("$recursiveAnchor") is True and here is resource.root:
+                resource.dynamic_anchors[""] = here
+            stack.extend(self.child(here, *tokens) for tokens in subschemas(schema))
+
+
+def subschemas(schema: dict[str, object]) -> Iterator[tuple[str | int, ...]]:
+    """The keys under which the subschemas of a schema stand."""
+    for keyword, value in schema.items():
+        if isinstance(value, dict):
+            if keyword in NAMED_SCHEMAS:
+                yield from ((keyword, name) for name, member in value.items() if isinstance(member, dict | bool))
+            elif keyword in ONE_SCHEMA:
+                yield (keyword,)
+        elif isinstance(value, list) and keyword in LIST_OF_SCHEMAS:
+            yield from ((keyword, index) for index in range(len(value)))
+
+
+def _own_address(schema: object, dialect: Dialect) -> str | None:
+    """The address that a schema gives itself, unless it is only the name of an anchor."""
+    if not isinstance(schema, dict):
+        return None
+    own = schema.get(dialect.id_keyword)
+    if not isinstance(own, str) or not own or own.startswith("#"):
+        return None
+    if dialect.ref_hides_siblings and "$ref" in schema:
+        return None
+    return own
+
+
+def _join(base: str, reference: str) -> str:
+    """The absolute address of a reference; names that are no locators (urn:…) are taken as they stand."""
+    try:
+        if base.startswith("urn:") and ":" not in reference.split("/")[0]:
+            return base if not reference else reference
+        return urljoin(base, reference)
+    except ValueError:
+        return reference
+
+
+def _escape(token: str | int) -> str:
+    return str(token).replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,299 @@
+"""Sets of JSON objects: conjunctions of what schemas say about keys, closed under intersection and complement.
+
+A case is kept as the list of blocks that the schemas wrote (properties, patterns, the rest), which makes merging free;
+`resolve` turns it into declared keys, disjoint key patterns and existence demands once it is final. Children are
+formulas. The evaluator calls all of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Final
+
+from sgl.errors import GrammarTooLarge
+from sgl.grammar.expr import Expr, difference, disjoint, intersect, is_empty, matches, union, words
+from sgl.grammar.json_formula import FALSE, TRUE, Formula, Formulas
+from sgl.grammar.jsontext import CANONICAL_BODY, string_body
+
+CASES_LIMIT: Final = 4096
+"""How many alternatives one object may have before the schema is refused as too large."""
+FEW_KEYS: Final = 64
+"""A key pattern with at most this many keys is written out as declared keys."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """What one schema says about values by their keys: by name, by pattern (all that match apply), and for the rest."""
+
+    names: Mapping[str, Formula] = field(default_factory=dict)
+    patterns: tuple[tuple[Expr, Formula], ...] = ()
+    rest: Formula = TRUE
+
+    def under(self, name: str, formulas: Formulas) -> Formula:
+        """What the value of a key must be."""
+        own = self.names.get(name)
+        if not self.patterns:
+            return self.rest if own is None else own
+        found = [] if own is None else [own]
+        body = string_body(name)
+        found += [value for key, value in self.patterns if matches(key, body)]
+        return formulas.both(*found) if found else self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedKeys:
+    """The keys that some keyword has looked at, for unevaluatedProperties."""
+
+    names: frozenset[str] = frozenset()
+    patterns: frozenset[Expr] = frozenset()
+    everything: bool = False
+
+    def __or__(self, other: EvaluatedKeys) -> EvaluatedKeys:
+        return EvaluatedKeys(
+            self.names | other.names, self.patterns | other.patterns, self.everything or other.everything
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectCase:
+    """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of `exists`
+    some key that matches with a value that does."""
+
+    blocks: tuple[Block, ...] = ()
+    required: tuple[str, ...] = ()
+    low: int = 0
+    high: int | None = None
+    exists: tuple[tuple[Expr, Formula], ...] = ()
+    evaluated: EvaluatedKeys = EvaluatedKeys()
+
+
+ANY_OBJECT: Final = ObjectCase()
+Objects = tuple[ObjectCase, ...]
+
+
+@dataclass(slots=True, eq=False)
+class ObjectDraft:
+    """A final case: every declared key with its merged formula, disjoint patterns for all others."""
+
+    names: dict[str, Formula]
+    required: frozenset[str]
+    patterns: tuple[tuple[Expr, Formula], ...]
+    exists: tuple[tuple[Expr, Formula], ...]
+    low: int
+    high: int | None
+
+
+def meet(left: Objects, right: Objects, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> Objects:
+    """The objects that belong to both sets, without cases that are plainly empty."""
+    if len(left) * len(right) > CASES_LIMIT * 16:
+        raise too_many_cases()
+    result: list[ObjectCase] = []
+    for one, other in product(left, right):
+        if one is ANY_OBJECT or other is ANY_OBJECT:
+            result.append(other if one is ANY_OBJECT else one)
+            continue
+        case = _join(one, other)
+        if case is not None and not is_dead(case, formulas, is_empty_formula):
+            result.append(case)
+            if len(result) > CASES_LIMIT:
+                raise too_many_cases()
+    return tuple(dict.fromkeys(result))
+
+
+class TooManyCases(GrammarTooLarge):
+    """The alternatives of one value multiply out of hand; lenient compilation may leave out the combinator."""
+
+
+def too_many_cases() -> TooManyCases:
+    """The error for a product of alternatives past CASES_LIMIT."""
+    return TooManyCases(
+        f"the combinators of this schema multiply to more than {CASES_LIMIT} alternatives",
+        states=CASES_LIMIT,
+        limit=CASES_LIMIT,
+    )
+
+
+def _join(one: ObjectCase, other: ObjectCase) -> ObjectCase | None:
+    low = max(one.low, other.low)
+    high = one.high if other.high is None else other.high if one.high is None else min(one.high, other.high)
+    required = tuple(dict.fromkeys((*one.required, *other.required)))
+    if high is not None and max(low, len(required)) > high:
+        return None
+    return ObjectCase(
+        tuple(dict.fromkeys((*one.blocks, *other.blocks))),
+        required,
+        low,
+        high,
+        tuple(dict.fromkeys((*one.exists, *other.exists))),
+        one.evaluated | other.evaluated,
+    )
+
+
+def is_dead(case: ObjectCase, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> bool:
+    """Whether the case is plainly empty: a required key that no value can have, or bounds that exclude each other."""
+    if case.high is not None and max(case.low, len(case.required)) > case.high:
+        return True
+    return any(is_empty_formula(under(case, name, formulas)) for name in case.required)
+
+
+def under(case: ObjectCase, name: str, formulas: Formulas) -> Formula:
+    """What the value of a key must be in a case."""
+    return formulas.both(*[block.under(name, formulas) for block in case.blocks]) if case.blocks else TRUE
+
+
+def outside(case: ObjectCase, formulas: Formulas) -> Objects:
+    """Every other object, as a union of cases."""
+    result: list[ObjectCase] = []
+    for block in case.blocks:
+        result.extend(_violations(block, formulas))
+    result.extend(ObjectCase((Block({name: FALSE}),)) for name in case.required)
+    if case.low > 0:
+        result.append(ObjectCase(high=case.low - 1))
+    if case.high is not None:
+        result.append(ObjectCase(low=case.high + 1))
+    for key, value in case.exists:
+        result.append(ObjectCase((Block(patterns=((key, formulas.negate(value)),)),)))
+    return tuple(result)
+
+
+def _violations(block: Block, formulas: Formulas) -> Iterator[ObjectCase]:
+    """The ways in which an object can break a block: one key with a wrong value is enough."""
+    for name in block.names:
+        wrong = formulas.negate(block.under(name, formulas))
+        if wrong is not FALSE:
+            yield ObjectCase((Block({name: wrong}),), required=(name,))
+    for key, value in block.patterns:
+        wrong = formulas.negate(value)
+        if wrong is not FALSE:
+            yield ObjectCase(exists=((key, wrong),))
+    wrong = formulas.negate(block.rest)
+    if wrong is not FALSE:
+        others = _without([*block.names], difference(CANONICAL_BODY, union(*[key for key, _ in block.patterns])))
+        yield ObjectCase(exists=((others, wrong),))
+
+
+def _without(names: list[str], keys: Expr) -> Expr:
+    """A language of keys without some names."""
+    bodies = [body for body in map(string_body, names) if keys is CANONICAL_BODY or matches(keys, body)]
+    return difference(keys, words(bodies)) if bodies else keys
+
+
+def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
+    """The case as drafts: one, unless existence demands can be met by several declared keys or patterns."""
+    names: dict[str, Formula] = {}
+    for block in case.blocks:
+        for name in block.names:
+            if name not in names:
+                names[name] = under(case, name, formulas)
+    for name in case.required:
+        if name not in names:
+            names[name] = under(case, name, formulas)
+    cells = _cells(case, list(names), formulas)
+    required = frozenset(case.required)
+    if any(names[name] is FALSE for name in required):
+        return
+    for cell in list(cells):
+        few = few_words(cell[0], FEW_KEYS) if cell[1] is not TRUE or case.low else None
+        if few is not None:
+            cells.remove(cell)
+            names.update((_decode(body), cell[1]) for body in few)
+    patterns = tuple((key, value) for key, value in cells if value is not FALSE)
+    for choice in product(*[_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists]):
+        chosen = dict(names)
+        demanded = set(required)
+        exists: dict[tuple[Expr, Formula], None] = {}
+        for place, value in choice:
+            if isinstance(place, str):
+                chosen[place] = formulas.both(chosen[place], value)
+                demanded.add(place)
+            else:
+                exists[place, value] = None
+        yield ObjectDraft(chosen, frozenset(demanded), patterns, tuple(exists), case.low, case.high)
+
+
+def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple[Expr, Formula]]:
+    """The undeclared keys in disjoint languages, each with what all blocks say about its values."""
+    patterns = list(dict.fromkeys(key for block in case.blocks for key, _ in block.patterns))
+    parts: list[tuple[Expr, frozenset[Expr]]] = [(CANONICAL_BODY, frozenset())]
+    for pattern in patterns:
+        split: list[tuple[Expr, frozenset[Expr]]] = []
+        for keys, inside in parts:
+            both, rest = intersect(keys, pattern), difference(keys, pattern)
+            if not is_empty(both):
+                split.append((both, inside | {pattern}))
+            if not is_empty(rest):
+                split.append((rest, inside))
+        parts = split
+        if len(parts) > CASES_LIMIT:
+            raise too_many_cases()
+    cells: dict[Formula, list[Expr]] = {}
+    for keys, inside in parts:
+        found = []
+        for block in case.blocks:
+            applying = [value for key, value in block.patterns if key in inside]
+            found += applying or [block.rest]
+        value = formulas.both(*found) if found else TRUE
+        keys = _without(names, keys)
+        if not is_empty(keys):
+            cells.setdefault(value, []).append(keys)
+    return [(union(*keys), value) for value, keys in cells.items()]
+
+
+def _ways_to_exist(
+    names: dict[str, Formula],
+    cells: list[tuple[Expr, Formula]],
+    key: Expr,
+    value: Formula,
+    formulas: Formulas,
+) -> list[tuple[str | Expr, Formula]]:
+    """The declared keys and the parts of undeclared ones that can meet an existence demand."""
+    ways: list[tuple[str | Expr, Formula]] = []
+    for name, own in names.items():
+        if formulas.both(own, value) is not FALSE and matches(key, string_body(name)):
+            ways.append((name, value))
+    for keys, own in cells:
+        both = formulas.both(own, value)
+        if both is not FALSE and not disjoint(keys, key):
+            ways.append((intersect(keys, key), both))
+    return ways
+
+
+def few_words(expr: Expr, limit: int) -> list[bytes] | None:
+    """All strings of a language if it has at most `limit` and they are short; None otherwise."""
+    found: list[bytes] = []
+    stack = [(expr, b"")]
+    steps = 0
+    while stack:
+        here, text = stack.pop()
+        steps += 1
+        if steps > 16 * limit or len(text) > limit:
+            return None
+        if here.nullable:
+            found.append(text)
+            if len(found) > limit:
+                return None
+        for mask, target in here.arcs():
+            if mask.bit_count() > limit:
+                return None
+            stack.extend((target, text + bytes((byte,))) for byte in range(256) if mask >> byte & 1)
+    return found
+
+
+def _decode(body: bytes) -> str:
+    """The key with a canonical text."""
+    import json
+
+    text = json.loads(b'"' + body + b'"')
+    assert isinstance(text, str)
+    return text
+
+
+def evaluated_as(case: ObjectCase, unevaluated: Formula) -> ObjectCase:
+    """The case with every key that nothing has looked at held to a formula."""
+    seen = case.evaluated
+    if seen.everything:
+        return case
+    block = Block(dict.fromkeys(sorted(seen.names), TRUE), tuple((key, TRUE) for key in seen.patterns), unevaluated)
+    return replace(case, blocks=(*case.blocks, block), evaluated=EvaluatedKeys(everything=True))
