@@ -63,7 +63,7 @@ HEAVY = (*TORCH, "transformers", "ray", "aiohttp")
 # What `import sgl` may not load either: each alone would take a good part of its 150 ms.
 NOT_AT_IMPORT = (*HEAVY, "numpy", "pydantic", "requests", "tokenizers", "safetensors", "outlines_core", "jinja2")
 
-READS_ENVIRONMENT = ("sgl.runtime.config", "sgl.cli")
+READS_ENVIRONMENT = ("sgl.runtime.config", "sgl.lang.config", "sgl.cli")
 PRINTS = ("sgl.cli", "sgl.__main__")
 DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 500

@@ -1,7 +1,7 @@
 """Backends for tests of the language: deterministic text, latency, failures, and counted requests.
 
-`MockBackend` knows single calls; `ProgramBackend` takes whole segments as a server would: as JSON, validated, under a
-lease, and counts them.
+`MockBackend` knows single calls; `ProgramBackend` takes whole segments as a server would: as JSON, validated, under
+a lease, and counts them.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ class IoLoop:
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
     def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; any thread may ask."""
         if self._loop is None:
             with self._lock:
                 if self._loop is None:
@@ -54,6 +55,7 @@ class IoLoop:
         self._closers.append(closer)
 
     def close(self) -> None:
+        """Await what is to be closed, each for a second at most."""
         for closer in self._closers:
             with contextlib.suppress(Exception):
                 self.run(closer()).result(timeout=1)

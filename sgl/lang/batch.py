@@ -26,9 +26,11 @@ class Runnable(Protocol):
 
     arg_names: list[str]
 
-    def run(self, *args: Any, **kwargs: Any) -> ProgramState: ...
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """See `SglFunction.run`."""
 
-    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState: ...
+    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """See `SglFunction.arun`."""
 
 
 def row_of(row: Any, arg_names: Sequence[str]) -> dict[str, Any]:

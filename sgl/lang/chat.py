@@ -44,7 +44,7 @@ class ChatTemplate(Protocol):
 
 
 @dataclass(frozen=True)
-class PrefixTemplate:
+class PrefixTemplate(ChatTemplate):
     """A prefix and a suffix per role. `merges_system`: the system turn opens the first user turn (Llama 2)."""
 
     name: str
@@ -76,7 +76,7 @@ class PrefixTemplate:
 
 
 @dataclass(frozen=True)
-class RenderedTemplate:
+class RenderedTemplate(ChatTemplate):
     """Turns cut out of what `render(messages, add_generation_prompt)` makes of marked messages.
 
     Only the sequence of roles is rendered, with markers for contents, and remembered: what earlier turns contain

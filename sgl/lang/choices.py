@@ -25,6 +25,7 @@ class Scores:
     unconditional: Sequence[float | None] | None = None
 
     def entries(self) -> list[tuple[float, int | None, None]]:
+        """(log-probability, token id, None) of each token, the form that meta info has."""
         ids = self.token_ids or [None] * len(self.logprobs)
         return [(logprob, token_id, None) for logprob, token_id in zip(self.logprobs, ids, strict=True)]
 

@@ -202,26 +202,32 @@ def role_turn(role: str, expr: ir.Node | str | None) -> ir.Exprs:
 
 
 def system_begin() -> ir.RoleBegin:
+    """The beginning of a system turn."""
     return ir.RoleBegin("system")
 
 
 def system_end() -> ir.RoleEnd:
+    """The end of a system turn."""
     return ir.RoleEnd("system")
 
 
 def user_begin() -> ir.RoleBegin:
+    """The beginning of a user turn."""
     return ir.RoleBegin("user")
 
 
 def user_end() -> ir.RoleEnd:
+    """The end of a user turn."""
     return ir.RoleEnd("user")
 
 
 def assistant_begin() -> ir.RoleBegin:
+    """The beginning of an assistant turn."""
     return ir.RoleBegin("assistant")
 
 
 def assistant_end() -> ir.RoleEnd:
+    """The end of an assistant turn."""
     return ir.RoleEnd("assistant")
 
 

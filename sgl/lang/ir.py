@@ -96,12 +96,16 @@ class Arg(Node):
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Node):
+    """Open a turn; turns do not nest."""
+
     op: ClassVar[str] = "role_begin"
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd(Node):
+    """Close the open turn."""
+
     op: ClassVar[str] = "role_end"
     role: str
 
@@ -115,6 +119,7 @@ class Media(Node):
     data: str
 
     def bytes(self) -> bytes:
+        """The decoded data."""
         return base64.b64decode(self.data)
 
 
@@ -156,12 +161,15 @@ class Ref(Node):
         return Ref(self.stream, self.index, (*self.functions, function))
 
     def strip(self) -> Ref:
+        """Without white space at both ends."""
         return self._then("strip")
 
     def lower(self) -> Ref:
+        """In lower case."""
         return self._then("lower")
 
     def upper(self) -> Ref:
+        """In upper case."""
         return self._then("upper")
 
     def split(self, separator: str | None = None, *, take: int = 0) -> Ref:
@@ -169,14 +177,18 @@ class Ref(Node):
         return self._then("split", separator, take)
 
     def slice(self, start: int | None = None, stop: int | None = None) -> Ref:
+        """The characters from `start` up to `stop`."""
         return self._then("slice", start, stop)
 
     def replace(self, old: str, new: str) -> Ref:
+        """With each `old` replaced by `new`."""
         return self._then("replace", old, new)
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeBegin(Node):
+    """From here on, text also goes into variable `name`."""
+
     op: ClassVar[str] = "scope_begin"
     name: str
 
@@ -324,6 +336,7 @@ def node_path(fork_path: str, index: int) -> str:
 
 
 def branch_path(fork_path: str, index: int, branch: int) -> str:
+    """The path of branch number `branch` of the fork at node `index`; its nodes follow it."""
     return f"{fork_path}{index}.{branch}/"
 
 
@@ -425,6 +438,7 @@ def program_from_json(data: Mapping[str, Any]) -> Program:
 
 
 def flatten(items: Iterable[Node]) -> Iterator[Node]:
+    """The nodes in order, expression lists replaced by what is in them."""
     for item in items:
         if isinstance(item, Exprs):
             yield from flatten(item.items)

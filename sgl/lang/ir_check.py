@@ -31,17 +31,19 @@ _STRING = {"type": "string"}
 _INDEX = {"type": "integer", "minimum": 0}
 _NAME = {"type": ["string", "null"]}
 _NUMBER = {"type": "number"}
+_INTEGER = {"type": "integer"}
+_BOOLEAN = {"type": "boolean"}
 _STRINGS = {"type": "array", "items": _STRING}
 _OBJECT = {"type": "object"}
 _ROLE = {"role": _STRING}
 
 _PARAMS: dict[str, Any] = {
-    **dict.fromkeys(("max_tokens", "min_tokens", "logprob_start_len", "top_logprobs_num"), {"type": "integer"}),
-    **dict.fromkeys(("top_k", "seed", "priority"), {"type": "integer"}),
+    **dict.fromkeys(("max_tokens", "min_tokens", "logprob_start_len", "top_logprobs_num"), _INTEGER),
+    **dict.fromkeys(("top_k", "seed", "priority"), _INTEGER),
     "n": {"type": "integer", "minimum": 1, "maximum": 1024},
     **dict.fromkeys(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty"), _NUMBER),
     **dict.fromkeys(("repetition_penalty", "timeout"), _NUMBER),
-    **dict.fromkeys(("ignore_eos", "return_logprob", "return_text_in_logprobs"), {"type": "boolean"}),
+    **dict.fromkeys(("ignore_eos", "return_logprob", "return_text_in_logprobs"), _BOOLEAN),
     **dict.fromkeys(("stop", "stop_regex"), _STRINGS),
     "stop_token_ids": {"type": "array", "items": {"type": "integer"}},
     **dict.fromkeys(("logit_bias", "extra"), _OBJECT),
@@ -322,8 +324,13 @@ class Checker:
 
 
 _TYPES: dict[str, Any] = {
-    "string": str, "object": Mapping, "array": list | tuple, "boolean": bool, "null": type(None),
-    "integer": int, "number": int | float,
+    "string": str,
+    "object": Mapping,
+    "array": list | tuple,
+    "boolean": bool,
+    "null": type(None),
+    "integer": int,
+    "number": int | float,
 }
 
 

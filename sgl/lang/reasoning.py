@@ -31,6 +31,7 @@ FORMATS = {
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
+    """The format of that name."""
     if name not in FORMATS:
         hint = nearest_name(name, FORMATS)
         raise InvalidRequest(
@@ -50,6 +51,7 @@ class ReasoningSplitter:
         self._is_fresh = False  # just after the end tag: blank lines before the answer are dropped
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, str]:
+        """The (reasoning, answer) that the next piece of text brings; `final` lets go of what is held back."""
         reasoning, answer = [], []
         self._held += text
         while self._held:

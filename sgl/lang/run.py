@@ -19,7 +19,8 @@ from sgl.errors import BackendError, ProgramError, RequestAborted, RequestTimeou
 from sgl.lang import ir, tools
 from sgl.lang.aio import Watched, io
 from sgl.lang.backends.base import Backend, Session
-from sgl.lang.stream import Cell, Failure, Stream
+from sgl.lang.cell import Cell, Failure
+from sgl.lang.stream import Stream
 
 MAX_NODES = 10_000  # of one run; a recorded loop that never observes ends here
 MAX_STREAMS = 4_097
@@ -84,6 +85,7 @@ class Run(Watched):
     # What streams ask for
 
     def add_stream(self, stream: Stream) -> int:
+        """Take in a stream; returns its number."""
         with self._lock:
             if len(self._streams) >= MAX_STREAMS:
                 raise ProgramError(f"a program can have at most {MAX_STREAMS - 1} forked branches")
@@ -91,6 +93,7 @@ class Run(Watched):
             return len(self._streams) - 1
 
     def record(self, stream: int, node: ir.Node) -> None:
+        """Take in a node that a stream recorded."""
         self._unsent.append((stream, node))
         self._num_nodes += 1
         if len(self._unsent) == 1:
@@ -122,6 +125,7 @@ class Run(Watched):
             yield from stream.cells()
 
     def stream(self, index: int) -> Stream:
+        """The stream of that number."""
         return self._streams[index]
 
     # The life of the body
@@ -270,6 +274,7 @@ class IdleWatch:
         self._lock = threading.Lock()
 
     def add(self, run: Run) -> None:
+        """Watch a run that has begun to record."""
         with self._lock:
             self._recording[run] = -1
             if self._is_ticking:

@@ -14,9 +14,10 @@ from typing import Any, Generic, Self, TypeVar
 from sgl.errors import ProgramError
 from sgl.lang import ir, tools
 from sgl.lang.aio import Wait, drive, drive_async
+from sgl.lang.cell import Cell, Chunk, Failure, Lazy
 from sgl.lang.expr import parser_of, role_turn
 from sgl.lang.run import Run
-from sgl.lang.stream import Cell, Chunk, Failure, Lazy, Stream
+from sgl.lang.stream import Stream
 
 S = TypeVar("S", bound="Recording")
 JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
@@ -142,6 +143,7 @@ class Recording:
         return variable.meta.get("samples", variable.meta)
 
     def parsed(self, name: str) -> Generator[Wait, None, Any]:
+        """The steps of `value`."""
         variable = yield from self._stream.variable(name)
         if not isinstance(variable, Cell) or variable.address is None:
             value = yield from self._stream.value(name)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from sgl.errors import BackendError, InvalidRequest, ProgramError, RequestTimeout, SglError
 from sgl.lang import ir
-from sgl.lang.backends.base import Backend
+from sgl.lang.backends.base import Backend, Session
 from sgl.lang.chat import ChatTemplate, as_template
 from sgl.lang.choices import Scores, method_named
 from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
@@ -131,7 +131,7 @@ class _Stream:
         return Prompt(self.text, self.pieces, self.messages, self.role, turn, self.images)
 
 
-class StepSession:
+class StepSession(Session):
     """A program on a `TextBackend`. `requests` counts the calls made to it."""
 
     def __init__(self, backend: TextBackend, program: ir.Program, sink: ir.Sink) -> None:

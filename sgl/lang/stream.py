@@ -7,19 +7,16 @@ over it. Methods that may have to wait are generators of what to wait for (see `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from sgl.errors import ProgramError, nearest_name
 from sgl.lang import ir
 from sgl.lang.aio import Wait, Watched
+from sgl.lang.cell import Cell, Chunk, Failure, Lazy, Part, cells_of, gathered, has_news, text_of
 
 ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.ToolResults)
-
-
-NO_META: dict[str, Any] = {}  # of pending cells; never written to
 
 
 class Recorder(Protocol):
@@ -28,98 +25,20 @@ class Recorder(Protocol):
     program: ir.Program
     is_over: bool
 
-    def add_stream(self, stream: Stream) -> int: ...
+    def add_stream(self, stream: Stream) -> int:
+        """Take in a stream; returns its number."""
 
-    def record(self, stream: int, node: ir.Node) -> None: ...
+    def record(self, stream: int, node: ir.Node) -> None:
+        """Take in a node that a stream recorded."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Ship what is recorded."""
 
-    def is_recording_here(self) -> bool: ...
+    def is_recording_here(self) -> bool:
+        """Whether the caller is the running body itself."""
 
-    def stream(self, index: int) -> Stream: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a node has no value: `what` failed, or, with None, the body itself raised `cause`."""
-
-    what: str | None
-    cause: BaseException
-    node: str | None = None
-    variable: str | None = None
-
-    def exception(self) -> BaseException:
-        """What an observer raises: an exception of its own, chained to the cause; a body's error as it is."""
-        if self.what is None:
-            return self.cause
-        text = str(self.cause) or type(self.cause).__name__
-        error = ProgramError(f"{self.what} failed: {text}", node=self.node, variable=self.variable)
-        error.__cause__ = self.cause
-        return error
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of streamed text and what the backend says about it."""
-
-    text: str
-    meta: dict[str, Any]
-    is_reasoning: bool = False
-
-
-class Cell(Watched):
-    """The answer to one node: pending, then done with text and value or with a failure. Chunks may come before."""
-
-    __slots__ = ("address", "chunks", "done", "failure", "meta", "text", "value")
-
-    def __init__(self, address: tuple[int, int] | None = None) -> None:
-        self._wakers = []
-        self.address = address  # of a node whose text a `Ref` may repeat
-        self.done = False
-        self.text = ""
-        self.value: Any = None
-        self.meta: dict[str, Any] = NO_META
-        self.failure: Failure | None = None
-        self.chunks: list[Chunk] = []
-
-    def add(self, event: ir.Delta) -> None:
-        self.chunks.append(Chunk(event.text, event.meta or {}, event.reasoning))
-        self.wake()
-
-    def resolve(self, event: ir.NodeDone) -> None:
-        self.text, self.value, self.meta = event.text, event.value, event.meta
-        if self.chunks:
-            self._add_rest(event.meta.get("reasoning_content", ""), is_reasoning=True)
-            self._add_rest(event.text, is_reasoning=False)
-        self.done = True
-        self.wake()
-
-    def _add_rest(self, whole: str, *, is_reasoning: bool) -> None:
-        """What the streamed pieces lack of the final text."""
-        sent = sum(len(chunk.text) for chunk in self.chunks if chunk.is_reasoning is is_reasoning)
-        if len(whole) > sent:
-            self.chunks.append(Chunk(whole[sent:], self.meta, is_reasoning))
-
-    def fail(self, failure: Failure) -> None:
-        if not self.done:
-            self.failure, self.done = failure, True
-            self.wake()
-
-    def is_done(self) -> bool:
-        return self.done
-
-
-@dataclass(frozen=True, slots=True)
-class Lazy:
-    """A value that Python can compute once `cells` are done; `source` streams it, where that makes sense."""
-
-    cells: Sequence[Cell]
-    get: Callable[[], Any]
-    source: Cell | None = None
-    address: tuple[int, int] | None = None
-
-
-Part: TypeAlias = str | Cell | Lazy  # the text of one recorded node
+    def stream(self, index: int) -> Stream:
+        """The stream of that number."""
 
 
 class Stream(Watched):
@@ -207,7 +126,7 @@ class Stream(Watched):
         start = self._open_scopes.pop()
         parts = self.parts[start:]
         index = self._record(node, "")
-        self.names[node.name] = Lazy(_cells(parts), lambda: _text(parts), address=(self.id, index))
+        self.names[node.name] = Lazy(cells_of(parts), lambda: text_of(parts), address=(self.id, index))
         self.wake()
 
     def set(self, name: str, value: Any) -> None:
@@ -234,7 +153,7 @@ class Stream(Watched):
         neither."""
         parts = [part for branch in branches for part in branch.parts]
         node = ir.Join(tuple(branch.id for branch in branches), "append" if mode == "append" else "gather")
-        self._record(node, Lazy(_cells(parts), lambda: _text(parts)) if mode == "append" else "")
+        self._record(node, Lazy(cells_of(parts), lambda: text_of(parts)) if mode == "append" else "")
         for branch in branches:
             branch.is_closed = True
             branch.joined_by = (self, len(self.nodes) - 1)
@@ -267,6 +186,7 @@ class Stream(Watched):
         ]
 
     def cells(self) -> list[Cell]:
+        """The answers to this stream's own nodes."""
         return [part for part in self.parts if isinstance(part, Cell)]
 
     def _record(self, node: ir.Node, part: Part) -> int:
@@ -310,7 +230,7 @@ class Stream(Watched):
         """How an error message names a node, and the variable that the node sets."""
         node = self.nodes[index]
         name = getattr(node, "name", None)
-        before = len(_text([part for _, part in self._chain(index)]))
+        before = len(text_of([part for _, part in self._chain(index)]))
         where = f"node {ir.node_path(self.path, index)}, after {before} characters"
         return f"{node.op} {name!r} ({where})" if name else f"{node.op} ({where})", name
 
@@ -350,14 +270,14 @@ class Stream(Watched):
     def text(self) -> Generator[Wait, None, str]:
         """Every character so far, in program order."""
         parts = self.chain_parts()
-        yield from self.ready(_cells(parts))
+        yield from self.ready(cells_of(parts))
         if self.failure:
             raise self.failure.exception()
-        return _text(parts)
+        return text_of(parts)
 
     def settle(self) -> Generator[Wait, None, Failure | None]:
         """Wait until all that is recorded is done or failed; raises nothing."""
-        for cell in _cells(self.chain_parts()):
+        for cell in cells_of(self.chain_parts()):
             if not cell.done:
                 self.run.flush()
                 yield cell, cell.is_done
@@ -365,7 +285,7 @@ class Stream(Watched):
 
     def partial_text(self) -> str:
         """What is known of the text now; never waits."""
-        return _text(self.chain_parts())
+        return text_of(self.chain_parts())
 
     def messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
         """The closed turns, a default system turn of the template included; contents are stripped on the left."""
@@ -387,7 +307,7 @@ class Stream(Watched):
             elif isinstance(node, ir.Media):
                 images.append(node)
             else:
-                turn.append(_text((part,)))
+                turn.append(text_of((part,)))
         return messages
 
     def chunks(self, name: str | None = None) -> Iterator[Chunk | Wait]:
@@ -431,7 +351,7 @@ class Stream(Watched):
             if is_done:
                 break
             self.run.flush()
-            yield source, partial(_has_news, source, sent)
+            yield source, partial(has_news, source, sent)
         yield from self.ready((source,))
         whole = source.meta.get("reasoning_content", "") if is_reasoning else source.text
         if not source.chunks and whole:
@@ -440,6 +360,7 @@ class Stream(Watched):
     # The chain of streams that this one continues
 
     def chain_parts(self) -> list[Part]:
+        """The parts of the whole text, what it was forked from included."""
         return [part for _, part in self._chain()]
 
     def _chain(self, length: int | None = None) -> list[tuple[ir.Node, Part]]:
@@ -452,38 +373,6 @@ class Stream(Watched):
         while stream.base:
             length, stream = length + stream.base_length, stream.base
         return length
-
-
-def gathered(values: list[Any]) -> Any:
-    """A list of values, some of which may still be pending."""
-    cells = [cell for value in values for cell in _value_cells(value)]
-    return Lazy(cells, lambda: [_current(value) for value in values]) if cells else [_current(v) for v in values]
-
-
-def _has_news(cell: Cell, seen: int) -> bool:
-    return cell.done or len(cell.chunks) > seen
-
-
-def _value_cells(value: Any) -> Sequence[Cell]:
-    if isinstance(value, Cell):
-        return (value,)
-    return value.cells if isinstance(value, Lazy) else ()
-
-
-def _current(value: Any) -> Any:
-    if isinstance(value, Cell):
-        return value.value
-    return value.get() if isinstance(value, Lazy) else value
-
-
-def _cells(parts: Iterable[Part]) -> list[Cell]:
-    return [cell for part in parts for cell in _value_cells(part)]
-
-
-def _text(parts: Iterable[Part]) -> str:
-    return "".join(
-        [part if isinstance(part, str) else part.text if isinstance(part, Cell) else part.get() for part in parts]
-    )
 
 
 def _content(text: str, images: list[ir.Media]) -> str | list[dict[str, Any]]:

@@ -46,6 +46,7 @@ class Tool:
 
     @property
     def name(self) -> str:
+        """The name that the model calls."""
         return str(self.schema["name"])
 
     def arguments(self, raw: Mapping[str, Any]) -> dict[str, Any]:

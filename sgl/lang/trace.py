@@ -32,7 +32,8 @@ class Traceable(Protocol):
     parameters: list[inspect.Parameter]
     is_async: bool
 
-    def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]: ...
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
+        """A state, and the call that executes the body on it."""
 
 
 class TraceState(ProgramState):
@@ -53,6 +54,7 @@ class TracedRun(Run):
         super().__init__(program.__name__, DryBackend(), defaults={}, args=args)
 
     def record(self, stream: int, node: ir.Node) -> None:
+        """Remember the node, then record it."""
         self.recorded.append((stream, node))
         super().record(stream, node)
 
@@ -66,6 +68,7 @@ class Trace:
 
     @classmethod
     def of(cls, program: Traceable, arguments: Mapping[str, Any]) -> Trace:
+        """Execute the body once on symbols."""
         if program.is_async:
             raise ProgramError(f"program {program.__name__!r} is asynchronous; only `def` programs can be traced")
         given = {**arguments, **program.bind_arguments}
@@ -87,6 +90,7 @@ class Trace:
 
     @property
     def ret_value(self) -> Any:
+        """What the body returned."""
         return self.state.ret_value
 
     @property
@@ -96,10 +100,12 @@ class Trace:
 
     @property
     def variables(self) -> dict[str | None, Any]:
+        """The variables by name."""
         return self.run.root.names
 
     @property
     def child_states(self) -> list[Stream]:
+        """The streams forked from the root."""
         return self.run.root.children
 
     @property
@@ -135,6 +141,7 @@ class CompiledProgram:
         self._backend = backend
 
     def print_graph(self) -> None:
+        """Print every node with its path."""
         self._trace.print_graph_dfs()
 
     def run(self, *, backend: Any = None, **kwargs: Any) -> ProgramState:

@@ -67,6 +67,7 @@ class ProgramEngineBackend(_EngineBackend):
         self.chat_template = _template_of(engine)
 
     def open(self, program: ir.Program, sink: ir.Sink) -> Session:
+        """Hand the program to the engine's executor."""
         session: Session = self._engine.open_program(program, sink)
         return session
 

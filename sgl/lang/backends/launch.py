@@ -74,9 +74,11 @@ class Runtime:
         return AutoTokenizer.from_pretrained(self.endpoint.get_model_name())
 
     def cache_prefix(self, prefix: str) -> None:
+        """Compute the KV of a text that many prompts begin with."""
         self.endpoint.cache_prefix(prefix)
 
     async def get_server_info(self) -> dict[str, Any]:
+        """What the server says about itself."""
         return self.endpoint.get_server_info()
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:

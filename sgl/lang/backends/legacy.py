@@ -35,9 +35,11 @@ class StreamView:
     sid: str = ""
 
     def text(self) -> str:
+        """Every character so far."""
         return self.text_
 
     def messages(self) -> list[dict[str, Any]]:
+        """The closed turns."""
         return self.messages_
 
 
@@ -53,9 +55,11 @@ class BaseBackend(TextBackend):
         self.chat_template: ChatTemplate = get_chat_template("default")
 
     def get_model_name(self) -> str:
+        """What the model is called."""
         return type(self).__name__
 
     def get_chat_template(self) -> ChatTemplate:
+        """The template that turns are written with."""
         return self.chat_template
 
     def generate(self, s: StreamView, sampling_params: Any) -> Any:  # type: ignore[override]
@@ -67,6 +71,7 @@ class BaseBackend(TextBackend):
         yield self.generate(s, sampling_params)
 
     def select(self, s: StreamView, choices: list[str], temperature: float, choices_method: Any) -> ChoicesDecision:
+        """The choice, and what is known about it."""
         raise BackendError(f"{type(self).__name__} does not select")
 
     def open(self, program: ir.Program, sink: ir.Sink) -> Any:

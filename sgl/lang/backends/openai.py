@@ -7,7 +7,6 @@ and grammar constraints, and text after an assistant turn has begun.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ from sgl.lang import ir
 from sgl.lang.backends.http import HttpClient
 from sgl.lang.chat import ChatTemplate, as_template
 from sgl.lang.choices import Scores
+from sgl.lang.config import environment
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 
 COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
@@ -62,7 +62,7 @@ class OpenAI(TextBackend):
         max_connections: int = 256,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        key = api_key or os.environ.get(self.api_key_variable)
+        key = api_key or environment(self.api_key_variable)
         if key is None and base_url is None:
             raise ConfigError(f"no key: pass api_key= or set {self.api_key_variable}", option="api_key")
         self.model_name = model_name

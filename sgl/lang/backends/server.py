@@ -51,24 +51,30 @@ class RuntimeEndpoint(TextBackend):
 
     @property
     def base_url(self) -> str:
+        """Where the server is."""
         return self._http.base_url
 
     def get_model_name(self) -> str:
+        """The path of the server's model."""
         return str(self.model_info.get("model_path"))
 
     def flush_cache(self) -> bool:
+        """Drop the cached prefixes."""
         io.run(self._http.post("/flush_cache", None)).result()
         return True
 
     def get_server_info(self) -> dict[str, Any]:
+        """The server's options and counters."""
         info: dict[str, Any] = io.run(self._http.get("/server_info")).result()
         return info
 
     def cache_prefix(self, text: str) -> None:
+        """Compute the KV of a text that many prompts begin with."""
         body = {"text": text, "sampling_params": {"max_new_tokens": 0, "temperature": 0}}
         io.run(self._http.post("/generate", body)).result()
 
     def shutdown(self) -> None:
+        """Close the connections; the server runs on."""
         io.run(self._http.close()).result()
 
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:

@@ -1,0 +1,138 @@
+"""What stands behind a recorded node: text that is known, a pending answer, or a value computed from answers.
+
+It knows events and who waits for them; it knows neither streams nor backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sgl.errors import ProgramError
+from sgl.lang import ir
+from sgl.lang.aio import Watched
+
+NO_META: dict[str, Any] = {}  # of pending cells; never written to
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a node has no value: `what` failed, or, with None, the body itself raised `cause`."""
+
+    what: str | None
+    cause: BaseException
+    node: str | None = None
+    variable: str | None = None
+
+    def exception(self) -> BaseException:
+        """What an observer raises: an exception of its own, chained to the cause; a body's error as it is."""
+        if self.what is None:
+            return self.cause
+        text = str(self.cause) or type(self.cause).__name__
+        error = ProgramError(f"{self.what} failed: {text}", node=self.node, variable=self.variable)
+        error.__cause__ = self.cause
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of streamed text and what the backend says about it."""
+
+    text: str
+    meta: dict[str, Any]
+    is_reasoning: bool = False
+
+
+class Cell(Watched):
+    """The answer to one node: pending, then done with text and value or with a failure. Chunks may come before."""
+
+    __slots__ = ("address", "chunks", "done", "failure", "meta", "text", "value")
+
+    def __init__(self, address: tuple[int, int] | None = None) -> None:
+        self._wakers = []
+        self.address = address  # of a node whose text a `Ref` may repeat
+        self.done = False
+        self.text = ""
+        self.value: Any = None
+        self.meta: dict[str, Any] = NO_META
+        self.failure: Failure | None = None
+        self.chunks: list[Chunk] = []
+
+    def add(self, event: ir.Delta) -> None:
+        """Add a streamed piece."""
+        self.chunks.append(Chunk(event.text, event.meta or {}, event.reasoning))
+        self.wake()
+
+    def resolve(self, event: ir.NodeDone) -> None:
+        """Take the answer; streamed pieces are completed to its text."""
+        self.text, self.value, self.meta = event.text, event.value, event.meta
+        if self.chunks:
+            self._add_rest(event.meta.get("reasoning_content", ""), is_reasoning=True)
+            self._add_rest(event.text, is_reasoning=False)
+        self.done = True
+        self.wake()
+
+    def _add_rest(self, whole: str, *, is_reasoning: bool) -> None:
+        """What the streamed pieces lack of the final text."""
+        sent = sum(len(chunk.text) for chunk in self.chunks if chunk.is_reasoning is is_reasoning)
+        if len(whole) > sent:
+            self.chunks.append(Chunk(whole[sent:], self.meta, is_reasoning))
+
+    def fail(self, failure: Failure) -> None:
+        """Give up, unless the answer is there."""
+        if not self.done:
+            self.failure, self.done = failure, True
+            self.wake()
+
+    def is_done(self) -> bool:
+        """Whether there is an answer or a failure."""
+        return self.done
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A value that Python can compute once `cells` are done; `source` streams it, where that makes sense."""
+
+    cells: Sequence[Cell]
+    get: Callable[[], Any]
+    source: Cell | None = None
+    address: tuple[int, int] | None = None
+
+
+Part: TypeAlias = str | Cell | Lazy  # the text of one recorded node
+
+
+def gathered(values: list[Any]) -> Any:
+    """A list of values, some of which may still be pending."""
+    cells = [cell for value in values for cell in _value_cells(value)]
+    return Lazy(cells, lambda: [_current(value) for value in values]) if cells else [_current(v) for v in values]
+
+
+def has_news(cell: Cell, seen: int) -> bool:
+    """Whether there are more chunks than `seen`, or no more to come."""
+    return cell.done or len(cell.chunks) > seen
+
+
+def _value_cells(value: Any) -> Sequence[Cell]:
+    if isinstance(value, Cell):
+        return (value,)
+    return value.cells if isinstance(value, Lazy) else ()
+
+
+def _current(value: Any) -> Any:
+    if isinstance(value, Cell):
+        return value.value
+    return value.get() if isinstance(value, Lazy) else value
+
+
+def cells_of(parts: Iterable[Part]) -> list[Cell]:
+    """All answers that the parts depend on."""
+    return [cell for part in parts for cell in _value_cells(part)]
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """The text of parts whose answers are there; pending ones count as empty."""
+    return "".join(
+        [part if isinstance(part, str) else part.text if isinstance(part, Cell) else part.get() for part in parts]
+    )
