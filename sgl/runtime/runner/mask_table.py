@@ -1,0 +1,64 @@
+"""Where packed token masks live on the device, each uploaded once and found again by the host array it came from.
+
+Grammars hand out the same read-only array wherever the same mask holds, so a row that has been used before costs a
+dictionary look-up and four bytes a step. Called by the runner; knows no grammar.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.runner.pack import Uploader
+
+
+class MaskTable:
+    """`rows` int32 [num_rows, ceil(vocab_size / 32)] on the device, for `kernels.mask.apply_token_mask_`.
+
+    The least recently used masks make room for new ones. Uploads are in stream order: a step that was launched
+    before still reads what it was launched with.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """num_rows: at least the most masks that one step needs."""
+        self.rows = torch.zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32, device=device)
+        self._uploader = Uploader(device)
+        self._places: OrderedDict[int, int] = OrderedDict()  # id of the array → row, least recently used first
+        self._arrays: dict[int, Int32Array] = {}  # keeps every id in use
+
+    def find(self, masks: Sequence[Int32Array | None]) -> Int32Array:
+        """The row of each mask, uploading those that are not there; -1 for None. int32 [len(masks)].
+
+        Arrays must never change once they were handed in. Does not wait for the device.
+        """
+        found = np.full(len(masks), -1, np.int32)
+        missing: dict[int, Int32Array] = {}
+        for mask in masks:
+            if mask is not None:
+                if id(mask) in self._places:
+                    self._places.move_to_end(id(mask))
+                else:
+                    missing[id(mask)] = mask
+        if missing:
+            self._upload(list(missing.values()))
+        for i, mask in enumerate(masks):
+            if mask is not None:
+                found[i] = self._places[id(mask)]
+        return found
+
+    def _upload(self, masks: list[Int32Array]) -> None:
+        """Put in new masks; those of the same step are the most recently used, so none of them gives way."""
+        places = np.empty(len(masks), np.int64)
+        for i, mask in enumerate(masks):
+            place = len(self._places)
+            if place == len(self.rows):
+                oldest, place = self._places.popitem(last=False)
+                del self._arrays[oldest]
+            self._places[id(mask)] = places[i] = place
+            self._arrays[id(mask)] = mask
+        index, rows = self._uploader.upload(places, np.stack(masks))
+        self.rows.index_copy_(0, index, rows)
