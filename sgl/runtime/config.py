@@ -1,7 +1,8 @@
-"""The engine's options: one frozen dataclass, read once from keyword arguments and `SGL_*` variables.
+"""The options of the engine and of the server: frozen dataclasses, read once from keyword arguments and `SGL_*`
+variables.
 
-Field names are the command line's flags with underscores. A None means "decide at start-up": the engine replaces
-each by what the model and the machine allow and logs the result. No other module reads the environment.
+Field names are the command line's flags with underscores. A None in the engine's means "decide at start-up": it is
+replaced by what the model and the machine allow, and the result is logged. No other module reads the environment.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter, ValidationError
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from sgl.errors import ConfigError, nearest_name
 
@@ -74,37 +83,90 @@ class EngineConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
         """Options by name, over `SGL_<NAME>` variables, over defaults. Raises ConfigError."""
-        known = {field.name for field in fields(cls)}
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"unknown option {name!r}{nearest_name(name, known)}", option=name)
-        variables = {
-            name: os.environ[f"SGL_{name.upper()}"]
-            for name in known
-            if name not in options and f"SGL_{name.upper()}" in os.environ
-        }
-        if "model_path" not in options and "model_path" not in variables:
+        checked = _checked(cls, options)
+        if "model_path" not in checked:
             raise ConfigError("option 'model_path' is needed: a Hugging Face folder or hub id", option="model_path")
-        return cls(**{**_parse(variables), **_validated(options)})
+        return cls(**checked)
 
 
-def _parse(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Values of `SGL_*` variables: texts, read as the fields' types."""
-    values = {name: None if text.lower() in ("", "none") else text for name, text in variables.items()}
-    return _validated(values, strict=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Options of the HTTP server in front of an engine; `from_options` checks them."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for every interface."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 30000
+    """0: any free port; the ready line names it."""
+    api_key: str | None = None
+    """Clients must send it as `Authorization: Bearer <key>`. None: everybody may."""
+    served_model_name: str | None = None
+    """The model's name in the OpenAI API. None: the model's path."""
+    cors_origins: str = ""
+    """Origins, separated by commas, whose pages may call the server from a browser; * for all."""
+    max_request_bytes: PositiveInt = 32 << 20
+    """A longer request body is refused with 413."""
+    write_timeout: PositiveFloat = 60.0
+    """Seconds for which a client may leave a stream unread before its request is aborted."""
+    drain_timeout: NonNegativeFloat = 30.0
+    """Seconds that running requests get to finish after SIGTERM."""
+    watchdog_timeout: PositiveFloat = 300.0
+    """Seconds one step of the engine may take before its process is restarted."""
+    in_process: bool = False
+    """Run the engine in the server's own process: quicker to start, and lost with it when it crashes."""
+    chat_template: str | None = None
+    """A file with a Jinja chat template to use instead of the model's own."""
+    reasoning_parser: str | None = None
+    """The model family whose reasoning is split from its answers in chats (qwen3, deepseek-r1, …)."""
+    incremental_streaming_output: bool = False
+    """Events of /generate carry only new text and token ids. False: all so far."""
+    parity_logprobs: bool = False
+    """Prompt logprobs that start after the first token begin with a null, as the original's server sends them.
+    False: without it, which is what the original's client reads correctly."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages to log."""
+    log_format: Literal["text", "json"] = "text"
+    """json: one object a line, for collectors."""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> ServerConfig:
+        """Options by name, over `SGL_<NAME>` variables, over defaults. Raises ConfigError."""
+        return cls(**_checked(cls, options))
 
 
-def _validated(values: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+Config = type[EngineConfig] | type[ServerConfig]
+
+
+def _checked(cls: Config, options: Mapping[str, Any]) -> dict[str, Any]:
+    known = {field.name for field in fields(cls)}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}{nearest_name(name, known)}", option=name)
+    variables = {
+        name: os.environ[f"SGL_{name.upper()}"]
+        for name in known
+        if name not in options and f"SGL_{name.upper()}" in os.environ
+    }
+    return {**parse_options(cls, variables), **_validated(cls, options)}
+
+
+def parse_options(cls: Config, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Options given as texts (variables, flags), read as the fields' types. Raises ConfigError."""
+    values = {name: None if text.lower() in ("", "none") else text for name, text in texts.items()}
+    return _validated(cls, values, strict=False)
+
+
+def _validated(cls: Config, values: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for name, value in values.items():
         try:
-            checked[name] = _FIELDS[name].validate_python(value, strict=strict)
+            checked[name] = _FIELDS[cls][name].validate_python(value, strict=strict)
         except ValidationError as error:
             wanted = "; or ".join(dict.fromkeys(detail["msg"].lower() for detail in error.errors()))
             raise ConfigError(f"{name}={value!r}: {wanted}", option=name) from None
     return checked
 
 
-_FIELDS: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(hint) for name, hint in get_type_hints(EngineConfig, include_extras=True).items()
+_FIELDS: dict[Config, dict[str, TypeAdapter[Any]]] = {
+    cls: {name: TypeAdapter(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
+    for cls in (EngineConfig, ServerConfig)
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -161,11 +162,12 @@ class Engine:
             scores.append(CandidateScore(ids[start:], logprobs[1:] if start else logprobs))
         return scores
 
-    def abort(self, rid: str) -> None:
-        """End the requests that were given this rid; unknown ones are passed over. When it returns, no token of
-        theirs will follow and their pages are free. Their callers get what there was, finish_reason "abort"."""
+    def abort(self, rid: str | None) -> None:
+        """End the requests that were given this rid, or all of them for None; unknown ones are passed over. When
+        it returns, no token of theirs will follow and their pages are free. Their callers get what there was,
+        finish_reason "abort"."""
         with self._rids_lock:
-            uids = list(self._rids.get(rid, ()))
+            uids = list(self._rids.get(rid, ())) if rid is not None else [*itertools.chain(*self._rids.values())]
         if uids:
             self._loop.abort(uids)
             self._loop.call(lambda: None)
@@ -205,6 +207,10 @@ class Engine:
             "eos_token_ids": sorted(self._started.eos_ids),
             "internal_states": [self._loop.call(look)],
         }
+
+    def heartbeat_age(self) -> float:
+        """For how many seconds the engine has been at its present step: 0 when idle, infinite when it is dead."""
+        return self._loop.heartbeat_age()
 
     def check_ledger(self) -> list[str]:
         """What is wrong with the ownership of KV pages, if anything: empty when each page has one owner."""

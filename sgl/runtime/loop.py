@@ -7,6 +7,7 @@ ways emit the same tokens. The loop knows no caller: outputs leave through one `
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -91,6 +92,7 @@ class EngineLoop:
         self._flying: tuple[Step, PendingStep] | None = None
         self._stopping = False
         self._death: BaseException | None = None
+        self._round_began: float | None = None  # monotonic seconds; None: waiting for work
         self._gate = threading.RLock()  # nothing enters the inbox after the loop looked for the last time
         self._thread = threading.Thread(target=self._run, name="sgl-engine", daemon=True)
 
@@ -146,6 +148,14 @@ class EngineLoop:
         """Whether requests are served."""
         return self._death is None and not self._stopping and self._thread.is_alive()
 
+    def heartbeat_age(self) -> float:
+        """For how many seconds the loop has been in its present round: 0 while it waits for work, infinite when
+        it serves no more. A long round is a long step, or a device that hangs."""
+        began = self._round_began
+        if not self.is_alive:
+            return math.inf
+        return 0.0 if began is None else time.monotonic() - began
+
     def _post(self, action: Callable[[], None]) -> None:
         with self._gate:
             if self._stopping or self._death is not None:
@@ -160,6 +170,7 @@ class EngineLoop:
         try:
             while not self._stopping:
                 self._drain()
+                self._round_began = time.monotonic()
                 self._expire()
                 self._step()
                 self._flush()
@@ -174,6 +185,7 @@ class EngineLoop:
         idle = self._flying is None and not self.scheduler.has_work and not self._outputs
         try:
             if idle:
+                self._round_began = None
                 self._inbox.get()()
             while True:
                 self._inbox.get_nowait()()
