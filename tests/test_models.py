@@ -144,7 +144,9 @@ def check(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     for ours, theirs in zip(actual, expected, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
-        assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
+        best = theirs.topk(2).values
+        clear = best[:, 0] - best[:, 1] > 2e-4  # a closer race may go either way
+        assert torch.equal(ours.argmax(-1)[clear], theirs.argmax(-1)[clear])
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -17,7 +17,7 @@ from sgl.kernels.rope import apply_rotary, rotary_rows
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
-from sgl.runtime.model.weights import LayerWeights, Weights
+from sgl.runtime.model.weights import LayerWeights, Weights, checkpoint_tensors
 
 
 class Decoder:
@@ -31,6 +31,11 @@ class Decoder:
         self.max_positions = max_positions or config.context_length
         self._rotary_table = rotary_table(config.rope, config.head_dim, self.max_positions, self.device)
         self._qk_norms = [self._qk_norm(layer) for layer in weights.layers]
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers that one token is multiplied with, near enough: a tied embedding counts once."""
+        return sum(tensor.numel() for tensor in checkpoint_tensors(self.config, self.weights).values())
 
     def attention_shape(self, page_size: int) -> AttentionShape:
         """What an attention backend for this model must know."""

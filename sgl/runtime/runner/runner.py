@@ -18,6 +18,7 @@ from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.pack import PackedStep, Uploader, pack
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, score_inputs
 from sgl.runtime.runner.sampler import Sampler
+from sgl.runtime.runner.threads import StepThreads
 
 
 class ModelRunner:
@@ -42,10 +43,13 @@ class ModelRunner:
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
         self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids)
+        self._threads = StepThreads(model.num_weights) if device.type == "cpu" else None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
         """Start a step; see `batch.Runner`."""
+        if self._threads is not None:
+            self._threads.choose(int(batch.q_lens.sum()))
         self._sampler.setup(batch.setups)
         hidden, packed = self._forward(batch)
         ids, output = self._sample(batch, hidden, packed)
