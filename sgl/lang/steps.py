@@ -348,14 +348,15 @@ class StepSession(Session):
     async def _speculate(self, stream: _Stream, params: GenParams) -> Completion:
         """Take the gen from text that an earlier, longer call foresaw, or make such a call."""
         stops, limit = params.sampling["stop"], params.sampling["max_tokens"]
+        meta: dict[str, Any] = {"completion_tokens": 0}  # what an earlier call foresaw, that call has paid for
         if not stream.speculated:
             longer = dict(params.sampling, stop=[], max_tokens=max(limit, self._program.speculate_tokens or 0))
             self.requests += 1
             [ahead] = await self._backend.generate(stream.prompt(), GenParams(longer, params.seeds, params.node))
-            stream.speculated = ahead.text
+            stream.speculated, meta = ahead.text, ahead.meta
         ends = [at for stop in stops if (at := stream.speculated.find(stop)) >= 0]
         text = stream.speculated[: min(ends)] if ends else stream.speculated if stops else stream.speculated[:limit]
-        return Completion(text, {"completion_tokens": None, "finish_reason": {"type": "stop"}, "speculated": True})
+        return Completion(text, {**meta, "finish_reason": {"type": "stop"}, "speculated": True})
 
     async def _select(self, stream: _Stream, node: ir.Select) -> None:
         self.requests += 1

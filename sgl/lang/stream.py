@@ -153,7 +153,8 @@ class Stream(Watched):
         neither."""
         parts = [part for branch in branches for part in branch.parts]
         node = ir.Join(tuple(branch.id for branch in branches), "append" if mode == "append" else "gather")
-        self._record(node, Lazy(cells_of(parts), lambda: text_of(parts)) if mode == "append" else "")
+        # in either mode what follows the join waits for the branches
+        self._record(node, Lazy(cells_of(parts), lambda: text_of(parts) if mode == "append" else ""))
         for branch in branches:
             branch.is_closed = True
             branch.joined_by = (self, len(self.nodes) - 1)

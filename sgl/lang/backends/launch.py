@@ -33,7 +33,7 @@ class Runtime:
         api_key: str | None = None,
         **server_args: Any,
     ) -> None:
-        self.port = _free_port(host, port)
+        self.port = free_port(host, port)
         self.url = f"http://{host}:{self.port}"
         options = {"host": host, "port": self.port, "log_level": log_level, "api_key": api_key, **server_args}
         self._process = subprocess.Popen([*self.command, *_flags(options)])
@@ -101,7 +101,8 @@ class Runtime:
         raise BackendError(f"the server was not ready within {timeout:g} s")
 
 
-def _free_port(host: str, first: int) -> int:
+def free_port(host: str, first: int) -> int:
+    """The first port from `first` on that nobody listens on."""
     for port in range(first, first + 1000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))

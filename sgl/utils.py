@@ -1,0 +1,121 @@
+"""Helpers that programs of the original language import from its module of that name: files, HTTP, processes."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+
+from sgl.errors import BackendError
+from sgl.lang.backends.launch import free_port
+
+
+def dump_state_text(filename: str | Path, states: Iterable[Any], mode: str = "w") -> None:
+    """Write the text of each state (or each text) under a numbered line."""
+    with open(filename, mode, encoding="utf-8") as file:
+        for i, state in enumerate(states):
+            text = state if isinstance(state, str) else state.text()
+            file.write(f"{'=' * 40} {i} {'=' * 40}\n{text}\n{'=' * 80}\n\n")
+
+
+def read_jsonl(filename: str | Path) -> Iterator[Any]:
+    """The JSON value of each line; empty lines and lines that begin with # are passed over."""
+    with open(filename, encoding="utf-8") as file:
+        for line in file:
+            if line.strip() and not line.startswith("#"):
+                yield json.loads(line)
+
+
+def normalize_base_url(host: str, port: int | None = None) -> str:
+    """`http://host:port` without a slash at its end; host may bring its own scheme and port."""
+    url = (host if "://" in host else f"http://{host}").rstrip("/")
+    return url if port is None or urlsplit(url).port is not None else f"{url}:{port}"
+
+
+def http_request(
+    url: str,
+    json: Any = None,
+    stream: bool = False,
+    api_key: str | None = None,
+    verify: bool | None = None,
+    method: str | None = None,
+    timeout: float = 600.0,
+) -> requests.Response:
+    """POST `json`, or GET without it; `timeout` in seconds. The response has `status_code`, `text` and `json()`."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    method = method or ("GET" if json is None else "POST")
+    return requests.request(
+        method, url, json=json, stream=stream, headers=headers, verify=verify is not False, timeout=timeout
+    )
+
+
+def download_and_cache_file(url: str, filename: str | Path | None = None) -> str:
+    """Download once; returns the path, in the temporary folder if none is given."""
+    path = Path(filename) if filename else Path(tempfile.gettempdir()) / url.rstrip("/").rpartition("/")[2]
+    if path.exists():
+        return str(path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with requests.get(url, stream=True, timeout=60) as response, partial.open("wb") as file:
+            response.raise_for_status()
+            for chunk in response.iter_content(1 << 20):
+                file.write(chunk)
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return str(path)
+
+
+def print_highlight(content: Any) -> None:
+    """Show text in bold where there is a notebook, plainly elsewhere."""
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) and hasattr(shell, "kernel"):
+        from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
+
+        text = html.escape(str(content)).replace("\n", "<br>")
+        display(HTML(f"<strong style='color: #00008b;'>{text}</strong>"))
+    else:
+        sys.stdout.write(f"{content}\n")
+
+
+def launch_server_cmd(
+    command: str, host: str = "127.0.0.1", port: int | None = None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a server by its command line, with --host and --port added; returns the process and its port."""
+    chosen = free_port(host, 30000) if port is None else port
+    words = shlex.split(command.replace("\\\n", " "))
+    return subprocess.Popen([*words, "--host", host, "--port", str(chosen)]), chosen
+
+
+def wait_for_server(base_url: str, timeout: float | None = None, process: Any = None) -> None:
+    """Return once the server answers; raises BackendError after `timeout` seconds or when `process` has ended."""
+    deadline = time.monotonic() + (timeout or float("inf"))
+    while time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            raise BackendError(f"the server ended with code {process.returncode} before it was ready")
+        with contextlib.suppress(requests.RequestException):
+            if requests.get(f"{base_url.rstrip('/')}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise BackendError(f"{base_url} was not ready within {timeout:g} s")
+
+
+def terminate_process(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, by force after ten seconds."""
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
