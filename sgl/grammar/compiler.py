@@ -14,7 +14,8 @@ from typing import Any, Literal
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.automaton import MAX_STATES, Automaton
 from sgl.grammar.expr import EPSILON, Expr, is_empty, words
-from sgl.grammar.json_schema import Dropped, compile_schema
+from sgl.grammar.json_report import Dropped
+from sgl.grammar.json_schema import compile_schema
 from sgl.grammar.jsontext import WHITESPACE
 from sgl.grammar.masks import MaskCache
 from sgl.grammar.matcher import Matcher
@@ -176,7 +177,6 @@ def _schema_node(builder: Builder, source: Any, constraint: Constraint) -> tuple
         source,
         lenient=constraint.lenient,
         any_spelling=constraint.whitespace == "flexible",
-        key_order=constraint.key_order,
     )
     return value_node(builder, compiled.root, builder.end), tuple(compiled.dropped)
 

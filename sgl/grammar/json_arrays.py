@@ -1,5 +1,5 @@
-"""Sets of JSON arrays: conjunctions of what schemas say about items by position, closed under intersection and, but for
-uniqueItems, complement.
+"""Sets of JSON arrays: conjunctions of what schemas say about items by position, closed under intersection and, but
+for uniqueItems, complement.
 
 Like objects, a case keeps the blocks that the schemas wrote and `resolve` merges them position by position once the
 case is final. Children are formulas. The evaluator calls all of this.
@@ -115,7 +115,8 @@ def _join(one: ArrayCase, other: ArrayCase) -> ArrayCase:
 
 
 def is_dead(case: ArrayCase, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> bool:
-    """Whether the case is plainly empty: bounds that exclude each other, or an item that must be there and cannot."""
+    """Whether the case is plainly empty: bounds that exclude each other, or an item that must be there and
+    cannot."""
     if case.high is not None and case.low > case.high:
         return True
     needed = min(case.low, max((len(block.prefix) for block in case.blocks), default=0) + 1)

@@ -24,7 +24,20 @@ _DRAFTS: Final = {
 
 # Where subschemas stand: as the value, in a list, in an object. `items` and `dependencies` may be of two kinds.
 ONE_SCHEMA: Final = frozenset(
-    ["additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"]
+    [
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "contentSchema",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
 )
 LIST_OF_SCHEMAS: Final = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixItems"])
 NAMED_SCHEMAS: Final = frozenset(
@@ -32,13 +45,48 @@ NAMED_SCHEMAS: Final = frozenset(
 )
 
 _BASICS: Final = frozenset(
-    ["$ref", "additionalProperties", "allOf", "anyOf", "enum", "format", "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties", "minimum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "not", "nullable", "oneOf", "pattern", "patternProperties", "properties", "required", "type", "uniqueItems"]
+    [
+        "$ref",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "enum",
+        "format",
+        "items",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "not",
+        "nullable",
+        "oneOf",
+        "pattern",
+        "patternProperties",
+        "properties",
+        "required",
+        "type",
+        "uniqueItems",
+    ]
 )
 _LEGACY: Final = frozenset(("additionalItems", "dependencies"))
 _SINCE_6: Final = frozenset(("const", "contains", "propertyNames"))
 _SINCE_7: Final = frozenset(("if", "then", "else"))
 _SINCE_2019: Final = frozenset(
-    ["dependentRequired", "dependentSchemas", "maxContains", "minContains", "unevaluatedItems", "unevaluatedProperties"]
+    [
+        "dependentRequired",
+        "dependentSchemas",
+        "maxContains",
+        "minContains",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
 )
 _KEYWORDS: Final = {
     4: _BASICS | _LEGACY,
@@ -59,7 +107,8 @@ class Dialect:
     @property
     def keywords(self) -> frozenset[str]:
         """The keywords that assert something or refer elsewhere; all others are annotations. Drafts from 2019 on
-        keep the older spellings `dependencies`, `additionalItems` and `items` as a list, as schemas in the wild do."""
+        keep the older spellings `dependencies`, `additionalItems` and `items` as a list, as schemas in the wild
+        do."""
         return _KEYWORDS[self.draft]
 
     @property
@@ -268,7 +317,7 @@ def _join(base: str, reference: str) -> str:
     """The absolute address of a reference; names that are no locators (urn:…) are taken as they stand."""
     try:
         if base.startswith("urn:") and ":" not in reference.split("/")[0]:
-            return base if not reference else reference
+            return reference if reference else base
         return urljoin(base, reference)
     except ValueError:
         return reference

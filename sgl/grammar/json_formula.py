@@ -1,7 +1,8 @@
 """Formulas over JSON values: what a schema says before it is worked out, as hash-consed Boolean expressions.
 
 A formula is a subschema, a set of plain values, a fact about objects or arrays, or a combination of formulas. Equal
-formulas of one compilation are one object, which is what makes recursive schemas finite. The evaluator works them out.
+formulas of one compilation are one object, which is what makes recursive schemas finite. The evaluator works them
+out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Frozen = tuple[str, object]
 class Formula:
     """A set of JSON values by its definition. `kinds` is a mask of the kinds that may occur in it.
 
-    `subject` is what a leaf is about; `members` are the operands of a combination. `sets` is the evaluator's memory.
+    `subject` is what a leaf is about; `members` are the operands of a combination. `sets` is the evaluator's
+    memory.
     """
 
     __slots__ = ("is_empty", "kinds", "members", "operator", "sets", "subject")

@@ -1,12 +1,13 @@
 """Sets of JSON objects: conjunctions of what schemas say about keys, closed under intersection and complement.
 
-A case is kept as the list of blocks that the schemas wrote (properties, patterns, the rest), which makes merging free;
-`resolve` turns it into declared keys, disjoint key patterns and existence demands once it is final. Children are
-formulas. The evaluator calls all of this.
+A case is kept as the list of blocks that the schemas wrote (properties, patterns, the rest), which makes merging
+free; `resolve` turns it into declared keys, disjoint key patterns and existence demands once it is final. Children
+are formulas. The evaluator calls all of this.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -25,7 +26,8 @@ FEW_KEYS: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """What one schema says about values by their keys: by name, by pattern (all that match apply), and for the rest."""
+    """What one schema says about values by their keys: by name, by pattern (all that match apply), and for the
+    rest."""
 
     names: Mapping[str, Formula] = field(default_factory=dict)
     patterns: tuple[tuple[Expr, Formula], ...] = ()
@@ -58,8 +60,8 @@ class EvaluatedKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectCase:
-    """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of `exists`
-    some key that matches with a value that does."""
+    """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of
+    `exists` some key that matches with a value that does."""
 
     blocks: tuple[Block, ...] = ()
     required: tuple[str, ...] = ()
@@ -132,7 +134,8 @@ def _join(one: ObjectCase, other: ObjectCase) -> ObjectCase | None:
 
 
 def is_dead(case: ObjectCase, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> bool:
-    """Whether the case is plainly empty: a required key that no value can have, or bounds that exclude each other."""
+    """Whether the case is plainly empty: a required key that no value can have, or bounds that exclude each
+    other."""
     if case.high is not None and max(case.low, len(case.required)) > case.high:
         return True
     return any(is_empty_formula(under(case, name, formulas)) for name in case.required)
@@ -198,8 +201,8 @@ def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
         few = few_words(cell[0], FEW_KEYS) if cell[1] is not TRUE or case.low else None
         if few is not None:
             cells.remove(cell)
-            names.update((_decode(body), cell[1]) for body in few)
-    patterns = tuple((key, value) for key, value in cells if value is not FALSE)
+            names.update((key_of(body), cell[1]) for body in few)
+    patterns = tuple(cells)
     for choice in product(*[_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists]):
         chosen = dict(names)
         demanded = set(required)
@@ -235,6 +238,8 @@ def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple
             applying = [value for key, value in block.patterns if key in inside]
             found += applying or [block.rest]
         value = formulas.both(*found) if found else TRUE
+        if value is FALSE:
+            continue
         keys = _without(names, keys)
         if not is_empty(keys):
             cells.setdefault(value, []).append(keys)
@@ -281,10 +286,8 @@ def few_words(expr: Expr, limit: int) -> list[bytes] | None:
     return found
 
 
-def _decode(body: bytes) -> str:
-    """The key with a canonical text."""
-    import json
-
+def key_of(body: bytes) -> str:
+    """The string with a canonical text."""
     text = json.loads(b'"' + body + b'"')
     assert isinstance(text, str)
     return text

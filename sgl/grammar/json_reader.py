@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
 from sgl.grammar.formats import KNOWN_BUT_UNDECIDABLE, format_text
@@ -54,12 +54,36 @@ _TYPES: Final = {
     "array": 1 << ARRAY,
 }
 _IN_PLACE: Final = frozenset(
-    ["$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties", "unevaluatedItems"]
+    [
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+    ]
 )
 _WITH_CHILDREN: Final = frozenset(
-    ["properties", "patternProperties", "additionalProperties", "propertyNames", "items", "prefixItems", "additionalItems", "contains"]
+    [
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "propertyNames",
+        "items",
+        "prefixItems",
+        "additionalItems",
+        "contains",
+    ]
 )
 _VALUES: Final = frozenset(("enum", "const", "type", "nullable"))
+_T = TypeVar("_T")
 MOST_BRANCHES_WITH_UNEVALUATED: Final = 8
 
 
@@ -227,6 +251,14 @@ class Reader:
         if subject.expansion is None:
             subject.expansion = self._expand(subject)
         return subject.expansion
+
+    def without_applicators(self, formula: Formula) -> Formula:
+        """What a subschema says without referring to other schemas for the same value."""
+        subject = formula.subject
+        assert isinstance(subject, SchemaSubject)
+        own = subject.keywords - _IN_PLACE - {"then", "else"}
+        kinds = formula.kinds
+        return self._local(subject.location, subject.scope, own, kinds) if own else TRUE
 
     def _expand(self, subject: SchemaSubject) -> Formula:
         location, scope, keywords = subject.location, subject.scope, subject.keywords
@@ -434,7 +466,7 @@ class Reader:
         prefix: list[Formula] = []
         rest = TRUE
         looks_at_all = False
-        behind: str | None = "items"
+        behind = "items"
         for keyword in ("prefixItems", "items"):
             members = values.raw(keyword)
             if isinstance(members, list):
@@ -468,7 +500,8 @@ class Reader:
 
 
 class _KeywordValues:
-    """The values of a subschema's keywords, checked as they are asked for; `problem` is the first that was dropped."""
+    """The values of a subschema's keywords, checked as they are asked for; `problem` is the first that was
+    dropped."""
 
     def __init__(self, location: Location, keywords: frozenset[str], report: Report) -> None:
         assert isinstance(location.schema, dict)
@@ -478,7 +511,7 @@ class _KeywordValues:
         self.report = report
         self.problem: Dropped | None = None
 
-    def has(self, keyword: str | None) -> bool:
+    def has(self, keyword: str) -> bool:
         return keyword in self.keywords
 
     def raw(self, keyword: str) -> object:
@@ -489,7 +522,7 @@ class _KeywordValues:
         problem = self.report.problem(self.location.path(), keyword, reason, cause)
         self.problem = self.problem or problem
 
-    def of_type[T](self, keyword: str, expected: type[T], default: T) -> T:
+    def of_type(self, keyword: str, expected: type[_T], default: _T) -> _T:
         value = self.raw(keyword)
         if value is None:
             return default

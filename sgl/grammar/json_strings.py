@@ -1,8 +1,8 @@
 """Sets of strings as JSON Schema constrains them: lengths in characters and regular languages, closed under the set
 operations.
 
-Lengths stay counters as long as nothing else is asked, so that a bound of any size costs nothing. The schema compiler
-builds these sets and asks for their shapes.
+Lengths stay counters as long as nothing else is asked, so that a bound of any size costs nothing. The schema
+compiler builds these sets and asks for their shapes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Sets of numbers as JSON Schema constrains them: ranges, multiples and single values, closed under the set operations.
+"""Sets of numbers as JSON Schema constrains them: ranges, multiples and single values, closed under the set
+operations.
 
 Bounds are exact fractions, so 0.1 means a tenth. How such a set is written as JSON text is in json_digits.py; the
 schema compiler calls both.
@@ -6,6 +7,7 @@ schema compiler calls both.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,7 +22,8 @@ FEW_VALUES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers between two bounds (None: unbounded) that are multiples of one number and of none of some others."""
+    """The numbers between two bounds (None: unbounded) that are multiples of one number and of none of some
+    others."""
 
     low: Fraction | None = None
     high: Fraction | None = None
@@ -150,9 +153,7 @@ def _complement(part: Range) -> NumberSet:
 def _gaps(values: list[Fraction]) -> list[Range]:
     """Everything between, below and above sorted values."""
     bounds: list[Fraction | None] = [None, *values, None]
-    return [
-        Range(low, high, low is not None, high is not None) for low, high in zip(bounds, bounds[1:], strict=False)
-    ]
+    return [Range(low, high, low is not None, high is not None) for low, high in itertools.pairwise(bounds)]
 
 
 def least_common_multiple(left: Fraction, right: Fraction) -> Fraction:

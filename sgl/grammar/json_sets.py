@@ -1,0 +1,348 @@
+"""Works out formulas: which values of each kind belong to one, as a set of that kind.
+
+Every kind has sets closed under intersection, union and complement, so formulas are worked out member by member and
+kind by kind. The schema compiler asks for the sets of each formula that it reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import combinations
+from typing import Final
+
+from sgl.grammar import json_arrays, json_objects
+from sgl.grammar.expr import words
+from sgl.grammar.json_arrays import ArrayCase, Arrays, Items
+from sgl.grammar.json_document import Document
+from sgl.grammar.json_formula import (
+    ARRAY,
+    FALSE,
+    KINDS,
+    LITERAL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TRUE,
+    Formula,
+    Formulas,
+    freeze,
+)
+from sgl.grammar.json_objects import Block, ObjectCase, Objects, TooManyCases
+from sgl.grammar.json_reader import EVERY_LITERAL, EVERYTHING, NOTHING, KindSet, Known, Reader, SchemaSubject
+from sgl.grammar.json_report import Dropped, Report
+from sgl.grammar.json_strings import Strings, StringSet, make_strings
+from sgl.grammar.jsontext import string_body
+from sgl.grammar.numbers import NumberSet, make_set
+
+LOOK_AHEAD: Final = 4
+"""How many required keys and items deep a case is searched for one that no value fits, before it is kept."""
+
+
+class ReferenceLoop(Exception):
+    """A schema that refers to itself for the same value: it says nothing that could be worked out."""
+
+    def __init__(self, formula: Formula) -> None:
+        super().__init__()
+        self.formula = formula
+
+
+class Sets:
+    """The sets of the formulas of one document."""
+
+    def __init__(self, document: Document, report: Report, *, is_tracking: bool) -> None:
+        self.report = report
+        self.formulas = Formulas()
+        self.reader = Reader(
+            document,
+            self.formulas,
+            report,
+            is_tracking=is_tracking,
+            strings_of=lambda formula: self.of(formula, STRING),
+        )
+        self.is_tracking = is_tracking
+        self._known: dict[tuple[Formula, int], Known | None] = {}
+        self._plainly_empty: dict[Formula, bool] = {}
+        self._depth = 0
+
+    def of(self, formula: Formula, kind: int) -> Known:
+        """The values of one kind that belong to a formula. Raises ReferenceLoop and TooManyCases."""
+        if not formula.kinds >> kind & 1:
+            return Known(NOTHING[kind])
+        if formula is TRUE:
+            return Known(EVERYTHING[kind])
+        key = (formula, kind)
+        if key in self._known:
+            found = self._known[key]
+            if found is None:
+                raise ReferenceLoop(formula)
+            return found
+        self._known[key] = None
+        try:
+            self.report.tick()
+            found = self._known[key] = self._work_out(formula, kind)
+        finally:
+            if self._known[key] is None:
+                del self._known[key]
+        return found
+
+    def _work_out(self, formula: Formula, kind: int) -> Known:
+        match formula.operator:
+            case "schema":
+                return self._of_schema(formula, kind)
+            case "local":
+                return self.reader.keyword_set(formula, kind)
+            case "values":
+                assert isinstance(formula.subject, dict)
+                return Known(self._of_values(formula.subject.values(), kind))
+            case "fact":
+                assert isinstance(formula.subject, tuple)
+                return Known(formula.subject if kind == OBJECT else EVERYTHING[kind])
+            case "unknown":
+                assert isinstance(formula.subject, Dropped)
+                return Known(EVERYTHING[kind], formula.subject)
+            case "and":
+                return self._all_of([self.of(member, kind) for member in formula.members], kind)
+            case "or":
+                return self._any_of([self.of(member, kind) for member in formula.members], kind)
+            case "one":
+                return self._one_of(formula, kind)
+            case "not":
+                return self._outside(formula.members[0], kind)
+        raise AssertionError(f"{formula.operator} is worked out before it gets here")
+
+    def _of_schema(self, formula: Formula, kind: int) -> Known:
+        subject = formula.subject
+        assert isinstance(subject, SchemaSubject)
+        try:
+            value, problem = self.of(self.reader.expand(formula), kind)
+        except ReferenceLoop as loop:
+            if loop.formula is not formula:
+                raise
+            return Known(EVERYTHING[kind], self._refuse(subject, "$ref", "the reference leads back to itself"))
+        except TooManyCases as error:
+            combinator = next(
+                name
+                for name in ("oneOf", "anyOf", "not", "if", "allOf", "$ref", "dependencies", "dependentSchemas")
+                if name in subject.keywords
+            )
+            dropped = self._refuse(subject, combinator, str(error), error)
+            return Known(self.of(self.reader.without_applicators(formula), kind).value, dropped)
+        unevaluated = self.reader.unevaluated(formula, kind)
+        if unevaluated is not None and problem is not None:
+            dropped = self._refuse(
+                subject,
+                "unevaluatedProperties" if kind == OBJECT else "unevaluatedItems",
+                f"{problem.keyword!r} beside it is not enforced",
+            )
+            return Known(value, dropped)
+        if unevaluated is not None:
+            if kind == OBJECT:
+                value = tuple(json_objects.evaluated_as(case, unevaluated) for case in as_objects(value))
+            else:
+                value = tuple(
+                    json_arrays.evaluated_as(case, unevaluated, self.formulas) for case in as_arrays(value)
+                )
+        return Known(value, problem)
+
+    def _refuse(self, subject: SchemaSubject, keyword: str, reason: str, cause: Exception | None = None) -> Dropped:
+        return self.report.problem(subject.location.path(), keyword, reason, cause)
+
+    def _of_values(self, values: Iterable[object], kind: int) -> KindSet:
+        """The members of one kind of a list of plain values."""
+        if kind == LITERAL:
+            names = {None: "null", True: "true", False: "false"}
+            return frozenset(names[value] for value in values if value is None or isinstance(value, bool))
+        if kind == NUMBER:
+            numbers = [
+                freeze(value)[1]
+                for value in values
+                if isinstance(value, int | float | Fraction) and not isinstance(value, bool)
+            ]
+            return make_set((), [number for number in numbers if isinstance(number, Fraction)])
+        if kind == STRING:
+            texts = [string_body(value) for value in values if isinstance(value, str)]
+            return make_strings([Strings(body=words(texts))]) if texts else StringSet()
+        if kind == OBJECT:
+            return tuple(self._object_value(value) for value in values if isinstance(value, dict))
+        return tuple(self._array_value(value) for value in values if isinstance(value, list))
+
+    def _object_value(self, value: dict[str, object]) -> ObjectCase:
+        names = {name: self._value(member) for name, member in value.items()}
+        return ObjectCase((Block(names, rest=FALSE),), tuple(names))
+
+    def _array_value(self, value: list[object]) -> ArrayCase:
+        return ArrayCase((Items(tuple(map(self._value, value)), FALSE),), len(value), len(value))
+
+    def _value(self, value: object) -> Formula:
+        return self.formulas.values({freeze(value): value})
+
+    # Operations
+
+    def _all_of(self, parts: list[Known], kind: int) -> Known:
+        value, problem = parts[0]
+        for other in parts[1:]:
+            value = self._meet(value, other.value, kind)
+            problem = problem or other.problem
+        return Known(value, problem)
+
+    def _any_of(self, parts: Iterable[Known], kind: int) -> Known:
+        value, problem = NOTHING[kind], None
+        for part in parts:
+            value = self._join(value, part.value, kind)
+            problem = problem or part.problem
+        return Known(value, problem)
+
+    def _one_of(self, formula: Formula, kind: int) -> Known:
+        members = [member for member in formula.members if member.kinds >> kind & 1]
+        parts = [self.of(member, kind) for member in members]
+        if kind == OBJECT and self._are_told_apart([as_objects(part.value) for part in parts]):
+            return self._any_of(parts, kind)
+        chosen = []
+        for i, part in enumerate(parts):
+            value = part.value
+            for j, (member, other) in enumerate(zip(members, parts, strict=True)):
+                if i == j or _is_nothing(self._meet(value, other.value, kind)):
+                    continue
+                without = self.of(self.formulas.negate(member), kind)
+                if other.problem is not None:
+                    assert isinstance(formula.subject, str)
+                    self.report.problem(
+                        formula.subject, "oneOf", f"{other.problem.keyword!r} in a branch is not enforced"
+                    )
+                value = self._meet(value, without.value, kind)
+            chosen.append(Known(value, part.problem))
+        return self._any_of(chosen, kind)
+
+    def _are_told_apart(self, parts: list[Objects]) -> bool:
+        """Whether every branch requires one key with values of its own: the usual discriminator, seen at once."""
+        if any(len(part) != 1 for part in parts):
+            return False
+        cases = [case for (case,) in parts]
+        shared = set(cases[0].required).intersection(*[case.required for case in cases[1:]]) if cases else set()
+        for name in shared:
+            seen: set[object] = set()
+            for case in cases:
+                value = json_objects.under(case, name, self.formulas)
+                if value.operator != "values":
+                    break
+                assert isinstance(value.subject, dict)
+                if not seen.isdisjoint(value.subject):
+                    break
+                seen.update(value.subject)
+            else:
+                return True
+        return False
+
+    def _outside(self, formula: Formula, kind: int) -> Known:
+        """The values of one kind that do not belong to a formula."""
+        negate, members = self.formulas.negate, formula.members
+        match formula.operator:
+            case "schema" if self.reader.unevaluated(formula, kind) is None:
+                return self.of(negate(self.reader.expand(formula)), kind)
+            case "and":
+                return self._any_of((self.of(negate(member), kind) for member in members), kind)
+            case "or":
+                return self._all_of([self.of(negate(member), kind) for member in members], kind)
+            case "one":
+                none = self.formulas.both(*map(negate, members))
+                several = [self.formulas.both(*pair) for pair in combinations(members, 2)]
+                return self.of(self.formulas.either(none, *several), kind)
+        value, problem = self.of(formula, kind)
+        if problem is not None:
+            return Known(EVERYTHING[kind], problem)
+        return self._complement(value, kind)
+
+    def _complement(self, value: KindSet, kind: int) -> Known:
+        if isinstance(value, NumberSet | StringSet):
+            return Known(~value)
+        if isinstance(value, frozenset):
+            return Known(EVERY_LITERAL - value)
+        result: KindSet = EVERYTHING[kind]
+        problem = None
+        for case in value:
+            if isinstance(case, ObjectCase):
+                result = self._meet(result, json_objects.outside(case, self.formulas), kind)
+            elif case.unique is not None:
+                problem = self.report.problem(
+                    case.unique,
+                    "uniqueItems",
+                    "it stands under a negation, and arrays with items that repeat are no regular set",
+                )
+            else:
+                result = self._meet(result, json_arrays.outside(case, self.formulas), kind)
+        return Known(result, problem)
+
+    def _meet(self, left: KindSet, right: KindSet, kind: int) -> KindSet:
+        if left is EVERYTHING[kind]:
+            return right
+        if right is EVERYTHING[kind]:
+            return left
+        if isinstance(left, NumberSet) and isinstance(right, NumberSet):
+            return left & right
+        if isinstance(left, StringSet) and isinstance(right, StringSet):
+            return left & right
+        if isinstance(left, frozenset) and isinstance(right, frozenset):
+            return left & right
+        if kind == OBJECT:
+            return json_objects.meet(as_objects(left), as_objects(right), self.formulas, self.is_plainly_empty)
+        return json_arrays.meet(as_arrays(left), as_arrays(right), self.formulas, self.is_plainly_empty)
+
+    def _join(self, left: KindSet, right: KindSet, kind: int) -> KindSet:
+        if isinstance(left, NumberSet) and isinstance(right, NumberSet):
+            return left | right
+        if isinstance(left, StringSet) and isinstance(right, StringSet):
+            return left | right
+        if isinstance(left, frozenset) and isinstance(right, frozenset):
+            return left | right
+        if not self.is_tracking and EVERYTHING[kind] in (left, right):
+            return EVERYTHING[kind]
+        if kind == OBJECT:
+            return tuple(dict.fromkeys((*as_objects(left), *as_objects(right))))
+        return tuple(dict.fromkeys((*as_arrays(left), *as_arrays(right))))
+
+    def is_plainly_empty(self, formula: Formula) -> bool:
+        """Whether a formula has no value, as far as a short look shows."""
+        if formula.operator in ("true", "values", "unknown", "fact"):
+            return False
+        if formula is FALSE:
+            return True
+        found = self._plainly_empty.get(formula)
+        if found is None:
+            if self._depth >= LOOK_AHEAD:
+                return False
+            self._depth += 1
+            try:
+                found = all(self._is_plainly_empty_of(formula, kind) for kind in KINDS)
+            except (ReferenceLoop, TooManyCases):
+                found = False  # what is wrong is told when the formula's own turn comes
+            finally:
+                self._depth -= 1
+            self._plainly_empty[formula] = found
+        return found
+
+    def _is_plainly_empty_of(self, formula: Formula, kind: int) -> bool:
+        value = self.of(formula, kind).value
+        if kind == OBJECT:
+            return all(
+                json_objects.is_dead(case, self.formulas, self.is_plainly_empty) for case in as_objects(value)
+            )
+        if kind == ARRAY:
+            return all(json_arrays.is_dead(case, self.formulas, self.is_plainly_empty) for case in as_arrays(value))
+        return _is_nothing(value)
+
+
+def _is_nothing(value: KindSet) -> bool:
+    if isinstance(value, NumberSet):
+        return value.is_empty
+    return value.is_nothing if isinstance(value, StringSet) else not value
+
+
+def as_objects(value: KindSet) -> Objects:
+    """The set, which is one of objects."""
+    return value  # type: ignore[return-value]
+
+
+def as_arrays(value: KindSet) -> Arrays:
+    """The set, which is one of arrays."""
+    return value  # type: ignore[return-value]
