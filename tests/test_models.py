@@ -143,7 +143,7 @@ def reference_logits(path: Path, sequences: list[list[int]]) -> list[torch.Tenso
 def check(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
     for ours, theirs in zip(actual, expected, strict=True):
         assert ours.dtype == torch.float32
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-5)
         best = theirs.topk(2).values
         clear = best[:, 0] - best[:, 1] > 2e-4  # a closer race may go either way
         assert torch.equal(ours.argmax(-1)[clear], theirs.argmax(-1)[clear])
