@@ -174,7 +174,7 @@ class Reader:
             if keyword in keywords:
                 rest = rest - {keyword}
                 parts.append(self._plain_values(location, keyword))
-        if rest <= _VALUES and all(part.operator == "values" for part in parts):
+        if parts and rest <= _VALUES and all(part.operator == "values" for part in parts):
             both = self.formulas.both(*parts)
             if both is FALSE or "type" not in rest:
                 return both
