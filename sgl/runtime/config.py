@@ -73,6 +73,8 @@ class EngineConfig:
     """Seconds a request may take in all unless it says otherwise. None: no limit."""
     queue_timeout: PositiveFloat | None = None
     """Seconds a request may wait for its first step. None: no limit."""
+    program_lease_ttl: PositiveFloat = 60.0
+    """Longest time in seconds that a program's KV pages stay locked while it waits for its client."""
     stream_interval: PositiveInt = 1
     """Tokens between two events of a stream."""
     random_seed: NonNegativeInt | None = None

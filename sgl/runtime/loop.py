@@ -6,6 +6,8 @@ ways emit the same tokens. The loop knows no caller: outputs leave through one `
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import math
 import queue
@@ -13,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
@@ -67,6 +69,15 @@ class Submission:
         self.is_incremental = self.text is not None and (self.stream or self.text.has_stops)
 
 
+@dataclass(slots=True, order=True)
+class Timer:
+    """Something to be done at a time; see EngineLoop.call_at."""
+
+    when: float  # monotonic seconds
+    number: int
+    action: Callable[[], None] | None = field(compare=False)  # None: cancelled
+
+
 class EngineLoop:
     """Runs a scheduler against a runner in a thread of its own. Every method is safe from any thread."""
 
@@ -89,6 +100,9 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
         self._outputs: list[Output] = []
+        self._timers: list[Timer] = []  # a heap
+        self._timer_numbers = itertools.count()
+        self._num_cancelled = 0
         self._flying: tuple[Step, PendingStep] | None = None
         self._stopping = False
         self._death: BaseException | None = None
@@ -107,12 +121,12 @@ class EngineLoop:
         now = time.monotonic()
         for submission in submissions:
             submission.submitted = now
-        self._post(lambda: self._add(submissions))
+        self.post(lambda: self._add(submissions))
 
     def abort(self, uids: list[int]) -> None:
         """Ask to end requests. Each still sends its last output, after which nothing more comes of it and its
         pages are free; unknown and finished ones are passed over. Raises EngineDead."""
-        self._post(lambda: self._abort(uids))
+        self.post(lambda: self._abort(uids))
 
     def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
         """Run a function between two steps and return its result. Raises EngineDead, or TimeoutError."""
@@ -124,7 +138,7 @@ class EngineLoop:
             except Exception as error:
                 future.set_exception(error)
 
-        self._post(run)
+        self.post(run)
         waited = 0.0
         while True:
             try:
@@ -156,7 +170,8 @@ class EngineLoop:
             return math.inf
         return 0.0 if began is None else time.monotonic() - began
 
-    def _post(self, action: Callable[[], None]) -> None:
+    def post(self, action: Callable[[], None]) -> None:
+        """Run an action between two steps, after those posted before; it must not raise. Raises EngineDead."""
         with self._gate:
             if self._stopping or self._death is not None:
                 raise EngineDead(
@@ -165,6 +180,23 @@ class EngineLoop:
             self._inbox.put(action)
 
     # ---- the loop's thread
+
+    def call_at(self, when: float, action: Callable[[], None]) -> Timer:
+        """Run an action between two steps, at `when` in monotonic seconds or soon after. It must not raise. For
+        the loop's own thread."""
+        timer = Timer(when, next(self._timer_numbers), action)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Forget a timer, if it is not over. For the loop's own thread."""
+        if timer.action is not None:
+            timer.action = None
+            self._num_cancelled += 1
+            if self._num_cancelled > 64 and self._num_cancelled > len(self._timers) // 2:
+                self._timers = [kept for kept in self._timers if kept.action is not None]
+                heapq.heapify(self._timers)
+                self._num_cancelled = 0
 
     def _run(self) -> None:
         try:
@@ -186,7 +218,8 @@ class EngineLoop:
         try:
             if idle:
                 self._round_began = None
-                self._inbox.get()()
+                due = max(0.0, self._timers[0].when - time.monotonic()) if self._timers else None
+                self._inbox.get(timeout=due)()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
@@ -308,6 +341,13 @@ class EngineLoop:
                 self._end(submission, FinishReason("abort", error=RequestAborted(f"request {uid} was aborted")))
 
     def _expire(self) -> None:
+        while self._timers and self._timers[0].when <= time.monotonic():
+            timer = heapq.heappop(self._timers)
+            action, timer.action = timer.action, None
+            if action is None:
+                self._num_cancelled -= 1
+            else:
+                action()
         for request in self.scheduler.expire():
             submission: Submission = request.owner
             waited = time.monotonic() - submission.submitted

@@ -2,7 +2,8 @@
 
 A row's pages are [lent by the tree | shared with it | private tail]. Those of the first `request.tree_len` tokens
 belong to the tree and are kept by one lock on `request.node`; the rest is the request's alone. Changes of the page
-table are collected for the next batch. Nothing here decides who may have pages.
+table are collected for the next batch. Nothing here decides who may have pages, but for one thing: those who run
+come before leases.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.ledger import check
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import Match, RadixCache
+from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
 
@@ -25,6 +27,7 @@ class RowMemory:
         self.pool = pool
         self.page_size = pool.page_size
         self.cache = RadixCache(pool)
+        self.leases = Leases(self.cache)
         self.rows = RowTable(num_rows, max_pages)
         self.running: dict[int, Request] = {}
         """Requests by row, in order of admission."""
@@ -106,6 +109,7 @@ class RowMemory:
     def reach(self, request: Request, end: int) -> int:
         """Give the request pages for its tokens up to `end`, or as far as pages go; returns how far."""
         held = int(self.rows.num_pages[request.row])
+        self._reclaim(-(-end // self.page_size) - held)
         end = min(end, (held + self.available_pages) * self.page_size)
         missing = -(-end // self.page_size) - held
         if missing > 0:
@@ -116,6 +120,7 @@ class RowMemory:
 
     def grow(self, rows: Int32Array) -> bool:
         """Give each of the rows one page more, or none of them any; returns which."""
+        self._reclaim(len(rows))
         pages = self.cache.alloc(len(rows))
         if pages is None:
             return False
@@ -125,8 +130,13 @@ class RowMemory:
         self._page_writes.append(np.stack((rows, index, pages), axis=1))
         return True
 
+    def _reclaim(self, num_pages: int) -> None:
+        """Make so many pages available, as far as that takes no more than dropping leases."""
+        while self.available_pages < num_pages and self.leases.drop_oldest():
+            pass
+
     def check(self) -> list[str]:
         """What is wrong with the ownership of pages, if anything: empty when every page has one owner."""
         private = [self.rows.held(row)[r.tree_len // self.page_size :] for row, r in self.running.items()]
         locked = [request.node for request in self.running.values() if request.node is not None]
-        return check(self.pool, self.cache, private, locked)
+        return check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])

@@ -289,7 +289,7 @@ class Scheduler:
         lent = match.length // memory.page_size
         simulation.shrink(locked)
         simulation.add(self._remaining(request), request.num_known, lent, 0)
-        if not simulation.is_feasible() and self._running:
+        if not simulation.is_feasible() and self._running and not self._drop_leases(simulation):
             simulation.drop_last()
             simulation.shrink(-locked)
             memory.cache.unlock(match.node)
@@ -305,6 +305,19 @@ class Scheduler:
             self.counters.prompt_tokens += request.prompt_len
             self.counters.cached_tokens += match.length
         return True
+
+    def _drop_leases(self, simulation: ReleaseSimulation) -> bool:
+        """Drop as many leases, oldest first, as the simulated requests need; none if all would not be enough."""
+        leases, memory = self.memory.leases, self.memory
+        simulation.shrink(-leases.num_pages)
+        would_do = simulation.is_feasible()
+        simulation.shrink(leases.num_pages)
+        while would_do and not simulation.is_feasible():
+            before = memory.available_pages
+            if not leases.drop_oldest():
+                return False
+            simulation.shrink(before - memory.available_pages)
+        return would_do
 
     def _commit(self, decodes: list[Request], chunks: list[Chunk], setups: list[RowSetup]) -> Step:
         """Write the batch down and move every request in it to the phase it has once the batch is launched."""
