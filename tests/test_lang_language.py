@@ -35,7 +35,8 @@ def test_every_public_name_is_there() -> None:
 
 EXPORTS = {
     "sgl": """function gen gen_int gen_string select image video system user assistant system_begin system_end
-    user_begin user_end assistant_begin assistant_end separate_reasoning set_default_backend flush_cache get_server_info
+    user_begin user_end assistant_begin assistant_end separate_reasoning set_default_backend flush_cache
+    get_server_info
     global_config token_length_normalized greedy_token_selection unconditional_likelihood_normalized Runtime
     RuntimeEndpoint Engine ServerArgs OpenAI Anthropic LiteLLM VertexAI Crusoe __version__""",
     "sgl.lang.ir": """REGEX_INT REGEX_FLOAT REGEX_BOOL REGEX_STR SglGen SglSelect SglExpr SglExprList

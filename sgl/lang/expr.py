@@ -90,10 +90,20 @@ def gen(
 
     At most one of dtype, regex, json_schema, schema, ebnf and required tools constrains the text. `schema` takes a
     type or a JSON Schema and lets `s.value(name)` return the object; `tools` takes functions, whose calls are run
-    and their results appended after the turn. `choices` makes it a `select`. `timeout` is in seconds; `extra` goes
+    and their results appended after the turn. `choices` makes it a `select`, to which sampling parameters mean
+    nothing. `timeout` is in seconds; `extra` goes
     to the backend as it is. Raises `InvalidRequest` or `RegexSyntaxError` for what no backend could serve.
     """
     if choices is not None:
+        _only(
+            choices=choices,
+            dtype=dtype,
+            regex=regex,
+            json_schema=json_schema,
+            schema=schema,
+            ebnf=ebnf,
+            tools=tools,
+        )
         return select(name, choices, temperature or 0.0, choices_method)
     params = sampling_params(
         max_tokens=max_tokens,
@@ -286,8 +296,7 @@ def _constraint(
         stated = ["dtype"]
     if tools and tool_choice == "required":
         stated.append("tools")
-    if len(stated) > 1:
-        raise InvalidRequest(f"{' and '.join(stated)} exclude each other", param=stated[0])
+    _only(**dict.fromkeys(stated, True))
     match stated:
         case ["dtype"]:
             return None, _PARSERS[_DTYPES[dtype]]
@@ -304,6 +313,13 @@ def _constraint(
         case ["tools"]:
             return {"json": call_schema(tools)}, None
     return None, None
+
+
+def _only(**given: Any) -> None:
+    """At most one of several ways to constrain a text is not None."""
+    stated = [key for key, value in given.items() if value is not None]
+    if len(stated) > 1:
+        raise InvalidRequest(f"{' and '.join(stated)} exclude each other", param=stated[0])
 
 
 def _check_regex(regex: str) -> None:

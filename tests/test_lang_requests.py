@@ -1,0 +1,278 @@
+"""Requests counted at the transport: one for a program, and at most one more for each value Python looks at."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import sgl
+from sgl.lang import ir
+from sgl.lang.run import SEGMENT_NODES
+from tests.lang_mocks import MockBackend, ProgramBackend
+
+
+def echo(prompt: Any, params: Any) -> str:
+    """A reply that is the gen's name in brackets."""
+    return f"<{params.node.name}>"
+
+
+def requests_of(program: Any, *args: Any, **kwargs: Any) -> int:
+    """How many requests one run takes, everything waited for."""
+    backend = ProgramBackend(MockBackend(echo))
+    state = program.run(*args, backend=backend, **kwargs)
+    done = threading.Event()
+    state.when_done(done.set)
+    assert done.wait(5)
+    assert state.error() is None
+    assert state.usage["requests"] == backend.requests
+    return backend.requests
+
+
+@sgl.function
+def few_shot(s, question):
+    """A straight line."""
+    for i in range(5):
+        s += f"Q: {i}\nA: {i}\n"
+    s += "Q: " + question + "\nA:" + sgl.gen("answer", stop="\n")
+
+
+@sgl.function
+def chat(s, first, second):
+    """Two turns, the second after the first answer."""
+    s += sgl.system("Be brief.")
+    s += sgl.user(first) + sgl.assistant(sgl.gen("a"))
+    s += sgl.user(second) + sgl.assistant(sgl.gen("b"))
+
+
+@sgl.function
+def choose(s, question):
+    """A select of each method."""
+    for method in ("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"):
+        s += question + sgl.select(method, ["yes", "no"], choices_method=method)
+
+
+@sgl.function
+def parallel(s, topic):
+    """A fork, and what the branches wrote in the parent, without reading it."""
+    s += "Tips on " + topic
+    forks = s.fork(2)
+    forks += lambda i: f"Tip {i}:" + sgl.gen("tip")
+    s += "1." + forks[0].ref("tip") + "2." + forks[1].ref("tip").strip()
+    forks.join()
+    s += "In short:" + sgl.gen("summary")
+
+
+@sgl.function
+def tree_of_thought(s, question):
+    """2^4: four levels of two branches each; the texts of the leaves are the value."""
+    s += question
+    forks = [s]
+    groups = []
+    for _ in range(4):
+        grown = []
+        for state in forks:
+            group = state.fork(2)
+            group += "Think:" + sgl.gen("thought")
+            groups.append(group)
+            grown += list(group)
+        forks = grown
+    return forks
+
+
+@sgl.function
+def mixed(s):
+    """Scopes, variables, copies, joins that append."""
+    with s.var_scope("scope"):
+        s += "a" + sgl.gen("x", n=2)
+    s["plain"] = "value"
+    with s.copy() as branch:
+        branch += sgl.gen("copied")
+    forks = s.fork(3)
+    forks += sgl.gen("y")
+    forks.join("concate_and_append")
+    s += s.ref("scope").upper() + sgl.gen("z", dtype=int)
+
+
+@pytest.mark.parametrize(
+    ("program", "args"),
+    [(few_shot, ("why",)), (chat, ("a", "b")), (choose, ("ok?",)), (parallel, ("cats",)), (mixed, ())],
+)
+def test_a_program_that_nobody_observes_is_one_request(program: Any, args: Any) -> None:
+    assert requests_of(program, *args) == 1
+
+
+def test_a_tree_of_thought_is_one_request() -> None:
+    backend = ProgramBackend(MockBackend(echo))
+    state = tree_of_thought.run("24?", backend=backend)
+    leaves = [leaf.text() for leaf in state.ret_value]
+    assert leaves == ["24?" + "Think:<thought>" * 4] * 16
+    assert backend.requests == 1
+    assert len(backend.mock.calls) == 2 + 4 + 8 + 16
+
+
+@pytest.mark.parametrize("num_observed", range(5))
+def test_k_observations_are_at_most_k_more_requests(num_observed: int) -> None:
+    @sgl.function
+    def program(s):
+        for i in range(4):
+            s += f"{i}" + sgl.gen(f"x{i}")
+            if i < num_observed:
+                assert s[f"x{i}"] == f"<x{i}>"
+                assert s.get_meta_info(f"x{i}")["completion_tokens"] == 4
+                assert f"<x{i}>" in s.text()
+
+    assert requests_of(program) <= 1 + num_observed
+    assert requests_of(program) == 1 + num_observed  # the last ones are shipped at the end
+
+
+def test_a_react_program_costs_one_request_per_observed_step() -> None:
+    @sgl.function
+    def react(s, question):
+        s += question
+        for i in range(4):
+            s += "Action:" + sgl.select("tool", ["search", "finish"])
+            if s["tool"] == "finish":
+                break
+            s += sgl.gen("argument") + f"Observation {i}\n"
+
+    backend = ProgramBackend(MockBackend(echo))
+    react.run("q", backend=backend).sync()
+    assert backend.requests <= 5
+
+
+def test_bodies_are_executed_once_whatever_is_asked_of_the_state() -> None:
+    executed = []
+
+    @sgl.function
+    def program(s, x):
+        executed.append(x)
+        s += sgl.gen("a")
+
+    backend = ProgramBackend(MockBackend(echo))
+    state = program.run(0, backend=backend)
+    for _ in range(3):
+        state.text()
+        state.messages()
+        state["a"]
+        state.error()
+        list(state.text_iter())
+    program.run_batch([(1,), (2,), (3,)], backend=backend)
+    program.run(4, backend=backend, stream=True).sync()
+    assert sorted(executed) == [0, 1, 2, 3, 4]
+    assert backend.requests == 5
+
+
+def test_reading_values_after_the_run_costs_nothing_more() -> None:
+    backend = ProgramBackend(MockBackend(echo))
+    states = few_shot.run_batch([("a",), ("b",)], backend=backend)
+    for state in states:
+        assert state["answer"] == "<answer>"
+        assert state.get_meta_info("answer")["completion_tokens"]
+    assert backend.requests == 2
+
+
+def test_a_body_that_turns_to_something_long_has_its_nodes_shipped() -> None:
+    backend = ProgramBackend(MockBackend(echo))
+    arrived = []
+
+    @sgl.function
+    def program(s):
+        s += "early" + sgl.gen("x")
+        deadline = time.monotonic() + 5
+        while not backend.mock.calls and time.monotonic() < deadline:
+            time.sleep(0.01)
+        arrived.append(len(backend.mock.calls))
+        s += "late" + sgl.gen("y")
+
+    program.run(backend=backend).sync()
+    assert arrived == [1]
+    assert backend.requests == 2
+
+
+def test_a_long_segment_is_shipped_before_anybody_observes() -> None:
+    @sgl.function
+    def program(s):
+        for i in range(SEGMENT_NODES * 3 // 2):
+            s += f"{i} "
+
+    assert requests_of(program) == 2
+
+
+def test_an_endless_recording_loop_ends_with_an_error() -> None:
+    @sgl.function
+    def program(s):
+        while True:
+            s += sgl.gen("x")
+
+    @sgl.function
+    def forking(s):
+        while True:
+            s.fork(100)
+
+    for endless, message in ((program, "at most 10000 nodes"), (forking, "at most 4096 forked")):
+        with pytest.raises(sgl.errors.ProgramError, match=message):
+            endless.run(backend=ProgramBackend(MockBackend(echo)))
+
+
+def test_a_late_segment_after_the_lease_is_computed_and_says_so() -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x")
+        s["x"]
+        time.sleep(0.05)
+        s += sgl.gen("y")
+
+    class ShortLease(ProgramBackend):
+        def open(self, header: ir.Program, sink: ir.Sink) -> Any:
+            session = super().open(header, sink)
+            session._lease_s = 0.02
+            return session
+
+    state = program.run(backend=ShortLease(MockBackend(echo)))
+    assert state.text() == "<x><y>"
+    assert state.get_meta_info("y")["evicted"] is True
+    assert state.get_meta_info("x")["evicted"] is False
+
+
+def test_ten_thousand_programs_run_at_once_without_a_thread_each() -> None:
+    @sgl.function
+    def program(s, i):
+        s += f"{i}" + sgl.gen("x")
+
+    class Gate(MockBackend):
+        """Answers nobody before all are there."""
+
+        async def generate(self, prompt: Any, params: Any) -> Any:
+            self.latency = 0
+            self.running += 1
+            self.max_running = max(self.max_running, self.running)
+            if self.running == 10_000:
+                self.opened.set()
+            await self.opened.wait()
+            return await super().generate(prompt, params)
+
+    backend = Gate(echo)
+    backend.opened = asyncio.Event()
+    states = program.run_batch([(i,) for i in range(10_000)], backend=backend)
+    assert backend.max_running >= 10_000
+    assert all(state["x"] == "<x>" for state in states)
+    assert threading.active_count() < 16
+
+
+def test_a_wide_fork_starts_no_thread_per_branch() -> None:
+    @sgl.function
+    def program(s):
+        forks = s.fork(500)
+        forks += lambda i: f"{i}" + sgl.gen("x")
+        forks.join()
+
+    backend = MockBackend(lambda prompt, _: prompt.text, latency=0.1)
+    threads = threading.active_count()
+    state = program.run(backend=backend)
+    assert state["x"] == [str(i) for i in range(500)]
+    assert backend.max_running == 500
+    assert threading.active_count() <= threads + 2
