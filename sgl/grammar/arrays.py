@@ -1,7 +1,7 @@
 """JSON arrays as nodes: what the next item may be, and when the array may close.
 
-Items are counted by the commas of their frame where bounds are large, and by states where they are small or where what an
-item may be depends on the ones before it.
+Items are counted by the commas of their frame where bounds are large, and by states where they are small or where
+what an item may be depends on the ones before it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from sgl.grammar.expr import concat, literal
 from sgl.grammar.shape import Array, Schema
-from sgl.grammar.threads import CLOSING, INC_ITEM, ITEMS, Builder, Node, Thread
+from sgl.grammar.tables import INC_ITEM, ITEMS
+from sgl.grammar.threads import CLOSING, Builder, Node, Thread
 from sgl.grammar.values import value_node
 
 FEW_ITEMS = 12
@@ -20,11 +21,12 @@ FEW_ITEMS = 12
 class Items(NamedTuple):
     """What has been read of an array.
 
-    `count` items, where states count them, or as many of them as the prefix has. `region`, where commas are counted: 0 below the least
-    number of items, 1 between, 2 at the most. `matching` items for `contains`; `used` a bit set of the `distinct` values.
+    `length` items, where states count them, or as many of them as the prefix has. `region`, where commas are
+    counted: 0 below the least number of items, 1 between, 2 at the most. `matching` items for `contains`; `used` a
+    bit set of the `distinct` values.
     """
 
-    count: int
+    length: int
     region: int
     matching: int
     used: int
@@ -71,8 +73,8 @@ class ArrayPlan:
 
     def choices(self, items: Items) -> list[tuple[Schema, Items]]:
         """What the next item may be, and what has been read behind it."""
-        shape, count = self.shape, items.count
-        after = items._replace(count=min(count + 1, self.count_cap))
+        shape, count = self.shape, items.length
+        after = items._replace(length=min(count + 1, self.count_cap))
         if shape.distinct is not None:
             free = [j for j in range(len(shape.distinct)) if not items.used >> j & 1]
             return [(shape.distinct[j], after._replace(used=items.used | 1 << j)) for j in free]
@@ -97,14 +99,14 @@ class ArrayPlan:
         contains, shape = self.shape.contains, self.shape
         assert contains is not None
         last = len(contains.matching) - 1
-        end = max(last + 1, shape.min_items, items.count) if shape.max_items is None else shape.max_items
-        places = [min(i, last) for i in range(items.count, end)]
+        end = max(last + 1, shape.min_items, items.length) if shape.max_items is None else shape.max_items
+        places = [min(i, last) for i in range(items.length, end)]
         can_match = sum(contains.matching[i] is not None for i in places)
         if shape.max_items is None and contains.matching[last] is not None:
             can_match += contains.min_count
         if contains.min_count - items.matching > can_match:
             return False
-        must_match = sum(contains.other[min(i, last)] is None for i in range(items.count, shape.min_items))
+        must_match = sum(contains.other[min(i, last)] is None for i in range(items.length, shape.min_items))
         return contains.max_count is None or items.matching + must_match <= contains.max_count
 
     def after_item(self, items: Items) -> Node:
@@ -118,12 +120,12 @@ class ArrayPlan:
         if self.counts_commas:
             return items.region > 0
         contains = self.shape.contains
-        return items.count >= self.shape.min_items and (contains is None or items.matching >= contains.min_count)
+        return items.length >= self.shape.min_items and (contains is None or items.matching >= contains.min_count)
 
     def may_go_on(self, items: Items) -> bool:
         if self.counts_commas:
             return items.region < 2
-        if self.shape.max_items is not None and items.count >= self.shape.max_items:
+        if self.shape.max_items is not None and items.length >= self.shape.max_items:
             return False
         return bool(self.choices(items))
 

@@ -1,9 +1,10 @@
 """A grammar as a lazily determinised visibly pushdown automaton over bytes.
 
-A state is a set of threads run in parallel, each with its *origin*: which of the values that the frame may be it reads. An
-opening bracket pushes what stands behind each of those values; a closing bracket pops with the set of origins that are
-complete, and the state behind is a function of what was pushed and of that set. So a union of schemas needs no
-backtracking (Alur and Madhusudan 2004). States are numbered as they are met and their rows filled on first use.
+A state is a set of threads run in parallel, each with its *origin*: which of the values that the frame may be it
+reads. An opening bracket pushes what stands behind each of those values; a closing bracket pops with the set of
+origins that are complete, and the state behind is a function of what was pushed and of that set. So a union of
+schemas needs no backtracking (Alur and Madhusudan 2004). States are numbered as they are met and their rows filled
+on first use.
 """
 
 from __future__ import annotations
@@ -17,14 +18,25 @@ import numpy.typing as npt
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.arrays import array_plan
-from sgl.grammar.expr import EMPTY, Expr, byte_range, bytes_of
+from sgl.grammar.byteset import byte_range, bytes_of, refine
+from sgl.grammar.expr import EMPTY, Expr
 from sgl.grammar.objects import object_plan
 from sgl.grammar.shape import Array, Object, Schema
-from sgl.grammar.threads import (
+from sgl.grammar.tables import (
+    AT,
+    BELOW,
     CHARS,
-    INC_CHAR,
-    INC_ITEM,
-    RESET_CHAR,
+    COUNT_SHIFT,
+    COUNTER,
+    DEAD,
+    LIMIT,
+    POP_BIT,
+    PUSH_BIT,
+    TARGET_MASK,
+    UNKNOWN,
+    Tables,
+)
+from sgl.grammar.threads import (
     Builder,
     Counted,
     Finished,
@@ -37,19 +49,12 @@ from sgl.grammar.threads import (
     Stay,
     Thread,
 )
+from sgl.grammar.time_limit import check_time
 
 Member = tuple[int, Thread]
 Callers = tuple[tuple[tuple[int, Node], ...], ...]
 """By origin of the new frame: (origin, node) of every thread of the old one that waits for that value."""
 
-TARGET_BITS: Final = 24
-TARGET_MASK: Final = (1 << TARGET_BITS) - 1
-PUSH_BIT: Final = 1 << 24
-POP_BIT: Final = 1 << 25
-COUNT_SHIFT: Final = 26
-COUNTS: Final = (INC_CHAR | RESET_CHAR | INC_ITEM) << COUNT_SHIFT
-"""A table entry is -1, or the target state (of a pop: the result) with flags above: push, pop, counter operations."""
-DEAD: Final = -1
 OPEN_BRACE, OPEN_BRACKET = 0x7B, 0x5B
 MAX_STATES: Final = 100_000
 NOT_PLAIN: Final = -1
@@ -58,32 +63,19 @@ ENDLESS: Final = 1 << 60
 
 
 class Automaton:
-    """The states met so far, and what each byte does in them.
-
-    `table[state, byte]` is valid where `is_expanded[state]`; `expand` fills a row. `symbols[state]` are what `{` and `[` push.
-    A state with `gate_limit >= 0` is not a place to stay: it stands for `gate_at` if its counter has reached the limit,
-    else for `gate_below`.
-    """
+    """The states met so far, and in `tables` what each byte does in them, as far as it was asked for."""
 
     def __init__(self, builder: Builder, start: Node, max_states: int = MAX_STATES) -> None:
         self.builder = builder
         self.max_states = max_states
+        self.tables = Tables()
         self.members: list[tuple[Member, ...]] = []
-        self.table: npt.NDArray[np.int32] = np.empty((64, 256), np.int32)
-        self.is_expanded: npt.NDArray[np.bool_] = np.zeros(64, np.bool_)
-        self.symbols: npt.NDArray[np.int32] = np.full((64, 2), -1, np.int32)
-        self.gate_limit: npt.NDArray[np.int32] = np.full(64, -1, np.int32)
-        self.gate_counter: npt.NDArray[np.int8] = np.zeros(64, np.int8)
-        self.gate_below: npt.NDArray[np.int32] = np.full(64, -1, np.int32)
-        self.gate_at: npt.NDArray[np.int32] = np.full(64, -1, np.int32)
-        self.accepting: list[bool] = []
         self.has_counters = False
         self.callers: list[Callers] = []
         self.results: list[tuple[int, ...]] = []
         self._numbers: dict[frozenset[Member], int] = {}
         self._symbols: dict[Callers, int] = {}
         self._results: dict[tuple[int, ...], int] = {}
-        self._returns: dict[tuple[int, int], int] = {}
         self._plain_limits: npt.NDArray[np.int64] = np.full(64, _UNKNOWN, np.int64)
         self._plain_loops: dict[Expr, bool] = {}
         self.start = self.state((0, thread) for thread in start.threads())
@@ -103,76 +95,57 @@ class Automaton:
             raise GrammarTooLarge(
                 f"the automaton has more than {self.max_states} states", states=number, limit=self.max_states
             )
-        if number == len(self.table):
-            self._grow()
+        self.tables.add_state(accepting=any(isinstance(thread, Finished) for _, thread in chosen))
         self._numbers[chosen] = number
         self.members.append(tuple(chosen))
-        self.accepting.append(any(isinstance(thread, Finished) for _, thread in chosen))
-        self.gate_limit[number] = -1
         gates = [(origin, thread) for origin, thread in chosen if isinstance(thread, Gate)]
         if gates:
             self._open_gates(number, chosen, gates)
         return number
 
-    def _grow(self) -> None:
-        more = len(self.table)
-        self.table = np.concatenate([self.table, np.empty((more, 256), np.int32)])
-        self.is_expanded = np.concatenate([self.is_expanded, np.zeros(more, np.bool_)])
-        self.symbols = np.concatenate([self.symbols, np.full((more, 2), -1, np.int32)])
-        self.gate_limit = np.concatenate([self.gate_limit, np.full(more, -1, np.int32)])
-        self.gate_counter = np.concatenate([self.gate_counter, np.zeros(more, np.int8)])
-        self.gate_below = np.concatenate([self.gate_below, np.full(more, -1, np.int32)])
-        self.gate_at = np.concatenate([self.gate_at, np.full(more, -1, np.int32)])
-        self._plain_limits = np.concatenate([self._plain_limits, np.full(more, _UNKNOWN, np.int64)])
-
-    def _open_gates(self, number: int, chosen: frozenset[Member], gates: list[Member]) -> None:
-        """A state of gates becomes two: below the lowest limit all gates open downwards, at it those with that limit."""
+    def _open_gates(self, number: int, chosen: frozenset[Member], gates: list[tuple[int, Gate]]) -> None:
+        """A state of gates becomes two: below the lowest limit all gates open downwards, at it those with that
+        limit.
+        """
         self.has_counters = True
-        limits = {(thread.counter, thread.limit) for _, thread in gates if isinstance(thread, Gate)}
-        counter, limit = min(limits)
-        assert all(other == counter for other, _ in limits), "one byte moves one counter"
+        counter, limit = min((gate.counter, gate.limit) for _, gate in gates)
+        assert all(gate.counter == counter for _, gate in gates), "one byte moves one counter"
         below = set(chosen.difference(gates))
         at = set(below)
         for origin, gate in gates:
-            assert isinstance(gate, Gate)
             below.update((origin, thread) for thread in gate.below)
             if gate.limit == limit:
                 at.update((origin, thread) for thread in gate.at)
             else:
                 at.add((origin, gate))
         below_state, at_state = self.state(below), self.state(at)
-        self.gate_counter[number] = counter
-        self.gate_limit[number] = limit
-        self.gate_below[number] = below_state
-        self.gate_at[number] = at_state
+        self.tables.gates[number] = limit, counter, below_state, at_state
 
     def landing(self, state: int, char_count: int, item_count: int) -> int:
         """The state that a gate stands for; other states stand for themselves."""
-        while (limit := self.gate_limit.item(state)) >= 0:
-            count = char_count if self.gate_counter.item(state) == CHARS else item_count
-            state = self.gate_at.item(state) if count >= limit else self.gate_below.item(state)
+        gates = self.tables.gates
+        while (limit := gates.item(state, LIMIT)) >= 0:
+            count = char_count if gates.item(state, COUNTER) == CHARS else item_count
+            state = gates.item(state, AT if count >= limit else BELOW)
         return state
 
     def expand(self, state: int) -> None:
-        """Fill the row of a state."""
-        if self.is_expanded[state]:
+        """Fill the row of a state. Raises GrammarTooLarge if that takes too many states or too long."""
+        if self.tables.entries.item(state, 0) != UNKNOWN:
             return
+        check_time()
+        cells: list[tuple[int, list[tuple[int, Move]]]] = []
         members = self.members[state]
-        if len(members) == 1:
-            origin, thread = members[0]
-            cells: list[tuple[int, list[tuple[int, Move]]]] = [
-                (mask, [(origin, move)]) for mask, move in thread.moves()
-            ]
-        else:
-            cells = []
-            for origin, thread in members:
-                for mask, move in thread.moves():
-                    _split(cells, mask, (origin, move))
+        for origin, thread in members:
+            for mask, move in thread.moves():
+                if len(members) == 1:
+                    cells.append((mask, [(origin, move)]))
+                else:
+                    refine(cells, mask, (origin, move))
         row = np.full(256, DEAD, np.int32)
         for mask, moves in cells:
             row[_indices(mask)] = self._entry(state, mask, moves)
-        self.table[state] = row
-        self.is_expanded[state] = True
+        self.tables.set_row(state, row)
 
     def _entry(self, state: int, mask: int, moves: list[tuple[int, Move]]) -> int:
         members: list[Member] = []
@@ -202,7 +175,7 @@ class Automaton:
     def _result(self, origins: tuple[int, ...]) -> int:
         found = self._results.get(origins)
         if found is None:
-            found = self._results[origins] = len(self.results)
+            found = self._results[origins] = self.tables.add_result()
             self.results.append(origins)
         return found
 
@@ -220,9 +193,9 @@ class Automaton:
         callers = tuple(tuple(sorted(set(nodes), key=_by_identity)) for nodes in waiting.values())
         symbol = self._symbols.get(callers)
         if symbol is None:
-            symbol = self._symbols[callers] = len(self.callers)
+            symbol = self._symbols[callers] = self.tables.add_symbol()
             self.callers.append(callers)
-        self.symbols[state, 0 if bracket == OPEN_BRACE else 1] = symbol
+        self.tables.symbols[state, 0 if bracket == OPEN_BRACE else 1] = symbol
         return PUSH_BIT | self.state(members)
 
     def _threads_inside(self, schema: Schema, bracket: int) -> list[Thread]:
@@ -236,20 +209,25 @@ class Automaton:
 
     def returned(self, symbol: int, result: int) -> int:
         """The state behind a frame that was pushed as `symbol` and closed with `result`."""
-        found = self._returns.get((symbol, result))
-        if found is None:
+        found = self.tables.returns.item(symbol, result)
+        if found == UNKNOWN:
             callers = self.callers[symbol]
-            found = self._returns[symbol, result] = self.state(
+            found = self.state(
                 (caller, thread)
                 for origin in self.results[result]
                 for caller, node in callers[origin]
                 for thread in node.threads()
             )
+            self.tables.returns[symbol, result] = found
+            self.tables.version += 1
         return found
 
     def plain_limits(self, states: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Up to how many characters of a string a plain character keeps some thread of each state where it is:
         ENDLESS, or NOT_PLAIN if none does."""
+        while len(self._plain_limits) < len(self.members):
+            unknown = np.full(len(self._plain_limits), _UNKNOWN, np.int64)
+            self._plain_limits = np.concatenate([self._plain_limits, unknown])
         limits = self._plain_limits[states]
         if (limits == _UNKNOWN).any():
             for state in set(states[limits == _UNKNOWN].tolist()):
@@ -261,24 +239,25 @@ class Automaton:
 
     def plain_limit(self, state: int) -> int:
         """As `plain_limits`, of one state."""
-        limit = self._plain_limits.item(state)
+        limit = self._plain_limits.item(state) if state < len(self._plain_limits) else _UNKNOWN
         return limit if limit != _UNKNOWN else self.plain_limits(np.array([state])).item(0)
 
     def steady(self, state: int) -> tuple[int, int] | None:
-        """If plain characters leave `state` as it is: up to which count of characters, and the state that stands there
-        from then on. ENDLESS and -1 if it is for ever; None if they do not."""
+        """If plain characters leave `state` as it is: up to which count of characters, and the state that stands
+        there from then on. ENDLESS and -1 if it is for ever; None if they do not.
+        """
         others = [thread for _, thread in self.members[state] if self._thread_limit(thread) == NOT_PLAIN]
         if len(others) + 1 != len(self.members[state]):
             return None
         if any(mask & _PLAIN_OR_LONGER for thread in others for mask, _ in thread.moves()):
             return None
         self.expand(state)
-        behind = self.table.item(state, 0x20) & TARGET_MASK
+        tables = self.tables
+        behind = tables.entries.item(state, tables.class_of[0x20]) & TARGET_MASK
         if behind == state:
             return ENDLESS, -1
-        if self.gate_limit.item(behind) >= 0 and self.gate_below.item(behind) == state:
-            return self.gate_limit.item(behind), self.gate_at.item(behind)
-        return None
+        limit, _, below, at = tables.gates[behind].tolist()
+        return (limit, at) if limit >= 0 and below == state else None
 
     def _thread_limit(self, thread: Thread) -> int:
         if isinstance(thread, Counted):
@@ -298,21 +277,6 @@ class Automaton:
 
 def _by_identity(item: tuple[int, Node]) -> tuple[int, int]:
     return item[0], id(item[1])
-
-
-def _split(cells: list[tuple[int, list[tuple[int, Move]]]], mask: int, move: tuple[int, Move]) -> None:
-    """Add the bytes of a move to disjoint cells, dividing those that it meets in part."""
-    for i in range(len(cells)):
-        cell, moves = cells[i]
-        both = cell & mask
-        if both:
-            if both != cell:
-                cells.append((cell & ~both, moves))
-            cells[i] = both, [*moves, move]
-            mask &= ~both
-            if not mask:
-                return
-    cells.append((mask, [move]))
 
 
 @lru_cache(maxsize=8192)

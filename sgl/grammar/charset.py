@@ -9,7 +9,8 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
-from sgl.grammar.expr import EMPTY, Expr, byte_range, byte_set, concat, literal, union
+from sgl.grammar.byteset import byte_range
+from sgl.grammar.expr import EMPTY, Expr, byte_set, concat, literal, union
 
 CharSet = tuple[tuple[int, int], ...]
 """Disjoint, sorted, non-touching inclusive ranges of code points."""
@@ -94,14 +95,14 @@ def _categories() -> dict[str, CharSet]:
 
 
 _LONG_CATEGORIES = {
-    "letter": "L", "uppercase_letter": "Lu", "lowercase_letter": "Ll", "titlecase_letter": "Lt", "modifier_letter": "Lm",
-    "other_letter": "Lo", "mark": "M", "nonspacing_mark": "Mn", "spacing_mark": "Mc", "enclosing_mark": "Me",
-    "number": "N", "decimal_number": "Nd", "digit": "Nd", "letter_number": "Nl", "other_number": "No", "punctuation": "P",
-    "connector_punctuation": "Pc", "dash_punctuation": "Pd", "open_punctuation": "Ps", "close_punctuation": "Pe",
-    "initial_punctuation": "Pi", "final_punctuation": "Pf", "other_punctuation": "Po", "punct": "P", "symbol": "S",
-    "math_symbol": "Sm", "currency_symbol": "Sc", "modifier_symbol": "Sk", "other_symbol": "So", "separator": "Z",
-    "space_separator": "Zs", "line_separator": "Zl", "paragraph_separator": "Zp", "other": "C", "control": "Cc",
-    "cntrl": "Cc", "format": "Cf", "private_use": "Co", "unassigned": "Cn",
+    "letter": "L", "uppercase_letter": "Lu", "lowercase_letter": "Ll", "titlecase_letter": "Lt", "modifier_letter":
+    "Lm", "other_letter": "Lo", "mark": "M", "nonspacing_mark": "Mn", "spacing_mark": "Mc", "enclosing_mark": "Me",
+    "number": "N", "decimal_number": "Nd", "digit": "Nd", "letter_number": "Nl", "other_number": "No",
+    "punctuation": "P", "connector_punctuation": "Pc", "dash_punctuation": "Pd", "open_punctuation": "Ps",
+    "close_punctuation": "Pe", "initial_punctuation": "Pi", "final_punctuation": "Pf", "other_punctuation": "Po",
+    "punct": "P", "symbol": "S", "math_symbol": "Sm", "currency_symbol": "Sc", "modifier_symbol": "Sk",
+    "other_symbol": "So", "separator": "Z", "space_separator": "Zs", "line_separator": "Zl", "paragraph_separator":
+    "Zp", "other": "C", "control": "Cc", "cntrl": "Cc", "format": "Cf", "private_use": "Co", "unassigned": "Cn",
 }  # fmt: skip
 
 
@@ -186,12 +187,12 @@ def _by_lead_byte(sequences: list[tuple[tuple[int, int], ...]]) -> Expr:
         key = tuple(rests)
         leads[key] = leads.get(key, 0) | 1 << byte
     parts = []
-    for rests, mask in leads.items():
-        if len(rests[0]) == 1:
+    for tail, mask in leads.items():
+        if len(tail[0]) == 1:
             last_bytes = 0
-            for rest in rests:
-                last_bytes |= byte_range(*rest[0])
+            for sequence in tail:
+                last_bytes |= byte_range(*sequence[0])
             parts.append(concat(byte_set(mask), byte_set(last_bytes)))
         else:
-            parts.append(concat(byte_set(mask), _by_lead_byte(list(rests))))
+            parts.append(concat(byte_set(mask), _by_lead_byte(list(tail))))
     return union(*parts) if parts else EMPTY

@@ -1,7 +1,7 @@
 """The public door: a constraint and a vocabulary become a `Grammar`, which hands out matchers.
 
-Compiling is lazy: it checks the whole constraint and builds the first state; all others are built when a text or a mask comes
-to them. What cannot be enforced exactly is an error, or, in lenient mode, listed in `Grammar.dropped`.
+Compiling is lazy: it checks the whole constraint and builds the first state; all others are built when a text or a
+mask comes to them. What cannot be enforced exactly is an error, or, in lenient mode, listed in `Grammar.dropped`.
 """
 
 from __future__ import annotations
@@ -83,8 +83,9 @@ class Grammar:
 
     @classmethod
     def from_bytes(cls, data: bytes, vocabulary: Vocabulary) -> Grammar:
-        """The grammar that `to_bytes` described. Raises GrammarError if it was made for another vocabulary or by another
-        version."""
+        """The grammar that `to_bytes` described. Raises GrammarError if it was made for another vocabulary or by
+        another version.
+        """
         try:
             document: dict[str, Any] = json.loads(data)
             version = document["version"]
@@ -119,10 +120,10 @@ def compile(  # the public name: sgl.grammar.compile
 ) -> Grammar:
     """Compile exactly one constraint.
 
-    `json_schema` is a schema, or its JSON text; `{"type": "object"}` is any JSON object. `regex` is matched in full, in Python's
-    dialect with ASCII classes. `whitespace` is what may stand between JSON's tokens; "flexible" also allows
-    every spelling of numbers. `key_order` "any" lets keys come in any order. Raises UnsupportedSchema, RegexSyntaxError, GrammarTooLarge or
-    GrammarError.
+    `json_schema` is a schema, or its JSON text; `{"type": "object"}` is any JSON object. `regex` is matched in
+    full, in Python's dialect with ASCII classes. `whitespace` is what may stand between JSON's tokens; "flexible"
+    also allows every spelling of numbers. `key_order` "any" lets keys come in any order. Raises UnsupportedSchema,
+    RegexSyntaxError, GrammarTooLarge or GrammarError.
     """
     given = {
         "json_schema": json_schema,
@@ -141,7 +142,7 @@ def compile(  # the public name: sgl.grammar.compile
     if kind == "json_schema" and isinstance(source, str):
         text = source
     elif kind == "choices":
-        text = json.dumps(list(source))
+        text = json.dumps(source if isinstance(source, str | dict | bool) else list(source))
     else:
         try:
             text = json.dumps(source)

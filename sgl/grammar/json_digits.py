@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-from sgl.grammar.expr import EMPTY, EPSILON, Arcs, Expr, byte_set, concat, literal, repeat, union, words
+from sgl.grammar.expr import EMPTY, EPSILON, Arcs, Compound, Expr, byte_set, concat, literal, repeat, union, words
 from sgl.grammar.jsontext import JSON_INTEGER, JSON_NUMBER
 from sgl.grammar.numbers import NumberSet, Range
 
@@ -150,7 +150,7 @@ def _magnitude_text(part: Range, any_spelling: bool) -> Expr:
     return union(*texts)
 
 
-class Digits(Expr):
+class Digits(Compound):
     """What is left of a number's text in some state of its form."""
 
     __slots__ = ("form", "state")
@@ -160,7 +160,7 @@ class Digits(Expr):
         self.form = form
         self.state = state
         if self.nullable or form.surely_lives(state):
-            self._known_empty = False
+            self.known_empty = False
 
     def _derive(self) -> Arcs:
         return self.form.arcs(self.state)

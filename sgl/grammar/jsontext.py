@@ -1,15 +1,16 @@
 """The lexical side of JSON: expressions for strings, numbers and white space, and the canonical text of a string.
 
-Constrained strings, keys and enumerated values have one spelling: UTF-8 as it is, escapes only where JSON demands them.
-Unconstrained strings may spell a character in every legal way.
+Constrained strings, keys and enumerated values have one spelling: UTF-8 as it is, escapes only where JSON demands
+them. Unconstrained strings may spell a character in every legal way.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from sgl.grammar.byteset import byte_range
 from sgl.grammar.charset import ESCAPED, EVERY_CHAR, json_text
-from sgl.grammar.expr import Expr, byte_range, byte_set, concat, literal, repeat, union
+from sgl.grammar.expr import Expr, byte_set, concat, literal, repeat, union
 
 _HEX: Final = byte_set(byte_range(0x30, 0x39) | byte_range(0x41, 0x46) | byte_range(0x61, 0x66))
 
@@ -55,5 +56,7 @@ WHITESPACE: Final = {
 
 
 def string_body(text: str) -> bytes:
-    """The canonical JSON text of a string, without quotes. A lone surrogate has no UTF-8 and raises UnicodeEncodeError."""
+    """The canonical JSON text of a string, without quotes. A lone surrogate has no UTF-8 and raises
+    UnicodeEncodeError.
+    """
     return b"".join(ESCAPED.get(ord(char)) or char.encode() for char in text)

@@ -1,8 +1,8 @@
 """Token masks: the whole vocabulary walked through the automaton at once, and kept for the next time.
 
-A walk steps all live nodes of one level of the vocabulary's trie together. It records what it depended on: how many frames of
-the stack it looked at, and between which counts it holds; so a mask is found again at any depth and any count that cannot
-tell the difference. Knows nothing of requests.
+A walk steps all live nodes of one level of the vocabulary's trie together. It records what it depended on: how many
+frames of the stack it looked at, and between which counts it holds; so a mask is found again at any depth and any
+count that cannot tell the difference. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -14,17 +14,22 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton import (
+from sgl.grammar.automaton import ENDLESS, NOT_PLAIN, OPEN_BRACE, Automaton
+from sgl.grammar.tables import (
+    AT,
+    BELOW,
+    CHARS,
     COUNT_SHIFT,
-    ENDLESS,
-    NOT_PLAIN,
-    OPEN_BRACE,
+    COUNTER,
+    INC_CHAR,
+    INC_ITEM,
+    LIMIT,
     POP_BIT,
     PUSH_BIT,
+    RESET_CHAR,
     TARGET_MASK,
-    Automaton,
+    UNKNOWN,
 )
-from sgl.grammar.threads import CHARS, INC_CHAR, INC_ITEM, RESET_CHAR
 from sgl.grammar.trie import ROOT
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -134,7 +139,7 @@ class MaskCache:
             self._allowed[:] = False
             walk = Walk(self.automaton, self.vocabulary, place, self._allowed, counts=True)
             walk.run()
-        if self.automaton.accepting[place.state]:
+        if self.automaton.tables.accepting[place.state]:
             self._allowed[list(self.vocabulary.eos_ids)] = True
         row = np.packbits(self._allowed, bitorder="little").view(np.int32)
         row.flags.writeable = False
@@ -161,8 +166,8 @@ class Step(NamedTuple):
 class Walk:
     """One walk of the vocabulary from a place; marks the tokens that are allowed.
 
-    `num_frames` is how many frames of the place's stack were closed on the way at most. `char_bounds` and `item_bounds`
-    (by how many frames below the top) say for which counts everything would have gone the same.
+    `num_frames` is how many frames of the place's stack were closed on the way at most. `char_bounds` and
+    `item_bounds` (by how many frames below the top) say for which counts everything would have gone the same.
     """
 
     def __init__(
@@ -233,13 +238,13 @@ class Walk:
         parents = np.repeat(np.arange(len(nodes)), widths)
         children = np.arange(len(parents)) + (starts - np.cumsum(widths) + widths)[parents]
         before = states[parents]
-        entries = self.automaton.table[before, trie.byte[children]]
+        entries = self._entries(before, trie.byte[children])
         alive = np.flatnonzero(entries >= 0)
         return Step(children[alive], parents[alive], before[alive], entries[alive], alive)
 
     def _chase(self, nodes: Int64Array, states: Int64Array) -> Step:
         """As `_children`, one by one, and on to where more than the state changes: for long tails of few tokens."""
-        trie, automaton = self.trie, self.automaton
+        trie, automaton, tables = self.trie, self.automaton, self.automaton.tables
         found: list[tuple[int, int, int, int]] = []
         pending = [(int(node), int(state), i) for i, (node, state) in enumerate(zip(nodes, states, strict=True))]
         while pending:
@@ -249,7 +254,7 @@ class Walk:
                 continue
             automaton.expand(state)
             for child in range(start, end):
-                entry = automaton.table.item(state, trie.byte.item(child))
+                entry = tables.entries.item(state, tables.class_of[trie.byte.item(child)])
                 if entry < 0:
                     continue
                 if entry > TARGET_MASK or len(pending) > _MANY or automaton.plain_limit(entry) != NOT_PLAIN:
@@ -265,7 +270,9 @@ class Walk:
         return Step(columns[0], columns[1], columns[2], columns[3].astype(np.int32), columns[0])
 
     def _leave_plain(self) -> Step | None:
-        """If plain characters leave the place as it is, allow the plain tokens and go to where others stop being so."""
+        """If plain characters leave the place as it is, allow the plain tokens and go to where others stop being
+        so.
+        """
         automaton, trie, place = self.automaton, self.trie, self.place
         steady = automaton.steady(place.state)
         if steady is None:
@@ -293,15 +300,19 @@ class Walk:
         counts = place.char_count + trie.exit_chars
         before = np.array(states)[np.searchsorted(limits, counts, side="right").clip(max=len(states) - 1)]
         self._expand(np.array(states))
-        entries = automaton.table[before, trie.byte[trie.exits]]
+        entries = self._entries(before, trie.byte[trie.exits])
         alive = np.flatnonzero((entries >= 0) & (counts <= limits[-1]))
         none = np.zeros(len(alive), np.int64)
         return Step(trie.exits[alive], none, before[alive], entries[alive], alive)
 
     def _expand(self, states: Int64Array) -> None:
-        fresh = states[~self.automaton.is_expanded[states]]
-        for state in dict.fromkeys(fresh.tolist()):
+        unknown = states[self.automaton.tables.entries[states, 0] == UNKNOWN]
+        for state in dict.fromkeys(unknown.tolist()):
             self.automaton.expand(state)
+
+    def _entries(self, states: Int64Array, byte: npt.NDArray[np.uint8]) -> Int32Array:
+        tables = self.automaton.tables
+        return tables.entries[states, tables.classes[byte]]
 
     def _mark(self, nodes: Int64Array) -> None:
         tokens = self.trie.token[nodes]
@@ -310,8 +321,9 @@ class Walk:
             self.allowed[self.trie.twins[node]] = True
 
     def _take_plain(self, nodes: Int64Array, states: Int64Array, counts: Counts | None) -> Int64Array:
-        """Where plain characters lead nowhere else, allow the tokens that go on with nothing but them, and leave the
-        others to be walked."""
+        """Where plain characters lead nowhere else, allow the tokens that go on with nothing but them, and leave
+        the others to be walked.
+        """
         trie = self.trie
         limits = self.automaton.plain_limits(states)
         chosen = np.flatnonzero(limits != NOT_PLAIN)
@@ -369,7 +381,7 @@ class Walk:
             entry = entries.item(i)
             count, source = (0, _FIXED) if counts is None else (counts.items.item(i), counts.sources.item(i))
             if entry & PUSH_BIT:
-                symbol = automaton.symbols.item(before.item(i), 0 if byte.item(i) == OPEN_BRACE else 1)
+                symbol = automaton.tables.symbols.item(before.item(i), 0 if byte.item(i) == OPEN_BRACE else 1)
                 stacks[i] = self._opened((stacks.item(i), symbol, count, source))
                 count, source = 0, _FIXED
             else:
@@ -400,17 +412,17 @@ class Walk:
         return frame.symbol, frame.item_count, closed + 1
 
     def _open_gates(self, states: Int64Array, counts: Counts) -> None:
-        automaton = self.automaton
-        waiting = np.flatnonzero(automaton.gate_limit[states] >= 0)
+        gates = self.automaton.tables.gates
+        waiting = np.flatnonzero(gates[states, LIMIT] >= 0)
         while len(waiting):
-            gates = states[waiting]
-            limits = automaton.gate_limit[gates].astype(np.int64)
-            is_chars = automaton.gate_counter[gates] == CHARS
+            here = gates[states[waiting]]
+            limits = here[:, LIMIT].astype(np.int64)
+            is_chars = here[:, COUNTER] == CHARS
             count = np.where(is_chars, counts.chars[waiting], counts.items[waiting])
             is_at = count >= limits
             self._depend(waiting, limits, count, is_at, is_chars, counts)
-            states[waiting] = np.where(is_at, automaton.gate_at[gates], automaton.gate_below[gates])
-            waiting = waiting[automaton.gate_limit[states[waiting]] >= 0]
+            states[waiting] = np.where(is_at, here[:, AT], here[:, BELOW])
+            waiting = waiting[gates[states[waiting], LIMIT] >= 0]
 
     def _depend(
         self,
@@ -452,8 +464,8 @@ class Walk:
 class Counts:
     """The counters of every live node of a walk.
 
-    `is_fixed` says that `chars` no longer goes back to the count at the place; `sources` which frame's count `items` goes on
-    from, 0 for the place's own, i for the i-th frame below, _FIXED for a frame opened on the way.
+    `is_fixed` says that `chars` no longer goes back to the count at the place; `sources` which frame's count
+    `items` goes on from, 0 for the place's own, i for the i-th frame below, _FIXED for a frame opened on the way.
     """
 
     __slots__ = ("chars", "is_fixed", "items", "sources")

@@ -1,7 +1,7 @@
 """One request's cursor in a grammar.
 
-Knows where the text so far stands; the automaton and the masks are shared with every other cursor of the grammar. Going back
-and copying cost nothing, since places are values.
+Knows where the text so far stands; the automaton and the masks are shared with every other cursor of the grammar.
+Going back and copying cost nothing, since places are values.
 """
 
 from __future__ import annotations
@@ -9,9 +9,19 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton import COUNT_SHIFT, OPEN_BRACE, POP_BIT, PUSH_BIT, TARGET_MASK, Automaton
+from sgl.grammar.automaton import OPEN_BRACE, Automaton
 from sgl.grammar.masks import Frame, MaskCache, Place
-from sgl.grammar.threads import INC_CHAR, INC_ITEM, RESET_CHAR
+from sgl.grammar.tables import (
+    COUNT_SHIFT,
+    DEAD,
+    INC_CHAR,
+    INC_ITEM,
+    POP_BIT,
+    PUSH_BIT,
+    RESET_CHAR,
+    TARGET_MASK,
+    UNKNOWN,
+)
 from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
@@ -25,18 +35,20 @@ def start_of(automaton: Automaton) -> Place:
 
 def advance(automaton: Automaton, place: Place, data: bytes) -> Place | None:
     """Where `data` leads from a place, or None if the grammar does not allow it."""
+    tables = automaton.tables
     state, stack, char_count, item_count = place
     for byte in data:
-        if not automaton.is_expanded.item(state):
+        entry = tables.entries.item(state, tables.class_of[byte])
+        if entry == UNKNOWN:
             automaton.expand(state)
-        entry = automaton.table.item(state, byte)
+            entry = tables.entries.item(state, tables.class_of[byte])
         if entry <= TARGET_MASK:
-            if entry < 0:
+            if entry == DEAD:
                 return None
             state = entry
             continue
         if entry & PUSH_BIT:
-            symbol = automaton.symbols.item(state, 0 if byte == OPEN_BRACE else 1)
+            symbol = tables.symbols.item(state, 0 if byte == OPEN_BRACE else 1)
             stack = Frame(stack, symbol, item_count)
             item_count = 0
             state = entry & TARGET_MASK
@@ -57,7 +69,7 @@ def advance(automaton: Automaton, place: Place, data: bytes) -> Place | None:
 
 
 class Matcher:
-    """Where one text stands in its grammar. Not to be shared between threads; nor are two of one grammar at a time."""
+    """Where one text stands in its grammar. Only one matcher of a grammar may be in use at a time."""
 
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary, masks: MaskCache) -> None:
         self._automaton = automaton
@@ -96,7 +108,7 @@ class Matcher:
         return True
 
     def fill_mask(self, row: Int32Array) -> None:
-        """Write the token bitmask, [ceil(V / 32)]: bit i % 32 of element i // 32 is 1 if token i is allowed next."""
+        """Write the token bitmask, [ceil(V / 32)]: bit i % 32 of word i // 32 is 1 if token i is allowed next."""
         if self._is_finished:
             row[:] = 0
         else:
@@ -104,20 +116,20 @@ class Matcher:
 
     def is_accepting(self) -> bool:
         """Whether the text may end here, or has ended."""
-        return self._is_finished or self._automaton.accepting[self._place.state]
+        return self._is_finished or self._automaton.tables.accepting.item(self._place.state)
 
     def is_finished(self) -> bool:
         """Whether an end-of-sequence token was accepted."""
         return self._is_finished
 
     def forced_bytes(self) -> bytes:
-        """The bytes that every continuation begins with: empty where there is a choice, or where the text may end."""
+        """What every continuation begins with: empty where there is a choice, or where the text may end."""
         forced = bytearray()
         place = self._place
-        automaton = self._automaton
-        while len(forced) < _MAX_FORCED and not self._is_finished and not automaton.accepting[place.state]:
+        automaton, tables = self._automaton, self._automaton.tables
+        while len(forced) < _MAX_FORCED and not self._is_finished and not tables.accepting[place.state]:
             automaton.expand(place.state)
-            live = np.flatnonzero(automaton.table[place.state] >= 0)
+            live = np.flatnonzero(tables.entries[place.state, tables.classes] >= 0)
             if len(live) != 1:
                 break
             byte = bytes([int(live[0])])

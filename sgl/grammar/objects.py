@@ -1,7 +1,7 @@
 """JSON objects as nodes: which key may come next, what its value must be, when the object may close.
 
-A plan holds what is fixed of one `Object` shape; a state what has been seen of it. A state is only entered if it can be
-completed: enough distinct keys are left for what is still required, and not more are required than fit.
+A plan holds what is fixed of one `Object` shape; a state what has been seen of it. A state is only entered if it
+can be completed: enough distinct keys are left for what is still required, and not more are required than fit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _NO_KEYS: frozenset[bytes] = frozenset()
 class Seen(NamedTuple):
     """What has been seen of an object.
 
-    `keys` is a bit set of declared keys, or the index of the next one where keys come in order. `count` is only kept where bounds on
-    the number of properties ask for it. `met` is a bit set of `exists`. `texts` are undeclared keys that may not come again.
+    `keys` is a bit set of declared keys, or the index of the next one where keys come in order. `total` is only
+    kept where bounds on the number of properties ask for it. `met` is a bit set of `exists`. `texts` are undeclared
+    keys that may not come again.
     """
 
     keys: int
-    count: int
+    total: int
     met: int
     texts: frozenset[bytes]
 
@@ -80,7 +81,7 @@ class ObjectPlan:
         return (
             self.required_left(seen) == 0
             and seen.met == self.every_met
-            and (not self.is_counted or seen.count >= self.shape.min_properties)
+            and (not self.is_counted or seen.total >= self.shape.min_properties)
         )
 
     def required_left(self, seen: Seen) -> int:
@@ -99,30 +100,30 @@ class ObjectPlan:
         return Seen(keys, self.counted(seen), seen.met | met, texts)
 
     def counted(self, seen: Seen) -> int:
-        return min(seen.count + 1, self.count_cap + 1) if self.is_counted else 0
+        return min(seen.total + 1, self.count_cap + 1) if self.is_counted else 0
 
     def kept(self, texts: frozenset[bytes], seen: Seen) -> frozenset[bytes]:
         """Once there are enough properties, a key that comes again takes nothing away."""
-        enough = seen.count + 1 >= self.shape.min_properties and not self.shape.exists
+        enough = seen.total + 1 >= self.shape.min_properties and not self.shape.exists
         return _NO_KEYS if enough else texts
 
     def is_tracked(self, seen: Seen) -> bool:
         """Whether the texts of undeclared keys matter: those that come twice count once."""
-        lacks_keys = self.is_counted and seen.count < self.shape.min_properties
+        lacks_keys = self.is_counted and seen.total < self.shape.min_properties
         return bool(self.shape.patterns) and (lacks_keys or bool(self.shape.exists))
 
     def is_completable(self, seen: Seen) -> bool:
         unmet = [e for i, e in enumerate(self.shape.exists) if not seen.met >> i & 1]
         needed = self.required_left(seen) + len(unmet)
         maximum = self.shape.max_properties
-        if maximum is not None and seen.count + needed > maximum:
+        if maximum is not None and seen.total + needed > maximum:
             return False
         if any(is_empty(self.unused(e.key, seen)) for e in unmet):
             return False
         if not self.is_counted:
             return True
         left = len(self.names) - (seen.keys if self.in_order else seen.keys.bit_count())
-        lacking = self.shape.min_properties - seen.count - left
+        lacking = self.shape.min_properties - seen.total - left
         for pattern in self.shape.patterns:
             if lacking <= 0:
                 break
@@ -212,7 +213,9 @@ class KeyNode(Node):
 
 
 class DeclaredKeys(Thread):
-    """Inside one of several declared keys that share what has been read: names[low:high], each with its closing quote."""
+    """Inside one of several declared keys that share what has been read: names[low:high], each with its closing
+    quote.
+    """
 
     __slots__ = ("depth", "high", "low", "names", "plan", "seen")
 

@@ -39,15 +39,17 @@ def compile_regex(pattern: str, *, dialect: Dialect = "ecma", search: bool = Tru
 
 
 def single_class_repeat(pattern: str, *, search: bool = True) -> tuple[Expr, int, int | None] | None:
-    """(character, low, high) if an ECMA pattern is one class of characters repeated over the whole text: over the JSON
-    text of a string."""
+    """(character, low, high) if an ECMA pattern is one class of characters repeated over the whole text: over the
+    JSON text of a string.
+    """
     found = _class_repeat(parse(pattern, "ecma"), search=search)
     return None if found is None else (charset.json_text(found[0]), found[1], found[2])
 
 
 def counted_regex(pattern: str) -> tuple[Expr, int, int | None] | None:
-    """(character, low, high) if a Python pattern, matched in full, is one class of characters repeated a large number of
-    times: what is worth counting."""
+    """(character, low, high) if a Python pattern, matched in full, is one class of characters repeated a large
+    number of times: what is worth counting.
+    """
     found = _class_repeat(parse(pattern, "python"), search=False)
     if found is None or max(found[1], found[2] or 0) <= UNROLL_LIMIT:
         return None
@@ -94,7 +96,7 @@ class _Compiler:
         return union(self.compile(node, self.any_text, at_start=True), concat(self.some_text, later))
 
     def compile(self, node: Node, rest: Expr, *, at_start: bool) -> Expr:
-        """The texts that begin with `node` and go on with `rest`, standing at the start of the text or behind it."""
+        """The texts that begin with `node` and go on with `rest`, at the start of the text or behind it."""
         if _is_pure(node):
             return concat(self.plain(node), rest)
         match node:

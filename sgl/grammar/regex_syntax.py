@@ -1,8 +1,8 @@
 """The regex dialects, parsed: pattern text to a small tree of character sets, repeats, assertions.
 
-Two dialects: "ecma" (JSON Schema's `pattern`) and "python" (`re` with re.ASCII). They differ in what `.`, `\\s` and `$`
-mean and in a few escapes. What no byte automaton can express is refused by name: back-references, look-behind, word
-boundaries, atomic groups. Knows nothing of bytes; `regex.py` turns the tree into expressions.
+Two dialects: "ecma" (JSON Schema's `pattern`) and "python" (`re` with re.ASCII). They differ in what `.`, `\\s` and
+`$` mean and in a few escapes. What no byte automaton can express is refused by name: back-references, look-behind,
+word boundaries, atomic groups. Knows nothing of bytes; `regex.py` turns the tree into expressions.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _REFUSED: Final = {
 
 
 def parse(pattern: str, dialect: Dialect) -> Node:
-    """The tree of a pattern. Raises RegexSyntaxError with the position of what is malformed or cannot be expressed."""
+    """The tree of a pattern. Raises RegexSyntaxError with the position of what cannot be read or expressed."""
     if len(pattern) > MAX_PATTERN_LEN:
         raise RegexSyntaxError(
             f"the pattern has {len(pattern)} characters and {MAX_PATTERN_LEN} is the limit", pattern=pattern[:100]

@@ -1,7 +1,8 @@
 """What a JSON value may look like: the border between JSON Schema and the automaton.
 
-A `Schema` names a set of JSON values and gives it as alternatives, each of one of four shapes. Whoever builds shapes
-promises that each one has at least one value; the automaton promises to offer exactly the texts of the alternatives.
+A `Schema` names a set of JSON values and gives it as alternatives, each of one of four shapes. Whoever builds
+shapes promises that each one has at least one value; the automaton promises to offer exactly the texts of the
+alternatives.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class Schema(Protocol):
     """A set of JSON values. Compared by identity: equal sets should be one object, or states multiply."""
 
     def alternatives(self) -> tuple[Shape, ...]:
-        """The set as a union of shapes, which may overlap; none if no value belongs to it. Always the same objects."""
+        """The set as shapes, which may overlap; none if no value belongs to it. Always the same objects."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,10 +63,11 @@ class Exists:
 class Object:
     """A JSON object.
 
-    `properties` are the declared keys with everything that applies to them already merged into the value's schema, in the order
-    in which they are generated; every value schema has values (an optional key without values is in `forbidden`).
-    Every key that is not declared must match one of `patterns`: a key that matches none is not allowed. An unconstrained
-    object has one pattern: any key body outside declared and forbidden ones. The builder makes the patterns disjoint.
+    `properties` are the declared keys with everything that applies to them already merged into the value's schema,
+    in the order in which they are generated; every value schema has values (an optional key without values is in
+    `forbidden`). Every key that is not declared must match one of `patterns`: a key that matches none is not
+    allowed. An unconstrained object has one pattern: any key body outside declared and forbidden ones. The builder
+    makes the patterns disjoint.
     """
 
     properties: tuple[tuple[str, Schema], ...] = ()
@@ -80,8 +82,9 @@ class Object:
 class Contains:
     """Between `min_count` and `max_count` items belong to `matching`; the others belong to `other`.
 
-    Both are already intersected with the array's item schemas by position: `matching[i]`, `other[i]` for the i-th prefix
-    item and the last entry for all items behind the prefix. Where `max_count` is None, `other` may overlap `matching`.
+    Both are already intersected with the array's item schemas by position: `matching[i]`, `other[i]` for the i-th
+    prefix item and the last entry for all items behind the prefix. Where `max_count` is None, `other` may overlap
+    `matching`.
     """
 
     matching: tuple[Schema | None, ...]
@@ -94,8 +97,9 @@ class Contains:
 class Array:
     """A JSON array: item i belongs to `prefix[i]`, items behind the prefix to `items` (None: no such item).
 
-    `max_items` is already lowered to the first position that no value can fill, and min_items <= max_items. `distinct` holds, for uniqueItems over
-    a finite set of scalars, the values one by one (disjoint, each one schema); every item is then one of them, each at most once.
+    `max_items` is already lowered to the first position that no value can fill, and min_items <= max_items.
+    `distinct` holds, for uniqueItems over a finite set of scalars, the values one by one (disjoint, each one
+    schema); every item is then one of them, each at most once.
     """
 
     prefix: tuple[Schema, ...] = ()

@@ -1,7 +1,7 @@
 """Nondeterministic places in a grammar: what one reading of the text so far expects next.
 
-A *thread* stands inside a lexeme and knows its moves by byte; a *node* stands between lexemes and knows the threads that
-begin there. Threads are interned, so that sets of them name states. Knows lexemes and shapes of JSON values,
+A *thread* stands inside a lexeme and knows its moves by byte; a *node* stands between lexemes and knows the threads
+that begin there. Threads are interned, so that sets of them name states. Knows lexemes and shapes of JSON values,
 nothing of stacks, tables or vocabularies: `automaton.py` runs sets of threads in parallel.
 """
 
@@ -12,16 +12,10 @@ from typing import Final, Literal, NamedTuple
 
 from sgl.grammar.expr import EMPTY, EPSILON, Expr, concat, literal, repeat
 from sgl.grammar.shape import CountedString, Schema
+from sgl.grammar.tables import CHARS, INC_CHAR, RESET_CHAR
 
 KeyOrder = Literal["schema", "any"]
 PLAIN: Final = 0
-INC_CHAR: Final = 1
-"""Counter operations of a move: one more character of the string, the first of a string, one more item."""
-RESET_CHAR: Final = 2
-INC_ITEM: Final = 4
-CHARS: Final = 0
-"""Which counter a gate asks: characters of the current string, or commas of the current array."""
-ITEMS: Final = 1
 
 
 class Stay(NamedTuple):
@@ -173,7 +167,9 @@ class Counted(Thread):
 
 
 class Gate(Thread):
-    """Not a place to stay: right after a counter moved, stands for `at` if it has reached `limit`, else for `below`."""
+    """Not a place to stay: right after a counter moved, stands for `at` if it has reached `limit`, else for
+    `below`.
+    """
 
     __slots__ = ("at", "below", "counter", "limit")
 

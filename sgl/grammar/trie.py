@@ -1,8 +1,9 @@
-"""The tokens of a vocabulary as a trie in level order, laid out for walks that step all live nodes of a level at once.
+"""The tokens of a vocabulary as a trie in level order, laid out for walks that step all live nodes of a level at
+once.
 
-There are two tries in one numbering: of all tokens, and, behind it, of the tokens that are not *plain* (whole characters that
-a JSON string holds as they are). A walk that comes to where every plain character is allowed takes the plain tokens below
-as one range and goes on in the second trie, a thirtieth the size of the first.
+There are two tries in one numbering: of all tokens, and, behind it, of the tokens that are not *plain* (whole
+characters that a JSON string holds as they are). A walk that comes to where every plain character is allowed takes
+the plain tokens below as one range and goes on in the second trie, a thirtieth the size of the first.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ ROOT: Final = 0
 class Trie:
     """Nodes by number; the children of a node lie side by side.
 
-    `child_start[n]` to `child_end[n]` are the children of n, `byte[n]` is the byte that leads to it, `token[n]` the token that
-    ends there or -1; tokens with the bytes of another are in `twins` by that one's node. `ragged[n]` is the node of the
-    second trie with the same bytes: the last node of all, which leads nowhere, if there is none. `plain_tokens[plain_start[n]:plain_end[n]]` are the
-    plain tokens below n, with `plain_chars` characters each; `chars[n]` characters begin on the way to n. Where
-    `is_plain_below[n]`, in the second trie, nothing but plain characters follows: its tokens are
-    `ragged_tokens[ragged_start[n]:ragged_end[n]]`.
+    `child_start[n]` to `child_end[n]` are the children of n, `byte[n]` is the byte that leads to it, `token[n]` the
+    token that ends there or -1; tokens with the bytes of another are in `twins` by that one's node. `ragged[n]` is
+    the node of the second trie with the same bytes: the last node of all, which leads nowhere, if there is none.
+    `plain_tokens[plain_start[n]:plain_end[n]]` are the plain tokens below n, with `plain_chars` characters each;
+    `chars[n]` characters begin on the way to n. Where `is_plain_below[n]`, in the second trie, nothing but plain
+    characters follows: its tokens are `ragged_tokens[ragged_start[n]:ragged_end[n]]`.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], plain: BoolArray, chars: Int32Array) -> None:
@@ -70,7 +71,7 @@ class Trie:
         self._find_plain_paths(ragged)
 
     def _match(self, full: _Levels, ragged: _Levels) -> None:
-        """Find the node of each ragged one in the full trie, level by level: both list a level in the same order."""
+        """Find the node of each ragged one in the full trie, level by level: both list them in the same order."""
         where = np.zeros(len(ragged.byte), np.int64)
         for (low, high), (ragged_low, ragged_high) in zip(full.levels[1:], ragged.levels[1:], strict=False):
             keys = full.parent[low:high] << 8 | full.byte[low:high]
@@ -123,8 +124,9 @@ _NOT_PLAIN = re.compile(rb'["\\\x00-\x1f]')
 
 
 def plain_from(data: bytes) -> int:
-    """Where the last run of plain characters begins that goes to the end of `data`: 0 if all of it is plain, behind its
-    end if the end is no whole character."""
+    """Where the last run of plain characters begins that goes to the end of `data`: 0 if all of it is plain, behind
+    its end if the end is no whole character.
+    """
     start = 0
     for match in _NOT_PLAIN.finditer(data):
         start = match.end()

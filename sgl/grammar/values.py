@@ -1,7 +1,7 @@
 """A JSON value as a node: the threads at which a value of a schema may begin.
 
-A value of several shapes begins at the threads of all of them. What happens inside the brackets is for `objects.py` and
-`arrays.py`.
+A value of several shapes begins at the threads of all of them. What happens inside the brackets is for `objects.py`
+and `arrays.py`.
 """
 
 from __future__ import annotations

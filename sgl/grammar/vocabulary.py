@@ -1,7 +1,7 @@
 """The bytes of every token id, exactly as the tokenizer joins them.
 
-Knows token ids, their bytes, the ids that end a text and the width of the logits; knows nothing of grammars. Built once
-for a tokenizer (about a third of a second for 150,000 tokens) and shared by all grammars.
+Knows token ids, their bytes, the ids that end a text and the width of the logits; knows nothing of grammars. Built
+once for a tokenizer (about a third of a second for 150,000 tokens) and shared by all grammars.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ BoolArray = npt.NDArray[np.bool_]
 class Vocabulary:
     """Token id → bytes, with everything about them that does not depend on a grammar.
 
-    Tokens without bytes (special tokens, unused ids) are never allowed inside a constraint; the `eos_ids` are allowed
-    exactly where a constraint accepts, and have no bytes whatever the tokenizer says.
+    Tokens without bytes (special tokens, unused ids) are never allowed inside a constraint; the `eos_ids` are
+    allowed exactly where a constraint accepts, and have no bytes whatever the tokenizer says.
     """
 
     def __init__(
@@ -56,8 +57,8 @@ class Vocabulary:
     ) -> Vocabulary:
         """The vocabulary of a fast transformers tokenizer, a `tokenizers.Tokenizer`, or a tiktoken-like encoding.
 
-        `eos_ids` defaults to the tokenizer's own. Raises TokenizerError where the decoder does more than join tokens, or
-        where a sample of tokens does not decode to its bytes.
+        `eos_ids` defaults to the tokenizer's own. Raises TokenizerError where the decoder does more than join
+        tokens, or where a sample of tokens does not decode to its bytes.
         """
         if hasattr(tokenizer, "decode_single_token_bytes"):
             tokens, found_eos = _tiktoken_bytes(tokenizer)
@@ -65,7 +66,7 @@ class Vocabulary:
             backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
             if not hasattr(backend, "get_added_tokens_decoder"):
                 raise TokenizerError(
-                    f"{type(tokenizer).__name__} has no byte table: a fast tokenizer or a tiktoken encoding is needed"
+                    f"{type(tokenizer).__name__} has no byte table; a fast tokenizer or a tiktoken encoding does"
                 )
             tokens, special = _backend_bytes(backend)
             _check(backend, tokens, special)
@@ -188,7 +189,7 @@ def _backend_bytes(backend: Any) -> tuple[list[bytes | None], set[int]]:
 
 
 def _unknown_id(backend: Any) -> int | None:
-    """The token that stands for text outside the vocabulary: it has no bytes, even where it is not called special."""
+    """The token for text outside the vocabulary: it has no bytes, even where it is not called special."""
     unknown = getattr(backend.model, "unk_token", None)
     return backend.token_to_id(unknown) if isinstance(unknown, str) else None
 
@@ -210,7 +211,7 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     )
     if not joins:
         raise TokenizerError(
-            f"the decoder {sorted(kinds) or None} does more than join tokens, so tokens have no bytes of their own; "
+            f"the decoder {sorted(kinds) or None} does more than join tokens, so they have no bytes of their own; "
             "byte-level BPE and SentencePiece decoders do"
         )
     return steps
@@ -226,7 +227,7 @@ def _check(backend: Any, tokens: Sequence[bytes | None], special: set[int]) -> N
             except UnicodeDecodeError:
                 continue
     chosen = random.Random(0).sample(sorted(texts), min(len(texts), 256))
-    for first, second in zip(chosen, chosen[1:], strict=False):
+    for first, second in pairwise(chosen):
         decoded = backend.decode([first, second], skip_special_tokens=False)
         expected = texts[first] + texts[second]
         # Some decoders take the space off the first token of a text.

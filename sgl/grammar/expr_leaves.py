@@ -1,0 +1,191 @@
+"""The leaves of expressions: the empty language and string, sets of bytes, literals and lists of words.
+
+Expressions are hash-consed: equal ones are one object. `expr.py` builds on these and hands them on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Final
+from weakref import WeakValueDictionary
+
+from sgl.grammar.byteset import bytes_of
+
+Arcs = tuple[tuple[int, "Expr"], ...]
+_serial = count()
+
+
+class Expr:
+    """A regular language over bytes. Made by the functions below, compared by identity.
+
+    `nullable` says whether it contains the empty string. `is_boolean` says whether it holds an intersection or a
+    complement somewhere: only then can an expression other than EMPTY be empty. `known_*` are None until worked
+    out.
+    """
+
+    __slots__ = ("__weakref__", "is_boolean", "known_arcs", "known_empty", "known_shortest", "nullable", "serial")
+
+    nullable: bool
+    is_boolean: bool
+
+    def __init__(self, nullable: bool, is_boolean: bool) -> None:
+        self.nullable = nullable
+        self.is_boolean = is_boolean
+        self.serial = next(_serial)
+        self.known_arcs: Arcs | None = None
+        self.known_empty: bool | None = None if is_boolean else False
+        self.known_shortest: bytes | None = None
+
+    def arcs(self) -> Arcs:
+        """Disjoint non-zero sets of bytes and where they lead; never to an empty language."""
+        if self.known_arcs is None:
+            self.known_arcs = self._derive()
+        return self.known_arcs
+
+    def _derive(self) -> Arcs:
+        """The arcs, computed."""
+        raise NotImplementedError
+
+    def step(self, byte: int) -> Expr:
+        """What is left after `byte`: EMPTY if nothing in the language starts with it."""
+        for mask, target in self.arcs():
+            if mask >> byte & 1:
+                return target
+        return EMPTY
+
+
+class _Constant(Expr):
+    """The empty language, or that of the empty string: nothing may follow."""
+
+    __slots__ = ()
+
+    def _derive(self) -> Arcs:
+        return ()
+
+    def __repr__(self) -> str:
+        return "ε" if self.nullable else "∅"
+
+
+class ByteSet(Expr):
+    """One byte of a set."""
+
+    __slots__ = ("mask",)
+
+    def __init__(self, mask: int) -> None:
+        super().__init__(False, False)
+        self.mask = mask
+
+    def _derive(self) -> Arcs:
+        return ((self.mask, EPSILON),)
+
+    def __repr__(self) -> str:
+        bytes_ = bytes_of(self.mask)
+        return f"[{bytes_!r}]" if len(bytes_) < 12 else f"[{len(bytes_)} bytes]"
+
+
+class Literal(Expr):
+    """One string: what `text` holds from `start` on. Long ones share their text, so that stepping stays cheap."""
+
+    __slots__ = ("start", "text")
+
+    def __init__(self, text: bytes, start: int) -> None:
+        super().__init__(False, False)
+        self.text = text
+        self.start = start
+
+    def _derive(self) -> Arcs:
+        return ((1 << self.text[self.start], _literal(self.text, self.start + 1)),)
+
+    def __repr__(self) -> str:
+        return repr(self.text[self.start :])
+
+
+class Words(Expr):
+    """A finite set of strings: words[low:high] of a sorted sequence, each without its first `depth` bytes, which
+    they share. Stepping narrows the interval, so thousands of words cost as little as one."""
+
+    __slots__ = ("depth", "high", "low", "words")
+
+    def __init__(self, words: tuple[bytes, ...], low: int, high: int, depth: int) -> None:
+        super().__init__(len(words[low]) == depth, False)
+        self.words = words
+        self.low = low
+        self.high = high
+        self.depth = depth
+
+    def _derive(self) -> Arcs:
+        words, depth, high = self.words, self.depth, self.high
+        arcs = []
+        low = self.low + self.nullable
+        while low < high:
+            byte = words[low][depth]
+            if words[high - 1][depth] == byte:
+                end = high
+            else:
+                end = bisect_left(words, byte + 1, low, high, key=lambda word: word[depth])
+            arcs.append((1 << byte, _words(words, low, end, depth + 1)))
+            low = end
+        return tuple(arcs)
+
+    def __repr__(self) -> str:
+        return f"words({self.high - self.low} from {self.words[self.low][self.depth :]!r})"
+
+
+EMPTY: Final[Expr] = _Constant(False, False)
+EPSILON: Final[Expr] = _Constant(True, False)
+EMPTY.known_empty = True
+_interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+
+
+def intern(kind: Callable[..., Expr], *parts: object) -> Expr:
+    """kind(*parts), one object for each."""
+    key = (kind, *parts)
+    found = _interned.get(key)
+    if found is None:
+        found = _interned[key] = kind(*parts)
+    return found
+
+
+def byte_set(mask: int) -> Expr:
+    """One byte of those whose bits are set in `mask`."""
+    if not mask:
+        return EMPTY
+    return intern(ByteSet, mask)
+
+
+def literal(text: bytes) -> Expr:
+    """Exactly `text`."""
+    return _literal(text, 0)
+
+
+def _literal(text: bytes, start: int) -> Expr:
+    left = len(text) - start
+    if left == 0:
+        return EPSILON
+    if left == 1:
+        return byte_set(1 << text[start])
+    if left <= 64:
+        text, start = text[start:], 0
+    return intern(Literal, text, start)
+
+
+def words(texts: Iterable[bytes]) -> Expr:
+    """Exactly one of `texts`."""
+    ordered = tuple(sorted(set(texts)))
+    return _words(ordered, 0, len(ordered), 0) if ordered else EMPTY
+
+
+def _words(texts: tuple[bytes, ...], low: int, high: int, depth: int) -> Expr:
+    if high - low == 1:
+        return _literal(texts[low][depth:], 0)
+    if high - low < 16:
+        texts, low, high, depth = tuple(word[depth:] for word in texts[low:high]), 0, high - low, 0
+        key: tuple[object, ...] = (Words, texts)
+    else:
+        key = (Words, id(texts), low, high, depth)
+    found = _interned.get(key)
+    if found is None:
+        found = _interned[key] = Words(texts, low, high, depth)
+    return found

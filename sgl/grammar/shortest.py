@@ -1,0 +1,83 @@
+"""The shortest text of an expression: how a document that runs out of room is brought to its end."""
+
+from __future__ import annotations
+
+from sgl.errors import GrammarTooLarge
+from sgl.grammar.byteset import lowest
+from sgl.grammar.expr import (
+    EMPTY,
+    EXPLORE_LIMIT,
+    ByteSet,
+    Concat,
+    Expr,
+    Literal,
+    Repeat,
+    Union,
+    Words,
+    is_empty,
+)
+
+
+def shortest(expr: Expr) -> bytes | None:
+    """The first, in the order of bytes, of the shortest strings of the language; None if it is empty.
+
+    It is consistent: what is left of it after some bytes is the shortest string of what is left of the expression.
+    """
+    if expr is EMPTY or is_empty(expr):
+        return None
+    return _shortest(expr)
+
+
+def _shortest(expr: Expr) -> bytes:
+    found = expr.known_shortest
+    if found is not None:
+        return found
+    if expr.nullable:
+        found = b""
+    elif isinstance(expr, ByteSet):
+        found = bytes([lowest(expr.mask)])
+    elif isinstance(expr, Literal):
+        found = expr.text[expr.start :]
+    elif isinstance(expr, Words):
+        chosen = min(expr.words[expr.low : expr.high], key=lambda word: (len(word), word))
+        found = chosen[expr.depth :]
+    elif isinstance(expr, Concat):
+        parts = []
+        rest: Expr = expr
+        while isinstance(rest, Concat):
+            parts.append(_shortest(rest.head))
+            rest = rest.tail
+        found = b"".join([*parts, _shortest(rest)])
+    elif isinstance(expr, Union):
+        found = min((_shortest(m) for m in expr.members if not is_empty(m)), key=lambda word: (len(word), word))
+    elif isinstance(expr, Repeat):
+        found = _shortest(expr.body) * expr.low
+    else:
+        found = _search_shortest(expr)
+    expr.known_shortest = found
+    return found
+
+
+def _search_shortest(start: Expr) -> bytes:
+    """Breadth first, level by level in the order of bytes, until a level holds a nullable expression."""
+    level: dict[Expr, bytes] = {start: b""}
+    seen = {start}
+    while level:
+        if len(seen) > EXPLORE_LIMIT:
+            raise GrammarTooLarge(
+                f"the shortest string of an intersection lies behind more than {EXPLORE_LIMIT} derivatives",
+                states=len(seen),
+                limit=EXPLORE_LIMIT,
+            )
+        done = [word for expr, word in level.items() if expr.nullable]
+        if done:
+            return min(done)
+        following: dict[Expr, bytes] = {}
+        for expr, word in sorted(level.items(), key=lambda item: item[1]):
+            for mask, target in expr.arcs():
+                longer = word + bytes([lowest(mask)])
+                if target not in seen and (target not in following or longer < following[target]):
+                    following[target] = longer
+        seen.update(following)
+        level = following
+    raise AssertionError("a language that is not empty has a shortest string")
