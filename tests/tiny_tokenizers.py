@@ -6,7 +6,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-WORDS = "the cat sat on a mat, and the dog ate the hat. don't stop 'til the café is naïve — 你好世界 😀 {\"key\": [1, 2]}\n"
+WORDS = (
+    "the cat sat on a mat, and the dog ate the hat. don't stop 'til the café is naïve — "
+    '你好世界 😀 {"key": [1, 2]}\n'
+)
 CORPUS = [WORDS, WORDS.upper(), *WORDS.split()] * 4
 BOS, EOS = "<s>", "</s>"
 

@@ -1,8 +1,8 @@
 """Finds stop regexes in a text that grows, and knows where in it a match may have begun.
 
-Patterns come from users and are hostile until bounded: in size before they are compiled, in the text that a match may
-span, and in the time that searching takes. Their syntax and meaning are those of Python's `re`; they are compiled by
-the `regex` module, which can search with a time limit and report matches that more text may complete. Only
+Patterns come from users and are hostile until bounded: in size before they are compiled, in the text that a match
+may span, and in the time that searching takes. Their syntax and meaning are those of Python's `re`; they are compiled
+by the `regex` module, which can search with a time limit and report matches that more text may complete. Only
 `stop.StopMatcher` calls this.
 """
 
@@ -47,7 +47,7 @@ class Hit:
 
 
 class RegexScanner:
-    """The stop regexes of one request over the end of its text. No search starts where a match can no longer start."""
+    """The stop regexes of one request over the end of its text. No search starts where no match can start."""
 
     def __init__(self, sources: Sequence[str]) -> None:
         """Raises InvalidRequest if a regex is malformed, too large, or matches the empty text."""
@@ -98,8 +98,8 @@ class RegexScanner:
             seconds = time.thread_time() - began
             if seconds > self._seconds_left or not (is_done or seconds < MAX_SEARCH_SECONDS):
                 raise InvalidRequest(
-                    f"stop_regex {self._regexes[index].source!r} takes too long to match: repeats inside of repeats, "
-                    "or several ways to match the same text, multiply",
+                    f"stop_regex {self._regexes[index].source!r} takes too long to match: repeats inside of "
+                    "repeats, or several ways to match the same text, multiply",
                     param="stop_regex",
                 )
         self._seconds_left -= seconds

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +162,12 @@ class Tokenizer:
             raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from error
 
     @cached_property
+    def control_tokens(self) -> frozenset[str]:
+        """The texts that `encode` turns into control tokens unless `allow_special` is off."""
+        added = self.hf.added_tokens_decoder.values()
+        return frozenset(str(token) for token in added if token.special or _MARKER.fullmatch(str(token)))
+
+    @cached_property
     def _literal_backend(self) -> Backend:
         """The same tokenizer, to which control tokens in a text are plain characters."""
         assert self._backend is not None, "only a tokenizer with a Rust backend has another"
@@ -174,31 +180,37 @@ _MARKER = re.compile(r"<\|.*\|>", re.DOTALL)
 def _without_control_tokens(backend: Backend) -> Backend:
     """A copy that never turns text into a special token, or into one that is written <|like this|>.
 
-    Other added tokens (runs of spaces, HTML tags) are text in tokenizers that have them. The names of the control
-    tokens also leave the model's vocabulary where nothing else needs them there: whole-word and unigram models
-    would find them. What the post-processor adds around a text stays.
+    Other added tokens (runs of spaces, HTML tags) are text in tokenizers that have them. Control tokens get names
+    that nobody writes, in the model's vocabulary as well (whole-word and unigram models would find them there),
+    unless merges need them; they keep their places, from which the ids of the others follow. What the
+    post-processor adds around a text stays.
     """
     from tokenizers import Tokenizer as Backend
 
     spec = json.loads(backend.to_str())
     model = spec["model"]
     control = {
-        token["content"]
+        token["content"]: uuid.uuid4().hex
         for token in spec["added_tokens"]
         if token["special"] or _MARKER.fullmatch(token["content"])
     }
-    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in control]
-    control.discard(model.get("unk_token"))
-    if model["type"] == "Unigram":  # ids are places in a list: a name can only give way to one nobody can write
-        unk_id = model.get("unk_id")
-        for token_id, entry in enumerate(model["vocab"]):
-            if entry[0] in control and token_id != unk_id:
-                entry[0] = uuid.uuid4().hex
+    kept = {part for merge in model.get("merges", ()) for part in _parts(merge)} | {model.get("unk_token")}
+    if model["type"] == "Unigram":
+        kept |= {model["vocab"][model["unk_id"]][0]} if model.get("unk_id") is not None else set()
+        model["vocab"] = [[_renamed(piece, control, kept), score] for piece, score in model["vocab"]]
     else:
-        merged = {part for merge in model.get("merges", ()) for part in _parts(merge)}
-        for token in control - merged:
-            model["vocab"].pop(token, None)
+        model["vocab"] = {_renamed(piece, control, kept): token_id for piece, token_id in model["vocab"].items()}
+    # What stays in the vocabulary under its own name has its id from there.
+    spec["added_tokens"] = [
+        {**token, "content": control.get(token["content"], token["content"])}
+        for token in spec["added_tokens"]
+        if token["content"] not in control or token["content"] not in kept
+    ]
     return Backend.from_str(json.dumps(spec))
+
+
+def _renamed(piece: str, names: Mapping[str, str], kept: Collection[str | None]) -> str:
+    return piece if piece in kept else names.get(piece, piece)
 
 
 def _parts(merge: str | list[str]) -> list[str]:

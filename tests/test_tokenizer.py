@@ -1,0 +1,112 @@
+"""Text to token ids: equal to the tokenizer's own, never control tokens from a user's text, and typed errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from sgl.errors import InvalidRequest, TokenizerError
+from sgl.runtime.text.tokenizer import Tokenizer
+from tests import tiny_tokenizers
+
+KINDS: dict[str, Callable[[], Any]] = {**tiny_tokenizers.WITH_TABLE, **tiny_tokenizers.WITHOUT_TABLE}
+CONTROL = ["<|im_start|>", "<|im_end|>", "<|file|>", "<s>", "</s>", "[SEP]"]
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+
+
+def wrap(kind: str, **options: Any) -> Tokenizer:
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](), **options))
+
+
+TOKENIZERS = {kind: wrap(kind) for kind in KINDS}
+texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from([*CONTROL, " the cat", "é", "    "]))).map("".join)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=texts)
+def test_ids_are_those_of_the_library(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    assert tokenizer.encode(text).tolist() == tokenizer.hf.encode(text)
+    assert tokenizer.encode(text, add_special_tokens=False).tolist() == tokenizer.hf.encode(
+        text, add_special_tokens=False
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=texts)
+def test_a_users_text_never_becomes_a_control_token(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(text, add_special_tokens=False, allow_special=False).tolist()
+    control = {tokenizer.hf.convert_tokens_to_ids(token) for token in CONTROL if token in tokenizer.hf.get_vocab()}
+    assert not control & set(ids)
+
+
+@given(text=texts)
+def test_literal_control_tokens_come_back_as_they_were_written(text: str) -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    ids = tokenizer.encode(text, allow_special=False)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_text_with_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not text that can be encoded"):
+        TOKENIZERS["byte level"].encode("a\ud800")
+
+
+def test_more_tokens_than_the_model_has_embeddings_for_is_refused() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    tokenizer.check_fits(tokenizer.vocab_size)
+    with pytest.raises(TokenizerError, match=rf"largest token id is {tokenizer.vocab_size - 1}.*ids 0 to 99"):
+        tokenizer.check_fits(100)
+
+
+def test_templates_render_and_refuse() -> None:
+    tokenizer = wrap("byte level", chat_template=TEMPLATE)
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
+    assert text == "<|im_start|>hi<|im_end|>"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert ids[0] == tokenizer.hf.convert_tokens_to_ids("<|im_start|>")
+    with pytest.raises(InvalidRequest, match="has no chat template"):
+        TOKENIZERS["byte level"].apply_chat_template([{"role": "user", "content": "hi"}])
+    refusing = wrap("byte level", chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidRequest, match="roles must alternate"):
+        refusing.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="is empty"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match="no tokenizer can be loaded"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2.5", "mistral-v3"])
+def test_real_tokenizers_encode_as_the_library_does(name: str, unpacked: Callable[[str], Path]) -> None:
+    tokenizer = Tokenizer.load(unpacked("tokenizers") / name)
+    for text in [
+        "Hello, world!",
+        " two  spaces",
+        "naïve café 😀 你好",
+        "def f(x):\n    return x ** 2\n",
+        "<|endoftext|> </s>",
+    ]:
+        assert tokenizer.encode(text).tolist() == tokenizer.hf.encode(text)
+        literal = tokenizer.encode(text, add_special_tokens=False, allow_special=False)
+        assert not set(literal.tolist()) & tokenizer.special_ids
+        assert tokenizer.decode(literal) == text
+    for token_id, added in tokenizer.hf.added_tokens_decoder.items():
+        if not added.special and not added.content.startswith("<|"):
+            assert tokenizer.encode(added.content, add_special_tokens=False, allow_special=False) == [token_id]
+
+
+def test_other_added_tokens_keep_their_ids_when_control_tokens_are_literal() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    ids = tokenizer.encode("<|im_end|>    x", add_special_tokens=False, allow_special=False)
+    assert tokenizer.hf.convert_tokens_to_ids("    ") in ids
