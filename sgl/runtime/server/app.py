@@ -1,0 +1,117 @@
+"""The HTTP application: every endpoint behind one middleware that identifies, admits, answers errors and logs.
+
+A handler is cancelled when its client disconnects, and what it waits for is aborted with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from sgl.errors import SglError
+from sgl.runtime.server.errors import described, error_response, json_response
+from sgl.runtime.server.native import NativeApi
+from sgl.runtime.server.service import Handler, Route, Service, request_id
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_CORS = {
+    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID, X-Request-Id",
+    "Access-Control-Max-Age": "86400",
+}
+
+
+def build_app(service: Service) -> web.Application:
+    """The application over one service. Run it with `handler_cancellation=True`."""
+    routes = [*NativeApi(service).routes()]
+    guard = _Guard(service, routes)
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await guard.handle(request, handler)
+
+    app = web.Application(client_max_size=service.config.max_request_bytes, middlewares=[middleware])
+    app.on_response_prepare.append(guard.on_response_prepare)
+    for route in routes:
+        for method in route.methods:
+            app.router.add_route(method, route.path, route.handler)
+    return app
+
+
+class _Guard:
+    """What happens to every request before and after its handler."""
+
+    def __init__(self, service: Service, routes: Iterable[Route]) -> None:
+        self._service = service
+        self._open = {route.path for route in routes if route.is_open}
+        self._origins = {origin.strip() for origin in service.config.cors_origins.split(",") if origin.strip()}
+        key = service.config.api_key
+        self._expected = None if key is None else f"Bearer {key}".encode()
+
+    async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request through its handler."""
+        given = request.headers.get("X-Request-Id", "")
+        identity = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id.set(identity)
+        began = time.monotonic()
+        metrics = self._service.metrics
+        metrics.open_requests += 1
+        status = 499  # until there is an answer: the client left
+        try:
+            response = await self._answer(request, handler)
+            status = response.status
+        except ConnectionError as error:
+            logger.info("request %s: %s", identity, error)
+            raise
+        finally:
+            metrics.open_requests -= 1
+            resource = request.match_info.route.resource
+            path = resource.canonical if resource is not None else "unknown"
+            metrics.answered(path, status)
+            seconds = time.monotonic() - began
+            fields = {"request": identity, "method": request.method, "path": path, "status": status}
+            fields |= {"seconds": round(seconds, 6), "client": request.remote}
+            shown = (identity, request.method, path, status, 1000 * seconds)
+            logger.info("request %s %s %s %d %.1f ms", *shown, extra={"fields": fields})
+        return response
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+            return web.Response(status=204, headers=_CORS)
+        if not self._may_enter(request):
+            error = described("the API key is missing or wrong: send Authorization: Bearer <key>", "authentication")
+            return json_response(error, 401, {"WWW-Authenticate": "Bearer"})
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return error_response(error)
+        except SglError as error:
+            return error_response(error)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            logger.exception("request %s failed", request_id.get())
+            return error_response(error)
+
+    def _may_enter(self, request: web.Request) -> bool:
+        if self._expected is None or request.path in self._open:
+            return True
+        given = request.headers.get("Authorization", "")
+        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._expected)
+
+    async def on_response_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Headers that every answer carries."""
+        response.headers["X-Request-Id"] = request_id.get()
+        origin = request.headers.get("Origin")
+        if origin is not None and (origin in self._origins or "*" in self._origins):
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Vary"] = "Origin"

@@ -1,0 +1,250 @@
+"""The native API: /generate in the shapes that the original language's client reads, and the engine's controls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.server import sse
+from sgl.runtime.server.errors import described, json_response
+from sgl.runtime.server.service import VERSION, Route, Service, read_body
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class GenerateBody(_Body):
+    """A null means the default; unknown fields are ignored, unknown sampling parameters refused."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    stream: bool | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int] | list[list[int]] | None = None
+    return_text_in_logprobs: bool | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    timeout: float | None = None
+    image_data: Any = None
+
+
+class AbortBody(_Body):
+    """Which requests to abort: those of one rid, or all."""
+
+    rid: str | None = None
+    abort_all: bool = False
+
+
+class TokenizeBody(_Body):
+    """A text, or several."""
+
+    text: str | list[str] | None = None
+    prompt: str | list[str] | None = None
+    add_special_tokens: bool = True
+    allow_special: bool = True
+
+
+class DetokenizeBody(_Body):
+    """Token ids of a text, or of several."""
+
+    tokens: list[int] | list[list[int]]
+    skip_special_tokens: bool = True
+
+
+class NativeApi:
+    """The handlers of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """Every native endpoint."""
+        both = ("GET", "POST")
+        health = "200 while the engine's loop is alive and moving, else 503"
+        return [
+            Route(
+                ("POST", "PUT"),
+                "/generate",
+                self.generate,
+                "Generate for one prompt or a list",
+                GenerateBody,
+                streams=True,
+            ),
+            Route(("GET",), "/get_model_info", self.model_info, "The model that is served"),
+            Route(("GET",), "/model_info", self.model_info, "The model that is served"),
+            Route(("GET",), "/server_info", self.server_info, "Options and the engine's state"),
+            Route(("GET",), "/get_server_info", self.server_info, "Options and the engine's state"),
+            Route(("GET",), "/health", self.health, health, is_open=True),
+            Route(("GET",), "/health_generate", self.health, health, is_open=True),
+            Route(both, "/flush_cache", self.flush_cache, "Forget cached prefixes"),
+            Route(("POST",), "/abort_request", self.abort, "Abort requests by rid", AbortBody),
+            Route(("POST",), "/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
+            Route(("POST",), "/v1/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
+            Route(("POST",), "/detokenize", self.detokenize, "Texts of token ids", DetokenizeBody),
+            Route(("POST",), "/v1/detokenize", self.detokenize, "Texts of token ids", DetokenizeBody),
+            Route(("POST",), "/concate_and_append_request", self.concatenate, "Nothing: see the documentation"),
+        ]
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """One result, a list of them, or a stream of events."""
+        body = await read_body(request, GenerateBody)
+        arguments = self._arguments(body)
+        if body.stream:
+            timeout = self._service.config.write_timeout
+            return await sse.send_events(request, self._events(arguments), timeout)
+        results = await self._service.generate(**arguments)
+        if not isinstance(results, list):
+            self._finish_logprobs(results)
+            return json_response(results)
+        for result in results:
+            self._finish_logprobs(result)
+        return json_response(results)
+
+    async def _events(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        is_incremental = self._service.config.incremental_streaming_output
+        sent: dict[int, tuple[int, int]] = {}
+        async with aclosing(self._service.stream(**arguments)) as events:
+            async for event in events:
+                self._finish_logprobs(event)
+                if is_incremental:
+                    index, text, ids = event.get("index", 0), event["text"], event["output_ids"]
+                    num_chars, num_ids = sent.get(index, (0, 0))
+                    sent[index] = len(text), len(ids)
+                    event["text"], event["output_ids"] = text[num_chars:], ids[num_ids:]
+                yield sse.event(event)
+
+    def _arguments(self, body: GenerateBody) -> dict[str, Any]:
+        if body.image_data:
+            raise InvalidRequest("this model takes no images", param="image_data")
+        if body.text is None and body.input_ids is None:
+            raise InvalidRequest("text or input_ids is needed", param="text")
+        given = body.model_dump(exclude={"text", "image_data", "stream"}, exclude_none=True)
+        if body.text is not None:  # it wins over ids
+            given["prompt"] = body.text
+            given.pop("input_ids", None)
+        elif body.return_logprob and body.logprob_start_len is None and _computes_prompts_only(body):
+            given["logprob_start_len"] = 0  # what the original client expects when it scores choices on their own
+        return given
+
+    def _finish_logprobs(self, result: dict[str, Any]) -> None:
+        """Drop the null before prompt logprobs that start after the first token: the original client reads the
+        entries as those of the tokens after logprob_start_len."""
+        meta = result["meta_info"]
+        entries = meta.get("input_token_logprobs")
+        if not entries or self._service.config.parity_logprobs or len(entries) >= meta["prompt_tokens"]:
+            return
+        for name in ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"):
+            if name in meta:
+                meta[name] = meta[name][1:]
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        """What a client needs to know of the model, its chat template included."""
+        service = self._service
+        tokenizer, config = service.engine.tokenizer, service.engine.config
+        template = service.chat_template
+        if template is None and tokenizer is not None and tokenizer.has_chat_template:
+            template = str(tokenizer.hf.chat_template)
+        special = {} if tokenizer is None else tokenizer.hf.special_tokens_map
+        return json_response(
+            {
+                "model_path": config.model_path,
+                "tokenizer_path": config.tokenizer_path or config.model_path,
+                "served_model_name": service.model_name,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "context_length": config.context_length,
+                "has_image_understanding": False,
+                "reasoning_parser": service.config.reasoning_parser,
+                "chat_template": template,
+                "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
+                "engine": "sgl",
+                "version": VERSION,
+            }
+        )
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        """Options, version, and what the engine does right now."""
+        return json_response({**await self._service.info(), "version": VERSION})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Reads the heartbeat; computes nothing."""
+        self._service.check_is_up()
+        return json_response({"status": "ok"})
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        """400 if running requests hold some of it: the rest is forgotten all the same."""
+        if await self._service.engine.call("flush_cache"):
+            return web.Response(text="Cache flushed.\n")
+        message = "running requests hold some cached prefixes; the others were forgotten"
+        return json_response(described(message, "invalid_request_error", "busy"), 400)
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """When it answers, the requests have ended."""
+        body = await read_body(request, AbortBody)
+        if body.rid is None and not body.abort_all:
+            raise InvalidRequest("rid or abort_all is needed", param="rid")
+        await self._service.engine.call("abort", None if body.abort_all else body.rid)
+        return json_response({"status": "ok"})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Token ids, and how many there are."""
+        body = await read_body(request, TokenizeBody)
+        texts = body.text if body.text is not None else body.prompt
+        if texts is None:
+            raise InvalidRequest("text is needed", param="text")
+        tokenizer = self._service.tokenizer
+
+        def encode() -> list[list[int]]:
+            options: dict[Literal["add_special_tokens", "allow_special"], bool]
+            options = {"add_special_tokens": body.add_special_tokens, "allow_special": body.allow_special}
+            several = [texts] if isinstance(texts, str) else texts
+            return [tokenizer.encode(text, **options).tolist() for text in several]
+
+        ids = await asyncio.to_thread(encode)
+        counts = [len(each) for each in ids]
+        is_one = isinstance(texts, str)
+        return json_response(
+            {
+                "tokens": ids[0] if is_one else ids,
+                "count": counts[0] if is_one else counts,
+                "max_model_len": self._service.engine.config.context_length,
+            }
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """The text of each list of ids."""
+        body = await read_body(request, DetokenizeBody)
+        tokenizer = self._service.tokenizer
+        is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
+        several: Any = body.tokens if is_list else [body.tokens]
+        for token_id in (token_id for ids in several for token_id in ids):
+            if not 0 <= token_id < tokenizer.vocab_size:
+                message = f"token id {token_id} is out of range: there are 0 to {tokenizer.vocab_size - 1}"
+                raise InvalidRequest(message, param="tokens")
+        decode = tokenizer.decode
+        texts = await asyncio.to_thread(
+            lambda: [decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in several]
+        )
+        return json_response({"text": texts if is_list else texts[0]})
+
+    async def concatenate(self, request: web.Request) -> web.Response:
+        """The original client joins forks by this call after it has joined their texts itself; the next request
+        brings that text, and the radix cache finds what is shared. So there is nothing to do."""
+        return json_response({})
+
+
+def _computes_prompts_only(body: GenerateBody) -> bool:
+    params = body.sampling_params
+    each = params if isinstance(params, list) else [params or {}]
+    return all(one.get("max_new_tokens") == 0 for one in each)

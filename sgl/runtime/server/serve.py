@@ -1,0 +1,75 @@
+"""From a service to a listening socket, and down again without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from sgl.errors import ConfigError
+from sgl.runtime.server.app import build_app
+from sgl.runtime.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048  # connections that may wait to be accepted: clients of a benchmark arrive all at once
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes any free one. Raises ConfigError if it cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, proto)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}", option="port") from error
+    return bound
+
+
+@contextlib.asynccontextmanager
+async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
+    """Serve on the socket while the context lasts; its value is the server's URL."""
+    runner = web.AppRunner(
+        build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=75.0
+    )
+    await runner.setup()
+    try:
+        await web.SockSite(runner, bound, backlog=_BACKLOG).start()
+        host, port = bound.getsockname()[:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def serve(service: Service, bound: socket.socket, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests finish for up to the drain timeout. A second signal
+    ends them."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        async with serving(service, bound) as url:
+            on_ready(url)
+            await stop.wait()
+            service.is_draining = True
+            logger.info("draining %d requests", service.metrics.open_requests)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(_drained(service, hurry), service.config.drain_timeout)
+    finally:
+        await service.engine.close()
+
+
+async def _drained(service: Service, hurry: asyncio.Event) -> None:
+    while service.metrics.open_requests and not hurry.is_set():
+        await asyncio.sleep(0.02)

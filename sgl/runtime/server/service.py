@@ -1,0 +1,124 @@
+"""What the handlers of one server share: its options, its engine, its model's name, its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ValidationError
+
+from sgl.errors import EngineDead, InvalidRequest
+from sgl.runtime.config import ServerConfig
+from sgl.runtime.metrics import ServerMetrics
+from sgl.runtime.server.errors import as_invalid_request
+from sgl.runtime.server.handle import EngineHandle
+from sgl.runtime.text.tokenizer import Tokenizer
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Of the request that the present task answers: sent back as X-Request-Id, and in every line of the log."""
+Body = TypeVar("Body", bound=BaseModel)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+VERSION = importlib.metadata.version("sgl")
+UNRESPONSIVE_SECONDS = 20.0
+"""A step longer than this makes /health say no. Long chunks of a prompt take a second or two."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """An endpoint: how it is reached and what /openapi.json says of it."""
+
+    methods: tuple[str, ...]
+    path: str
+    handler: Handler
+    summary: str
+    body: type[BaseModel] | None = None
+    streams: bool = False
+    is_open: bool = False  # answers without the API key
+
+
+@dataclass
+class Service:
+    """One server's state."""
+
+    config: ServerConfig
+    engine: EngineHandle
+    chat_template: str | None = None  # instead of the model's own
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    started: float = field(default_factory=time.time)
+    is_draining: bool = False
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in the OpenAI API."""
+        return self.config.served_model_name or self.engine.config.model_path
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises InvalidRequest without one."""
+        if self.engine.tokenizer is None:
+            raise InvalidRequest("this server runs without a tokenizer: send input_ids to /generate")
+        return self.engine.tokenizer
+
+    def check_is_up(self) -> None:
+        """Raise EngineDead where a new request would find no engine, or none for long."""
+        if self.is_draining:
+            raise EngineDead("the server is shutting down")
+        if self.engine.heartbeat_age() > UNRESPONSIVE_SECONDS:
+            raise EngineDead("the engine does not respond; it is being restarted if it ended")
+
+    async def generate(self, **arguments: Any) -> Any:
+        """What EngineHandle.generate returns, counted."""
+        self.check_is_up()
+        results = await self.engine.generate(**arguments)
+        for result in results if isinstance(results, list) else [results]:
+            self.metrics.finished(result["meta_info"])
+        return results
+
+    async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """What EngineHandle.stream yields, timed and counted."""
+        self.check_is_up()
+        began = time.monotonic()
+        latest: dict[int, float] = {}
+        async with contextlib.aclosing(self.engine.stream(**arguments)) as events:
+            async for event in events:
+                now, index = time.monotonic(), event.get("index", 0)
+                if index in latest:
+                    self.metrics.inter_token_latency.observe(now - latest[index])
+                else:
+                    self.metrics.time_to_first_token.observe(now - began)
+                latest[index] = now
+                if event["meta_info"]["finish_reason"] is not None:
+                    self.metrics.finished(event["meta_info"])
+                yield event
+
+    async def info(self) -> dict[str, Any]:
+        """Options and what the engine does right now; no secrets."""
+        config = self.config
+        return {
+            **await self.engine.call("get_server_info"),
+            "served_model_name": self.model_name,
+            "incremental_streaming_output": config.incremental_streaming_output,
+            "reasoning_parser": config.reasoning_parser,
+            "startup_time": self.started,
+        }
+
+
+async def read_body(request: web.Request, model: type[Body]) -> Body:
+    """The request's JSON body. Raises InvalidRequest that names what is wrong; HTTPException 413 if it is long."""
+    try:
+        data = await request.read()
+        if len(data) < 1 << 20:
+            return model.model_validate_json(data)
+        return await asyncio.to_thread(model.model_validate_json, data)
+    except web.RequestPayloadError as error:
+        raise InvalidRequest(f"the body cannot be read: {error}") from error
+    except ValidationError as error:
+        raise as_invalid_request(error, list(model.model_fields)) from None

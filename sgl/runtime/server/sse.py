@@ -1,0 +1,77 @@
+"""Server-sent events: one `data:` line and a blank line each, flushed as they come, `[DONE]` at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from aiohttp import web
+
+from sgl.errors import SglError
+from sgl.runtime.server.errors import error_body
+from sgl.runtime.server.service import request_id
+
+logger = logging.getLogger(__name__)
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # proxies of the nginx kind would collect events otherwise
+}
+DONE = b"data: [DONE]\n\n"
+_SMALL = 1 << 15  # bytes that a transport with nothing unsent takes without waiting for the client
+
+
+def event(data: Any, event_id: int | None = None) -> bytes:
+    """One event. JSON has no raw newlines, so one line is enough."""
+    head = "" if event_id is None else f"id: {event_id}\n"
+    return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+async def send_events(
+    request: web.Request, events: AsyncGenerator[bytes, None], write_timeout: float, *, done: bytes = DONE
+) -> web.StreamResponse:
+    """Answer with a stream of events.
+
+    What goes wrong before the first one is raised, so that it gets a status of its own; later it becomes an error
+    event. A client that leaves the stream unread for `write_timeout` seconds is disconnected.
+    """
+    async with contextlib.aclosing(events):
+        first = await anext(events, None)
+        response = web.StreamResponse(headers=HEADERS)
+        await response.prepare(request)
+        try:
+            if first is not None:
+                await write(request, response, first, write_timeout)
+            async for data in events:
+                await write(request, response, data, write_timeout)
+        except SglError as error:
+            await write(request, response, event(error_body(error)), write_timeout)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            logger.exception("request %s failed while streaming", request_id.get())
+            await write(request, response, event(error_body(error)), write_timeout)
+    await write(request, response, done, write_timeout)
+    await response.write_eof()
+    return response
+
+
+async def write(request: web.Request, response: web.StreamResponse, data: bytes, timeout: float) -> None:
+    """Send data; raises ConnectionError if the client is gone or does not read."""
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client is gone")
+    if not transport.get_write_buffer_size() and len(data) < _SMALL:
+        await response.write(data)
+        return
+    try:
+        async with asyncio.timeout(timeout):
+            await response.write(data)
+    except TimeoutError:
+        transport.abort()
+        raise ConnectionAbortedError(f"the client left the stream unread for {timeout:g} s") from None

@@ -1,0 +1,65 @@
+"""A server on a real socket in a thread of this process, and a tiny model for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from sgl.runtime.config import ServerConfig
+from sgl.runtime.engine import Engine
+from sgl.runtime.server.handle import LocalEngine
+from sgl.runtime.server.serve import listen, serving
+from sgl.runtime.server.service import Service
+from tests.tiny_models import edit_json, tiny_checkpoint
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}[tools]{{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+OPTIONS: dict[str, Any] = {"device": "cpu", "max_total_tokens": 8192, "random_seed": 1, "check_ledger": True}
+
+
+def chat_checkpoint(folder: Path) -> Path:
+    """A tiny random model whose tokenizer has a chat template."""
+    path = tiny_checkpoint(folder, with_tokenizer=True, max_position_embeddings=512)
+    edit_json(path / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
+    return path
+
+
+class LiveServer:
+    """Serves an engine until `close`; `url` is where."""
+
+    def __init__(self, engine: Engine, **options: Any) -> None:
+        self.engine = engine
+        self.service = Service(ServerConfig.from_options(options), LocalEngine(engine))
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self.url = ""
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    async def _serve(self) -> None:
+        async with serving(self.service, listen("127.0.0.1", 0)) as self.url:
+            self._ready.set()
+            await self._stop.wait()
+
+    def close(self) -> None:
+        """Stop listening; the engine stays."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        self._loop.close()
+
+    def post(self, path: str, body: Any, **options: Any) -> requests.Response:
+        """The answer to a JSON body."""
+        return requests.post(self.url + path, json=body, timeout=60, **options)
+
+    def get(self, path: str, **options: Any) -> requests.Response:
+        """The answer to a GET."""
+        return requests.get(self.url + path, timeout=60, **options)
