@@ -76,6 +76,13 @@ class Recording:
         yield
         self._stream.append(ir.ScopeEnd(name))
 
+    @contextmanager
+    def copy(self) -> Iterator[Self]:
+        """A branch whose variables, but not whose text, come back to this state."""
+        [branch] = self._fork(1)
+        yield branch
+        self._stream.absorb(branch._stream)
+
     def cancel(self) -> None:
         """Give up the whole program, on the backend as well."""
         self._run.cancel()
@@ -211,13 +218,6 @@ class ProgramState(Recording):
         """`size` branches that continue from here, in parallel. (`position_ids_offset` is of the original API and
         has no effect there either.)"""
         return ProgramStateGroup(self, self._fork(size))
-
-    @contextmanager
-    def copy(self) -> Iterator[ProgramState]:
-        """A branch whose variables, but not whose text, come back to this state."""
-        [branch] = self._fork(1)
-        yield branch
-        self._stream.absorb(branch._stream)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """New text as it comes: of one variable, or of the whole program until it ends."""
