@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from sgl.errors import InvalidRequest
+
 VERSION = 1
+MAX_REF_CHARACTERS = 1_000_000  # that the text functions of a ref may make
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]+\.?[0-9]*[ \n]*"
@@ -372,12 +375,18 @@ def constraint_of(gen: Gen) -> tuple[str, Any] | None:
 
 
 def apply_functions(text: str, functions: Iterable[tuple[Any, ...]]) -> str:
-    """The text functions of a `Ref`: strip, lower, upper, split(separator, take), slice(start, stop), replace."""
+    """The text functions of a `Ref`: strip, lower, upper, split(separator, take), slice(start, stop), replace.
+
+    Raises `InvalidRequest` before a replacement would make more than `MAX_REF_CHARACTERS`: a few characters could
+    ask for any amount of memory."""
     for name, *args in functions:
         match name:
             case "strip" | "lower" | "upper":
                 text = getattr(text, name)()
             case "replace":
+                length = len(text) + text.count(args[0]) * (len(args[1]) - len(args[0]))
+                if length > max(MAX_REF_CHARACTERS, len(text)):
+                    raise InvalidRequest(f"replace() would make a text of {length} characters", param="functions")
                 text = text.replace(*args)
             case "slice":
                 text = text[args[0] : args[1]]

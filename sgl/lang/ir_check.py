@@ -87,6 +87,7 @@ _NODE_FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "index": _INDEX,
             "functions": {
                 "type": "array",
+                "maxItems": 64,
                 "items": {
                     "anyOf": [
                         {"type": "array", "prefixItems": [{"enum": ["strip", "lower", "upper"]}], "maxItems": 1},
@@ -231,12 +232,14 @@ class Checker:
         self._num_nodes = 0
         self._num_characters = 0
         self._is_final = False
+        self._waiting: set[tuple[int, int]] = set()  # tool_results nodes without an answer
 
     def segment(self, data: Any) -> ir.Segment:
         """The segment that a client sends. Raises `InvalidRequest`; the program is then beyond repair."""
-        if self._is_final:
-            raise InvalidRequest("a segment came after the final one", param="final")
-        _check({**data, "nodes": []} if isinstance(data, Mapping) else data, SEGMENT_SCHEMA, "segment")
+        is_mapping = isinstance(data, Mapping) and isinstance(data.get("nodes"), list)
+        _check({**data, "nodes": []} if is_mapping else data, SEGMENT_SCHEMA, "segment")
+        if self._is_final and (data["nodes"] or not data.get("answers")):
+            raise InvalidRequest("after the final segment only answers may come", param="final")
         for i, item in enumerate(data["nodes"]):
             place = f"nodes[{i}]"
             op = item.get("op") if isinstance(item, Mapping) else None
@@ -244,8 +247,20 @@ class Checker:
                 raise InvalidRequest(f"{place}: unknown op {op!r}", param=place)
             _check(item, NODE_SCHEMAS[op], place)
             self._node(item, place)
-        self._is_final = bool(data.get("final"))
+        for i, answer in enumerate(data.get("answers", ())):
+            self._answer(answer, f"answers[{i}]")
+        self._is_final = self._is_final or bool(data.get("final"))
         return ir.segment_from_json(data)
+
+    def _answer(self, answer: Mapping[str, Any], place: str) -> None:
+        address = answer["st"], answer["index"]
+        if address not in self._waiting:
+            raise InvalidRequest(
+                f"{place}: node {address[1]} of stream {address[0]} waits for no answer", param=place
+            )
+        self._waiting.remove(address)
+        self._num_characters += _characters(answer)
+        self._limit("characters", self._num_characters, self._limits.characters, place)
 
     def _node(self, item: Mapping[str, Any], place: str) -> None:
         stream = self._streams.get(item["st"])
@@ -261,19 +276,20 @@ class Checker:
 
     def _count(self, item: Mapping[str, Any], place: str) -> None:
         self._num_nodes += 1
-        self._num_characters += sum(len(value) for value in item.values() if isinstance(value, str))
-        self._num_characters += sum(map(len, item.get("choices", ())))
+        self._num_characters += _characters(item) - len(item["op"])
         limits = self._limits
-        counts = {
-            "nodes": (self._num_nodes, limits.nodes),
-            "characters": (self._num_characters, limits.characters),
-            "choices": (len(item.get("choices", ())), limits.choices),
-            "constraint_characters": (len(str(item.get("constraint", ""))), limits.constraint_characters),
-            "streams": (len(self._streams) + len(item["children"] if item["op"] == "fork" else ()), limits.streams),
-        }
-        for what, (count, limit) in counts.items():
-            if count > limit:
-                raise InvalidRequest(f"{place}: {count} {what}, and the limit is {limit}", param=what)
+        num_streams = len(self._streams) + len(item["children"] if item["op"] == "fork" else ())
+        self._limit("nodes", self._num_nodes, limits.nodes, place)
+        self._limit("streams", num_streams, limits.streams, place)
+        self._limit("choices", len(item.get("choices", ())), limits.choices, place)
+        constraint = _characters(item.get("constraint"))
+        self._limit("constraint_characters", constraint, limits.constraint_characters, place)
+        self._limit("characters", self._num_characters, limits.characters, place)
+
+    @staticmethod
+    def _limit(what: str, count: int, limit: int, place: str) -> None:
+        if count > limit:
+            raise InvalidRequest(f"{place}: {count} {what}, and the limit is {limit}", param=what)
 
     def _meaning(self, item: Mapping[str, Any], stream: _StreamCheck) -> str | None:
         """What is wrong with a node in its place, if anything."""
@@ -300,6 +316,7 @@ class Checker:
             case "tool_results":
                 if item["index"] not in stream.tool_gens:
                     return f"node {item['index']} is no gen with tools"
+                self._waiting.add((item["st"], stream.length))
             case "scope_begin":
                 stream.scopes.append(item["name"])
             case "scope_end":
@@ -332,6 +349,20 @@ _TYPES: dict[str, Any] = {
     "integer": int,
     "number": int | float,
 }
+
+
+def _characters(value: Any) -> int:
+    """The characters of all strings inside a JSON value, keys of its inner objects included."""
+    total, left = 0, list(value.values()) if isinstance(value, Mapping) else [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            left += [*item, *item.values()]
+        elif isinstance(item, list | tuple):
+            left += item
+    return total
 
 
 def _check(value: Any, schema: Mapping[str, Any], place: str) -> None:
