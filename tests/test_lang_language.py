@@ -260,8 +260,13 @@ def test_14_meta_info_of_gens_and_selects() -> None:
         s += sgl.gen("x") + sgl.select("y", ["a", "b"])
         s["z"] = "set"
 
+        forks = s.fork(2)
+        forks[1] += sgl.gen("w", n=2)
+        forks.join()
+
     state = program.run(backend=echo())
     assert state.get_meta_info("x")["completion_tokens"] == 3
+    assert [meta and len(meta) for meta in state.get_meta_info("w")] == [None, 2]
     lists = ("normalized_prompt_logprobs", "input_token_logprobs", "output_token_logprobs")
     assert [len(state.get_meta_info("y")[name]) for name in lists] == [2, 2, 2]
     assert state.get_meta_info("z") is None

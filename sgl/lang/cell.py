@@ -98,6 +98,7 @@ class Lazy:
     get: Callable[[], Any]
     source: Cell | None = None
     address: tuple[int, int] | None = None
+    items: Sequence[Any] | None = None  # the branches' values, of a list that a join made
 
 
 Part: TypeAlias = str | Cell | Lazy  # the text of one recorded node
@@ -106,7 +107,7 @@ Part: TypeAlias = str | Cell | Lazy  # the text of one recorded node
 def gathered(values: list[Any]) -> Any:
     """A list of values, some of which may still be pending."""
     cells = [cell for value in values for cell in _value_cells(value)]
-    return Lazy(cells, lambda: [_current(value) for value in values]) if cells else [_current(v) for v in values]
+    return Lazy(cells, lambda: [_current(value) for value in values], items=values) if cells else values
 
 
 def has_news(cell: Cell, seen: int) -> bool:

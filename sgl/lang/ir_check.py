@@ -243,7 +243,7 @@ class Checker:
         for i, item in enumerate(data["nodes"]):
             place = f"nodes[{i}]"
             op = item.get("op") if isinstance(item, Mapping) else None
-            if op not in NODE_SCHEMAS:
+            if not isinstance(op, str) or op not in NODE_SCHEMAS:
                 raise InvalidRequest(f"{place}: unknown op {op!r}", param=place)
             _check(item, NODE_SCHEMAS[op], place)
             self._node(item, place)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import inspect
 import json
 import re
 import sys
+import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ def typed(schema: Any) -> Typed:
         except ValueError as error:
             raise InvalidRequest(f"schema is not JSON: {error}", param="schema") from error
         if not isinstance(schema, dict):
-            raise InvalidRequest("a JSON Schema must be an object", param="schema")
+            raise InvalidRequest("schema must be a JSON Schema object", param="schema")
     if isinstance(schema, Mapping):
         return Typed({"json": dict(schema)}, json.loads)
     options = _bare_options(schema)
@@ -65,6 +67,8 @@ def _bare_options(schema: Any) -> dict[str, Any] | None:
 
 
 def _typed_by_pydantic(schema: Any) -> Typed:
+    if inspect.isroutine(schema):  # which pydantic would take for its arguments
+        raise InvalidRequest(f"schema={schema!r} is a function, not a type: did you mean tools=?", param="schema")
     try:
         return _adapted(schema)
     except TypeError:  # an unhashable annotation
@@ -89,22 +93,24 @@ def _understood(schema: Any) -> Any:
     if sys.version_info >= (3, 12):
         return schema
     if typing.is_typeddict(schema) and type(schema).__module__ == "typing":
-        from typing import NotRequired, Required
-
         from typing_extensions import TypedDict
 
         hints = typing.get_type_hints(schema, include_extras=True)
         fields: dict[str, Any] = {}
         for name, hint in hints.items():
-            if typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+            stated = typing.get_origin(hint)
+            if stated in (typing.Required, typing.NotRequired):  # the class itself sees neither in a string
                 hint = typing.get_args(hint)[0]
-            wrap: Any = Required if name in schema.__required_keys__ else NotRequired
-            fields[name] = wrap[_understood(hint)]
+            else:
+                stated = typing.Required if name in schema.__required_keys__ else typing.NotRequired
+            fields[name] = stated[_understood(hint)]
         make: Any = TypedDict  # a class statement to type checkers
         rebuilt = make(schema.__name__, fields)
         rebuilt.__doc__ = schema.__doc__
         return rebuilt
     origin, args = typing.get_origin(schema), typing.get_args(schema)
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(_understood(arg) for arg in args)]  # noqa: UP007 - computed
     if args and origin in (list, dict, tuple, set, frozenset):
         return origin[tuple(_understood(arg) for arg in args)]
     return schema

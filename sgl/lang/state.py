@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 from sgl.errors import ProgramError
 from sgl.lang import ir, tools
 from sgl.lang.aio import Wait, drive, drive_async
-from sgl.lang.cell import Cell, Chunk, Failure, Lazy
+from sgl.lang.cell import Cell, Chunk, Failure, Lazy, cells_of
 from sgl.lang.expr import parser_of, role_turn
 from sgl.lang.run import Run
 from sgl.lang.stream import Stream
@@ -140,21 +140,27 @@ class Recording:
         if name not in self._stream.names and (self._run.is_over or self._run.is_recording_here()):
             return None
         variable = yield from self._stream.variable(name)
-        if isinstance(variable, Lazy):
-            yield from self._stream.ready(variable.cells)
-            metas = [cell.meta for cell in variable.cells]
-            return metas[0] if variable.source else metas
-        if not isinstance(variable, Cell):
-            return None
-        yield from self._stream.ready((variable,))
-        return variable.meta.get("samples", variable.meta)
+        yield from self._stream.ready(cells_of((variable,)))
+        return _meta_of(variable)
 
     def parsed(self, name: str) -> Generator[Wait, None, Any]:
         """The steps of `value`."""
         variable = yield from self._stream.variable(name)
+        found = yield from self._object(variable, name)
+        return found
+
+    def _object(self, variable: Any, name: str) -> Generator[Wait, None, Any]:
+        if isinstance(variable, Lazy) and variable.items is not None:
+            objects = []
+            for item in variable.items:
+                found = yield from self._object(item, name)
+                objects.append(found)
+            return objects
+        if isinstance(variable, Lazy):
+            yield from self._stream.ready(variable.cells)
+            return variable.get()
         if not isinstance(variable, Cell) or variable.address is None:
-            value = yield from self._stream.value(name)
-            return value
+            return variable
         home, index = self._run.stream(variable.address[0]), variable.address[1]
         node = home.nodes[index]
         yield from self._stream.ready((variable,))
@@ -340,6 +346,17 @@ class AsyncProgramStateGroup(Group[AsyncProgramState]):
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             self.join()
+
+
+def _meta_of(variable: Any) -> Any:
+    """What the backend said about a finished variable: one dict, a list for samples and branches, None for text."""
+    if isinstance(variable, Cell):
+        return variable.meta.get("samples", variable.meta)
+    if not isinstance(variable, Lazy):
+        return None
+    if variable.items is not None:
+        return [_meta_of(item) for item in variable.items]
+    return _meta_of(variable.source)
 
 
 async def _chunks(stream: Stream, name: str | None) -> AsyncIterator[Chunk]:
