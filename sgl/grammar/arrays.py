@@ -43,6 +43,7 @@ class ArrayPlan:
         self.count_cap = len(shape.prefix) if self.counts_commas else max(bound, len(shape.prefix))
 
     def threads_at_start(self) -> tuple[Thread, ...]:
+        """The threads right behind the opening bracket."""
         start = Items(0, self.region_at(0) if self.counts_commas else 1, 0, 0)
         threads: list[Thread] = []
         if self.shape.max_items != 0:
@@ -110,6 +111,7 @@ class ArrayPlan:
         return contains.max_count is None or items.matching + must_match <= contains.max_count
 
     def after_item(self, items: Items) -> Node:
+        """The node behind an item, `items` being all up to it."""
         key = (AfterItem, self, items)
         found = self.builder.nodes.get(key)
         if found is None:
@@ -117,12 +119,14 @@ class ArrayPlan:
         return found
 
     def may_close(self, items: Items) -> bool:
+        """Whether the array may end behind these items."""
         if self.counts_commas:
             return items.region > 0
         contains = self.shape.contains
         return items.length >= self.shape.min_items and (contains is None or items.matching >= contains.min_count)
 
     def may_go_on(self, items: Items) -> bool:
+        """Whether one more item may follow."""
         if self.counts_commas:
             return items.region < 2
         if self.shape.max_items is not None and items.length >= self.shape.max_items:

@@ -9,63 +9,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton import OPEN_BRACE, Automaton
-from sgl.grammar.masks import Frame, MaskCache, Place
-from sgl.grammar.tables import (
-    COUNT_SHIFT,
-    DEAD,
-    INC_CHAR,
-    INC_ITEM,
-    POP_BIT,
-    PUSH_BIT,
-    RESET_CHAR,
-    TARGET_MASK,
-    UNKNOWN,
-)
+from sgl.grammar.automaton import Automaton
+from sgl.grammar.masks import MaskCache
+from sgl.grammar.place import Place, advance, start_of
 from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
 _MAX_FORCED = 4096
-
-
-def start_of(automaton: Automaton) -> Place:
-    """Where every text begins."""
-    return Place(automaton.landing(automaton.start, 0, 0), None, 0, 0)
-
-
-def advance(automaton: Automaton, place: Place, data: bytes) -> Place | None:
-    """Where `data` leads from a place, or None if the grammar does not allow it."""
-    tables = automaton.tables
-    state, stack, char_count, item_count = place
-    for byte in data:
-        entry = tables.entries.item(state, tables.class_of[byte])
-        if entry == UNKNOWN:
-            automaton.expand(state)
-            entry = tables.entries.item(state, tables.class_of[byte])
-        if entry <= TARGET_MASK:
-            if entry == DEAD:
-                return None
-            state = entry
-            continue
-        if entry & PUSH_BIT:
-            symbol = tables.symbols.item(state, 0 if byte == OPEN_BRACE else 1)
-            stack = Frame(stack, symbol, item_count)
-            item_count = 0
-            state = entry & TARGET_MASK
-            continue
-        if entry & POP_BIT:
-            assert stack is not None, "the outermost frame is never closed"
-            state = automaton.returned(stack.symbol, entry & TARGET_MASK)
-            item_count = stack.item_count
-            stack = stack.parent
-            continue
-        operation = entry >> COUNT_SHIFT
-        if operation & RESET_CHAR:
-            char_count = 0
-        char_count += operation & INC_CHAR
-        item_count += (operation & INC_ITEM) != 0
-        state = automaton.landing(entry & TARGET_MASK, char_count, item_count)
-    return Place(state, stack, char_count, item_count)
 
 
 class Matcher:

@@ -9,27 +9,29 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import NamedTuple
 
-from sgl.grammar.expr import EMPTY, Expr, concat, difference, is_empty, literal, words
+from sgl.grammar.byteset import bytes_of
+from sgl.grammar.expr import Expr, concat, is_empty, literal
 from sgl.grammar.jsontext import string_body
+from sgl.grammar.key_marks import KeyMarks, Mark
 from sgl.grammar.shape import Object, Schema
 from sgl.grammar.threads import CLOSING, PLAIN, Builder, Moves, Node, Stay, Thread
 from sgl.grammar.values import value_node
 
-_NO_KEYS: frozenset[bytes] = frozenset()
+_NO_MARKS: frozenset[Mark] = frozenset()
 
 
 class Seen(NamedTuple):
     """What has been seen of an object.
 
     `keys` is a bit set of declared keys, or the index of the next one where keys come in order. `total` is only
-    kept where bounds on the number of properties ask for it. `met` is a bit set of `exists`. `texts` are undeclared
-    keys that may not come again.
+    kept where bounds on the number of properties ask for it. `met` is a bit set of `exists`. `used` are the marks
+    of undeclared keys that may not come again.
     """
 
     keys: int
     total: int
     met: int
-    texts: frozenset[bytes]
+    used: frozenset[Mark]
 
 
 class ObjectPlan:
@@ -51,7 +53,10 @@ class ObjectPlan:
         self.count_cap = max(limit, shape.min_properties)
         self.every_met = (1 << len(shape.exists)) - 1
         self.after_quote = concat(builder.space, literal(b":"), builder.space)
-        self.start = Seen(0, 0, 0, _NO_KEYS)
+        self.marks = KeyMarks([p.key for p in shape.patterns], max(shape.min_properties, len(shape.exists)))
+        self.start = Seen(0, 0, 0, _NO_MARKS)
+        self._live: dict[tuple[Expr, Mark, Seen, int], bool] = {}
+        self._tracked: dict[tuple[Seen, Expr, Schema, int, Mark], Thread] = {}
 
     def threads_at_start(self) -> tuple[Thread, ...]:
         """The threads right behind the opening brace."""
@@ -63,6 +68,7 @@ class ObjectPlan:
         return tuple(threads)
 
     def key_node(self, seen: Seen) -> Node:
+        """The node behind the opening quote of the next key."""
         key = (KeyNode, self, seen)
         found = self.builder.nodes.get(key)
         if found is None:
@@ -77,7 +83,16 @@ class ObjectPlan:
             then = self.builder.nodes[key] = AfterProperty(self, seen)
         return value_node(self.builder, schema, then)
 
+    def tracked_key(self, seen: Seen, key: Expr, value: Schema, met: int, mark: Mark) -> Thread:
+        """The thread with `key` still to come of an undeclared key."""
+        place = seen, key, value, met, mark
+        found = self._tracked.get(place)
+        if found is None:
+            found = self._tracked[place] = TrackedKey(self, seen, key, value, met, mark)
+        return found
+
     def may_close(self, seen: Seen) -> bool:
+        """Whether the object may end here."""
         return (
             self.required_left(seen) == 0
             and seen.met == self.every_met
@@ -85,40 +100,56 @@ class ObjectPlan:
         )
 
     def required_left(self, seen: Seen) -> int:
+        """How many required keys are still missing."""
         if self.in_order:
             return self.required_from[seen.keys]
         return (self.required_mask & ~seen.keys).bit_count()
 
     def with_declared(self, seen: Seen, index: int) -> Seen:
+        """After a declared key."""
         keys = index + 1 if self.in_order else seen.keys | 1 << index
-        return Seen(keys, self.counted(seen), seen.met, self.kept(seen.texts, seen))
+        return Seen(keys, self.counted(seen), seen.met, self.kept(seen.used, seen))
 
-    def with_text(self, seen: Seen, text: bytes | None, met: int) -> Seen:
-        """After an undeclared key; its text where it may not come again."""
+    def with_undeclared(self, seen: Seen, mark: Mark | None, met: int) -> Seen:
+        """After an undeclared key, with its mark where it may not come again."""
         keys = len(self.names) if self.in_order else seen.keys
-        texts = self.kept(seen.texts if text is None else seen.texts | {text}, seen)
-        return Seen(keys, self.counted(seen), seen.met | met, texts)
+        used = self.kept(seen.used if mark is None else seen.used | {mark}, seen)
+        return Seen(keys, self.counted(seen), seen.met | met, used)
 
     def counted(self, seen: Seen) -> int:
+        """The number of properties with one more, as far as it matters."""
         return min(seen.total + 1, self.count_cap + 1) if self.is_counted else 0
 
-    def kept(self, texts: frozenset[bytes], seen: Seen) -> frozenset[bytes]:
+    def kept(self, used: frozenset[Mark], seen: Seen) -> frozenset[Mark]:
         """Once there are enough properties, a key that comes again takes nothing away."""
         enough = seen.total + 1 >= self.shape.min_properties and not self.shape.exists
-        return _NO_KEYS if enough else texts
+        return _NO_MARKS if enough else used
 
     def is_tracked(self, seen: Seen) -> bool:
-        """Whether the texts of undeclared keys matter: those that come twice count once."""
-        lacks_keys = self.is_counted and seen.total < self.shape.min_properties
-        return bool(self.shape.patterns) and (lacks_keys or bool(self.shape.exists))
+        """Whether it matters which undeclared key comes next: those that come twice count once."""
+        lacking = self.shape.min_properties - seen.total if self.is_counted else 0
+        return bool(self.shape.exists) or lacking > 1 or (lacking == 1 and bool(seen.used))
+
+    def can_end(self, key: Expr, mark: Mark, seen: Seen, met: int) -> bool:
+        """Whether what is left of a tracked key can end so that the object can be completed behind it."""
+        place = key, mark, seen, met
+        found = self._live.get(place)
+        if found is None:
+            found = self._live[place] = any(self.is_good(end, seen, met) for end in self.marks.ends(key, mark))
+        return found
+
+    def is_good(self, mark: Mark, seen: Seen, met: int) -> bool:
+        """Whether the object can be completed behind a tracked key of this mark."""
+        return mark not in seen.used and self.is_completable(self.with_undeclared(seen, mark, met))
 
     def is_completable(self, seen: Seen) -> bool:
+        """Whether an object that begins so can still be completed."""
         unmet = [e for i, e in enumerate(self.shape.exists) if not seen.met >> i & 1]
         needed = self.required_left(seen) + len(unmet)
         maximum = self.shape.max_properties
         if maximum is not None and seen.total + needed > maximum:
             return False
-        if any(is_empty(self.unused(e.key, seen)) for e in unmet):
+        if any(self.marks.num_unused(e.key, seen.used, 1) == 0 for e in unmet):
             return False
         if not self.is_counted:
             return True
@@ -127,11 +158,8 @@ class ObjectPlan:
         for pattern in self.shape.patterns:
             if lacking <= 0:
                 break
-            lacking -= _number_of_texts(self.unused(pattern.key, seen), lacking)
+            lacking -= self.marks.num_unused(pattern.key, seen.used, lacking)
         return lacking <= 0
-
-    def unused(self, key: Expr, seen: Seen) -> Expr:
-        return difference(key, words(seen.texts)) if seen.texts else key
 
     def declared_at(self, seen: Seen) -> list[int]:
         """The declared keys that may come next."""
@@ -156,17 +184,12 @@ class ObjectPlan:
             return []
         groups = [(p.key, p.value, 0) for p in self.shape.patterns]
         groups += [(e.key, e.value, 1 << i) for i, e in enumerate(self.shape.exists) if not seen.met >> i & 1]
-        found = []
-        for key, value, met in groups:
-            unused = self.unused(key, seen)
-            after = self.with_text(seen, None, met)
-            if unused is EMPTY or is_empty(unused):
-                continue
-            if self.is_tracked(seen) and self.is_counted:
-                after = self.with_text(seen, _any_text(unused), met)
-            if self.is_completable(after):
-                found.append((unused, value, met))
-        return found
+        if self.is_tracked(seen):
+            return [
+                (key, value, met) for key, value, met in groups if self.can_end(key, self.marks.start, seen, met)
+            ]
+        after = self.with_undeclared(seen, None, 0)
+        return [group for group in groups if not is_empty(group[0])] if self.is_completable(after) else []
 
     def keys_at(self, seen: Seen) -> bool:
         """Whether any key may come next."""
@@ -205,9 +228,9 @@ class KeyNode(Node):
             threads += DeclaredKeys(plan, seen, names, 0, len(names), 0).narrowed()
         for key, value, met in plan.undeclared_at(seen):
             if plan.is_tracked(seen):
-                threads.append(TrackedKey(plan, seen, key, value, met, b""))
+                threads.append(plan.tracked_key(seen, key, value, met, plan.marks.start))
             else:
-                target = plan.value_node(value, plan.with_text(seen, None, met))
+                target = plan.value_node(value, plan.with_undeclared(seen, None, met))
                 threads.append(builder.lexeme(concat(key, builder.colon), target))
         return tuple(threads)
 
@@ -253,32 +276,34 @@ class DeclaredKeys(Thread):
 
 
 class TrackedKey(Thread):
-    """Inside an undeclared key whose text decides whether it may come again."""
+    """Inside an undeclared key that may not be one of those before it, and may not come again."""
 
-    __slots__ = ("key", "met", "plan", "seen", "typed", "value")
+    __slots__ = ("key", "mark", "met", "plan", "seen", "value")
 
-    def __init__(self, plan: ObjectPlan, seen: Seen, key: Expr, value: Schema, met: int, typed: bytes) -> None:
+    def __init__(self, plan: ObjectPlan, seen: Seen, key: Expr, value: Schema, met: int, mark: Mark) -> None:
         super().__init__()
         self.plan = plan
         self.seen = seen
         self.key = key
         self.value = value
         self.met = met
-        self.typed = typed
+        self.mark = mark
 
     def _find_moves(self) -> Moves:
-        plan, builder = self.plan, self.plan.builder
+        plan, seen, met = self.plan, self.seen, self.met
         moves: list[tuple[int, Stay]] = []
         for mask, rest in self.key.arcs():
-            while mask:
-                bit = mask & -mask
-                mask ^= bit
-                typed = self.typed + bytes([bit.bit_length() - 1])
-                after = TrackedKey(plan, self.seen, rest, self.value, self.met, typed)
-                moves.append((bit, Stay((after,), PLAIN)))
-        if self.key.nullable:
-            target = plan.value_node(self.value, plan.with_text(self.seen, self.typed, self.met))
-            moves.append((1 << 0x22, Stay(builder.enter(plan.after_quote, target), PLAIN)))
+            by_mark: dict[Mark, int] = {}
+            for byte in bytes_of(mask):
+                mark = plan.marks.step(self.mark, byte)
+                by_mark[mark] = by_mark.get(mark, 0) | 1 << byte
+            for mark, bytes_ in by_mark.items():
+                if plan.can_end(rest, mark, seen, met):
+                    after = plan.tracked_key(seen, rest, self.value, met, mark)
+                    moves.append((bytes_, Stay((after,), PLAIN)))
+        if self.key.nullable and plan.is_good(self.mark, seen, met):
+            target = plan.value_node(self.value, plan.with_undeclared(seen, self.mark, met))
+            moves.append((1 << 0x22, Stay(plan.builder.enter(plan.after_quote, target), PLAIN)))
         return tuple(moves)
 
 
@@ -309,28 +334,3 @@ def _counts_from(indices: list[int], total: int) -> list[int]:
     for i in reversed(range(total)):
         counts[i] += counts[i + 1]
     return counts
-
-
-def _any_text(expr: Expr) -> bytes:
-    """Some text of a language that has one, to count with."""
-    typed = bytearray()
-    seen = set()
-    while not expr.nullable and expr not in seen:
-        seen.add(expr)
-        mask, expr = expr.arcs()[0]
-        typed.append((mask & -mask).bit_length() - 1)
-    return bytes(typed)
-
-
-def _number_of_texts(expr: Expr, enough: int) -> int:
-    """How many texts a language has, at most `enough`."""
-    found = 0
-    stack = [expr]
-    depth = 0
-    while stack and found < enough and depth < 100_000:
-        expr = stack.pop()
-        depth += 1
-        found += expr.nullable
-        for mask, target in expr.arcs():
-            stack.extend([target] * min(mask.bit_count(), enough))
-    return min(found, enough)

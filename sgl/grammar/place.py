@@ -1,0 +1,76 @@
+"""Where a text stands in its grammar, as a value, and where bytes lead from there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sgl.grammar.automaton import OPEN_BRACE, Automaton
+from sgl.grammar.tables import (
+    COUNT_SHIFT,
+    DEAD,
+    INC_CHAR,
+    INC_ITEM,
+    POP_BIT,
+    PUSH_BIT,
+    RESET_CHAR,
+    TARGET_MASK,
+    UNKNOWN,
+)
+
+
+class Frame(NamedTuple):
+    """One open object or array: what its end returns to."""
+
+    parent: Frame | None
+    symbol: int
+    item_count: int
+    """Commas of the frame that is returned to."""
+
+
+class Place(NamedTuple):
+    """Where a text stands in its grammar."""
+
+    state: int
+    stack: Frame | None
+    char_count: int
+    item_count: int
+
+
+def start_of(automaton: Automaton) -> Place:
+    """Where every text begins."""
+    return Place(automaton.landing(automaton.start, 0, 0), None, 0, 0)
+
+
+def advance(automaton: Automaton, place: Place, data: bytes) -> Place | None:
+    """Where `data` leads from a place, or None if the grammar does not allow it."""
+    tables = automaton.tables
+    state, stack, char_count, item_count = place
+    for byte in data:
+        entry = tables.entries.item(state, tables.class_of[byte])
+        if entry == UNKNOWN:
+            automaton.expand(state)
+            entry = tables.entries.item(state, tables.class_of[byte])
+        if entry <= TARGET_MASK:
+            if entry == DEAD:
+                return None
+            state = entry
+            continue
+        if entry & PUSH_BIT:
+            symbol = tables.symbols.item(state, 0 if byte == OPEN_BRACE else 1)
+            stack = Frame(stack, symbol, item_count)
+            item_count = 0
+            state = entry & TARGET_MASK
+            continue
+        if entry & POP_BIT:
+            assert stack is not None, "the outermost frame is never closed"
+            state = automaton.returned(stack.symbol, entry & TARGET_MASK)
+            item_count = stack.item_count
+            stack = stack.parent
+            continue
+        operation = entry >> COUNT_SHIFT
+        if operation & RESET_CHAR:
+            char_count = 0
+        char_count += operation & INC_CHAR
+        item_count += (operation & INC_ITEM) != 0
+        state = automaton.landing(entry & TARGET_MASK, char_count, item_count)
+    return Place(state, stack, char_count, item_count)
