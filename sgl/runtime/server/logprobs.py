@@ -1,0 +1,70 @@
+"""Log-probabilities as the OpenAI API writes them, from the entries [logprob, token id, …] of native results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sgl.runtime.text.tokenizer import Tokenizer
+
+Entry = Sequence[Any]  # [logprob | None, token id, …]
+
+
+def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    """The token's bytes, or those of its text where the tokenizer knows no bytes."""
+    if tokenizer.table is not None:
+        return tokenizer.table.bytes_of(token_id, skip_special_tokens=False)
+    return tokenizer.decode([token_id], skip_special_tokens=False).encode()
+
+
+def chat_logprobs(tokenizer: Tokenizer, meta: dict[str, Any]) -> dict[str, Any]:
+    """Of the tokens that a result or an event brought."""
+    tops = meta.get("output_top_logprobs") or [[]] * len(meta["output_token_logprobs"])
+
+    def described(entry: Entry) -> dict[str, Any]:
+        data = token_bytes(tokenizer, entry[1])
+        return {"token": data.decode("utf-8", "replace"), "logprob": entry[0], "bytes": list(data)}
+
+    content = [
+        {**described(entry), "top_logprobs": [described(other) for other in top or ()]}
+        for entry, top in zip(meta["output_token_logprobs"], tops, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+class CompletionLogprobs:
+    """Of one completion, piece by piece. Tokens join to the text that they are offsets in; a character of several
+    tokens is the text of the last of them."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, echo: bool) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer([] if echo else prompt_ids)
+        self._echo = echo
+        self._offset = 0
+
+    def of(self, meta: dict[str, Any], *, num_top: int, has_output: bool = True) -> dict[str, Any]:
+        """Of what a result or an event brought: with echo, the first time, the prompt's tokens too."""
+        fields: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        if self._echo:
+            self._echo = False
+            self._add(fields, meta["input_token_logprobs"], meta.get("input_top_logprobs"))
+        if has_output:
+            self._add(fields, meta["output_token_logprobs"], meta.get("output_top_logprobs"))
+        if not num_top:
+            fields["top_logprobs"] = None
+        return fields
+
+    def _add(self, fields: dict[str, Any], entries: Sequence[Entry], tops: Sequence[Any] | None) -> None:
+        for i, entry in enumerate(entries):
+            piece = self._detokenizer.feed(entry[1])
+            fields["tokens"].append(piece)
+            fields["token_logprobs"].append(entry[0])
+            fields["text_offset"].append(self._offset)
+            self._offset += len(piece)
+            top = tops[i] if tops is not None else None
+            fields["top_logprobs"].append(
+                None if top is None else {self._text(other[1]): other[0] for other in top}
+            )
+
+    def _text(self, token_id: int) -> str:
+        return token_bytes(self._tokenizer, token_id).decode("utf-8", "backslashreplace")
