@@ -213,7 +213,24 @@ def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
                 demanded.add(place)
             else:
                 exists[place, value] = None
-        yield ObjectDraft(chosen, frozenset(demanded), patterns, tuple(exists), case.low, case.high)
+        for together in _joint(list(exists), formulas):
+            yield ObjectDraft(chosen, frozenset(demanded), patterns, together, case.low, case.high)
+
+
+def _joint(
+    demands: list[tuple[Expr, Formula]], formulas: Formulas
+) -> Iterator[tuple[tuple[Expr, Formula], ...]]:
+    """Every way in which different keys, or one key for several of them, can meet existence demands."""
+    if not demands:
+        yield ()
+        return
+    (key, value), *rest = demands
+    for others in _joint(rest, formulas):
+        yield ((key, value), *others)
+        for i, (other_key, other_value) in enumerate(others):
+            both_keys, both = intersect(key, other_key), formulas.both(value, other_value)
+            if both is not FALSE and not is_empty(both_keys):
+                yield (*others[:i], (both_keys, both), *others[i + 1 :])
 
 
 def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple[Expr, Formula]]:

@@ -457,7 +457,7 @@ class Reader:
             values.count("maxProperties"),
             evaluated=evaluated,
         )
-        if not blocks and not case.required and not case.low and case.high is None:
+        if not (blocks or case.required or case.low or self.is_tracking) and case.high is None:
             case = ANY_OBJECT
         return Known((case,), values.problem)
 
@@ -495,7 +495,7 @@ class Reader:
             location.path() if is_unique else None,
             evaluated if self.is_tracking else EvaluatedItems(),
         )
-        is_plain = not (blocks or case.low or counts or is_unique) and case.high is None
+        is_plain = not (blocks or case.low or counts or is_unique or self.is_tracking) and case.high is None
         return Known((ANY_ARRAY if is_plain else case,), values.problem)
 
 

@@ -7,13 +7,14 @@ kind by kind. The schema compiler asks for the sets of each formula that it reac
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from typing import Final
 
 from sgl.grammar import json_arrays, json_objects
 from sgl.grammar.expr import words
-from sgl.grammar.json_arrays import ArrayCase, Arrays, Items
+from sgl.grammar.json_arrays import ArrayCase, Arrays, EvaluatedItems, Items
 from sgl.grammar.json_document import Document
 from sgl.grammar.json_formula import (
     ARRAY,
@@ -28,7 +29,7 @@ from sgl.grammar.json_formula import (
     Formulas,
     freeze,
 )
-from sgl.grammar.json_objects import Block, ObjectCase, Objects, TooManyCases
+from sgl.grammar.json_objects import Block, EvaluatedKeys, ObjectCase, Objects, TooManyCases
 from sgl.grammar.json_reader import EVERY_LITERAL, EVERYTHING, NOTHING, KindSet, Known, Reader, SchemaSubject
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import Strings, StringSet, make_strings
@@ -108,7 +109,8 @@ class Sets:
             case "one":
                 return self._one_of(formula, kind)
             case "not":
-                return self._outside(formula.members[0], kind)
+                value, problem = self._outside(formula.members[0], kind)
+                return Known(_as_not_looked_at(value) if self.is_tracking else value, problem)
         raise AssertionError(f"{formula.operator} is worked out before it gets here")
 
     def _of_schema(self, formula: Formula, kind: int) -> Known:
@@ -336,6 +338,18 @@ def _is_nothing(value: KindSet) -> bool:
     if isinstance(value, NumberSet):
         return value.is_empty
     return value.is_nothing if isinstance(value, StringSet) else not value
+
+
+def _as_not_looked_at(value: KindSet) -> KindSet:
+    """The set as if nothing in it had looked at keys or items: what stands under a negation does not count."""
+    if isinstance(value, NumberSet | StringSet | frozenset):
+        return value
+    return tuple(
+        replace(case, evaluated=EvaluatedKeys())
+        if isinstance(case, ObjectCase)
+        else replace(case, evaluated=EvaluatedItems())
+        for case in value
+    )
 
 
 def as_objects(value: KindSet) -> Objects:
