@@ -15,15 +15,21 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout
+from sgl.lang import ir
+from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.intake import Ask, Intake
 from sgl.runtime.loop import EngineLoop, Output, Submission
 from sgl.runtime.native import NativeResult
 from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
+from sgl.runtime.program.machine import Services
+from sgl.runtime.program.session import ProgramSession
+from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.sampling_params import SamplingParams
 
 Params = SamplingParams | Mapping[str, Any]
@@ -171,6 +177,38 @@ class Engine:
         if uids:
             self._loop.abort(uids)
             self._loop.call(lambda: None)
+
+    def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
+        """Start a program beside the scheduler: segments in, events out, as `sgl.lang.ir` describes them. Events
+        come on the engine's thread, so the sink must not block. Raises InvalidRequest and EngineDead."""
+        return ProgramSession(self._program_services, program, sink)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template that came with the model, if one did."""
+        tokenizer = self.tokenizer
+        if tokenizer is None or not tokenizer.has_chat_template:
+            return None
+
+        def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+            return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+
+        return RenderedTemplate("of the model", render)
+
+    @cached_property
+    def _program_services(self) -> Services:
+        if self.tokenizer is None:
+            raise InvalidRequest("programs need text, and this engine runs without a tokenizer")
+        return Services(
+            loop=self._loop,
+            outlet=self._outlet,
+            intake=self._intake,
+            encoder=Encoder(self.tokenizer),
+            leases=self._scheduler.memory.leases,
+            pool=self._pool,
+            template=self.chat_template,
+            lease_ttl=self.config.program_lease_ttl,
+        )
 
     # ── the rest of the surface ─────────────────────────────────────────────────────────────────────────────────
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from sgl.lang import ir
 from sgl.lang.backends.base import Backend, Session
-from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.lang.choices import Scores
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 
@@ -64,7 +63,7 @@ class ProgramEngineBackend(_EngineBackend):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        self.chat_template = _template_of(engine)
+        self.chat_template = engine.chat_template
 
     def open(self, program: ir.Program, sink: ir.Sink) -> Session:
         """Hand the program to the engine's executor."""
@@ -79,7 +78,7 @@ class EngineBackend(_EngineBackend, TextBackend):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
-        self.chat_template = _template_of(engine)
+        self.chat_template = engine.chat_template
 
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         results = await self._engine.async_generate(
@@ -130,15 +129,3 @@ class EngineBackend(_EngineBackend, TextBackend):
 def _options(params: GenParams) -> dict[str, Any]:
     options = {key: params.sampling[key] for key in LOGPROB_OPTIONS if params.sampling[key] is not None}
     return {**options, "priority": params.sampling["priority"], **(params.sampling["extra"] or {})}
-
-
-def _template_of(engine: Any) -> ChatTemplate | None:
-    """The template that came with the model."""
-    tokenizer = getattr(engine, "tokenizer", None)
-    if tokenizer is None or not tokenizer.has_chat_template:
-        return None
-
-    def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt))
-
-    return RenderedTemplate("of the model", render)

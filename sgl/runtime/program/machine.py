@@ -1,0 +1,291 @@
+"""Keeps the streams of one program going on the engine loop's thread, whatever their nodes are.
+
+It resumes streams whose wait may be over, submits what they ask for in one go, holds their pages under leases, and
+ends the program: when all is drained, when something fails it as a whole, when its deadline passes or its client
+cancels. A program that waits costs the loop nothing; a lease or deadline that may run out is one timer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from sgl.errors import BackendError, EngineDead, RequestTimeout, SglError
+from sgl.lang import ir
+from sgl.lang.chat import ChatTemplate
+from sgl.runtime.intake import Intake
+from sgl.runtime.loop import EngineLoop, Output, Submission, Timer
+from sgl.runtime.outlet import Outlet
+from sgl.runtime.program.stream import Call, Steps, Stream
+from sgl.runtime.program.tokens import Encoder
+from sgl.runtime.scheduler.leases import Leases
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What programs use of an engine."""
+
+    loop: EngineLoop
+    outlet: Outlet
+    intake: Intake
+    encoder: Encoder
+    leases: Leases
+    pool: Executor  # for work too long for the loop's thread
+    template: ChatTemplate | None  # the model's own
+    lease_ttl: float  # seconds, at most
+
+
+class StreamFailedError(Exception):
+    """The stream cannot go on, and whoever caused it has been told."""
+
+
+class Machine:
+    """The life of one program. `start(stream)` gives the work of a stream that has just been added."""
+
+    def __init__(
+        self, services: Services, program: ir.Program, sink: ir.Sink, start: Callable[[Stream], Steps[None]]
+    ) -> None:
+        self.is_final = False  # the client sends nothing more
+        self._services = services
+        self._program = program
+        self._sink = sink
+        self._start = start
+        self._is_over = False
+        self._ready: deque[Stream] = deque()
+        self._undrained: set[Stream] = set()
+        self._leasing: set[Stream] = set()
+        self._submissions: list[Submission] = []  # made in this turn
+        self._calls: dict[int, Call] = {}  # by uid
+        self._num_away = 0  # pieces of work on other threads
+        self._idle_since = 0.0
+        self._lease_timer: Timer | None = None
+        self._deadline: Timer | None = None
+        self.post(self._arm_deadline)
+
+    # ---- any thread
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run an action on the loop's thread, then whatever it made possible. Raises EngineDead."""
+        self._services.loop.post(partial(self._turn, action))
+
+    def cancel(self) -> None:
+        """End the program, in any state. `Done` acknowledges it: the pages are back then and nothing follows."""
+        with suppress(EngineDead):
+            self.post(self._end)
+
+    # ---- the loop's thread: what steps of streams use
+
+    def emit(self, event: ir.Event) -> None:
+        """Tell the client."""
+        if not self._is_over:
+            self._sink(event)
+
+    def add(self, stream: Stream) -> None:
+        """Execute a stream from now on."""
+        self._undrained.add(stream)
+        if stream.lease is not None:
+            self._leasing.add(stream)
+        stream.steps = self._start(stream)
+        self.wake(stream)
+
+    def wake(self, stream: Stream) -> None:
+        """Resume a stream in this turn: what it waits for may have come."""
+        if not stream.is_ready and stream in self._undrained:
+            stream.is_ready = True
+            self._ready.append(stream)
+
+    def call(self, call: Call) -> Steps[None]:
+        """Submit the requests and wait for all of them. Raises what ended one of them."""
+        uids = call.unfinished
+        self._calls.update(dict.fromkeys(uids, call))
+        self._services.outlet.expect(uids, self)
+        self._submissions += call.submissions
+        while not call.is_over:
+            yield
+        if call.error is not None:
+            self._abort(call.unfinished)
+            raise call.error
+
+    def elsewhere(self, stream: Stream, work: Callable[[], T]) -> Steps[T]:
+        """Wait for work on another thread."""
+        future = self._services.pool.submit(work)
+        self._num_away += 1
+        future.add_done_callback(lambda _: self._come_back(stream))
+        while not future.done():
+            yield
+        return future.result()
+
+    def lease(self, stream: Stream, namespace: str | None) -> None:
+        """Hold the pages of the stream's tokens from now on, in place of what it held."""
+        lease = self._services.leases.take(stream.tokens.ids.tobytes(), namespace)
+        self.release(stream)
+        if lease is not None:
+            stream.lease = lease
+            self._leasing.add(stream)
+
+    def release(self, stream: Stream) -> None:
+        """Hold none of the stream's pages any more."""
+        if stream.lease is not None:
+            self._services.leases.release(stream.lease)
+            stream.lease = None
+            self._leasing.remove(stream)
+
+    # ---- the loop's thread: a turn
+
+    def put(self, outputs: list[Output]) -> None:
+        """Take one step's outputs; see outlet.Sink."""
+        self._turn(partial(self._take, outputs))
+
+    def _take(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            call = self._calls.get(output.uid)
+            if call is not None:
+                if call.take(output):
+                    self._forget([output.uid])
+                if isinstance(call.error, EngineDead):
+                    raise call.error
+                if call.is_over:
+                    self.wake(call.stream)
+
+    def _come_back(self, stream: Stream) -> None:
+        def arrive() -> None:
+            self._num_away -= 1
+            self.wake(stream)
+
+        try:
+            self.post(arrive)
+        except EngineDead as error:  # the loop is gone, and with it whoever else could tell the client
+            self._fail(error)
+
+    def _turn(self, action: Callable[[], None]) -> None:
+        """Do something, and all that follows from it until every stream waits."""
+        if self._is_over:
+            return
+        try:
+            action()
+            while self._ready and not self._is_over:
+                stream = self._ready.popleft()
+                stream.is_ready = False
+                self._resume(stream)
+            if self._submissions and not self._is_over:
+                submissions, self._submissions = self._submissions, []
+                self._services.loop.submit(submissions)
+            if self.is_final and not self._undrained:
+                self._end()
+            elif not self._is_over:
+                self._note_idle()
+        except SglError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("program %s failed", self._program.name)
+            self._fail(_as_backend_error(error))
+
+    def _resume(self, stream: Stream) -> None:
+        assert stream.steps is not None, "it has been added"
+        try:
+            next(stream.steps)
+            return
+        except StopIteration:
+            pass
+        except StreamFailedError:
+            stream.is_failed = True
+        except Exception as error:
+            stream.is_failed = True
+            known = error if isinstance(error, SglError) else _as_backend_error(error)
+            self.emit(ir.NodeFailed(stream.id, stream.position, known))
+        stream.is_drained = True
+        self.release(stream)
+        self._undrained.discard(stream)
+        if stream.parent is not None:
+            self.wake(stream.parent)
+
+    # ---- the loop's thread: leases and the end
+
+    def _note_idle(self) -> None:
+        """See to it that leases expire where the program now waits for its client."""
+        if self._calls or self._num_away or not self._leasing:
+            return
+        self._idle_since = time.monotonic()
+        if self._lease_timer is None:
+            self._lease_timer = self._services.loop.call_at(self._idle_since + self._ttl, self._expire_leases)
+
+    @property
+    def _ttl(self) -> float:
+        return min(self._program.lease_s, self._services.lease_ttl)
+
+    def _expire_leases(self) -> None:
+        self._lease_timer = None
+        if self._calls or self._num_away:
+            return  # the next idle turn sets another timer
+        due = self._idle_since + self._ttl
+        if time.monotonic() < due:
+            self._lease_timer = self._services.loop.call_at(due, self._expire_leases)
+            return
+        for stream in self._leasing:
+            assert stream.lease is not None, "streams that lease have a lease"
+            self._services.leases.expire(stream.lease)
+
+    def _arm_deadline(self) -> None:
+        seconds = self._program.deadline_s
+        if seconds is not None:
+            late = RequestTimeout(f"the program did not finish within {seconds:g} s", seconds=seconds)
+            self._deadline = self._services.loop.call_at(time.monotonic() + seconds, partial(self._fail, late))
+
+    def _fail(self, error: SglError) -> None:
+        """Fail the program as a whole."""
+        if not self._is_over:
+            with suppress(Exception):
+                self._sink(ir.NodeFailed(None, None, error))
+            self._end()
+
+    def _end(self) -> None:
+        """Give everything back and say so."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._abort(list(self._calls))
+        for stream in list(self._leasing):
+            self.release(stream)
+        for timer in (self._lease_timer, self._deadline):
+            if timer is not None:
+                self._services.loop.cancel(timer)
+        self._undrained.clear()
+        self._ready.clear()
+        try:
+            self._services.loop.post(self._say_done)  # comes after the aborts
+        except EngineDead:
+            self._say_done()
+
+    def _say_done(self) -> None:
+        try:
+            self._sink(ir.Done())
+        except Exception:
+            logger.exception("the client of program %s failed", self._program.name)
+
+    def _abort(self, uids: list[int]) -> None:
+        self._forget(uids)
+        if uids:
+            with suppress(EngineDead):
+                self._services.loop.abort(uids)
+
+    def _forget(self, uids: list[int]) -> None:
+        self._services.outlet.forget(uids)
+        for uid in uids:
+            self._calls.pop(uid, None)
+
+
+def _as_backend_error(error: Exception) -> BackendError:
+    wrapped = BackendError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

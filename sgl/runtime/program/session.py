@@ -1,0 +1,391 @@
+"""What the nodes of a program mean on an engine: a session takes segments and answers with the events of `ir`.
+
+A stream's nodes are executed in order by a generator that yields where it has to wait: for requests, for another
+stream, for the client. Constants are only noted down: they become part of the next gen's or select's prompt, and
+cost nothing where none follows. `machine` keeps the generators going.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from sgl.errors import InvalidRequest, ProgramError, nearest_name
+from sgl.lang import ir
+from sgl.lang.chat import as_template
+from sgl.lang.choices import Scores, method_named
+from sgl.lang.ir_check import Checker, program_from_wire
+from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
+from sgl.runtime.intake import Ask
+from sgl.runtime.loop import Submission
+from sgl.runtime.native import NativeResult
+from sgl.runtime.program.machine import Machine, Services, StreamFailedError
+from sgl.runtime.program.stream import Call, Steps, Stream
+from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
+from sgl.runtime.program.trie import CandidateTrie
+
+INLINE_CHARACTERS = 512
+"""A text up to so long is encoded on the loop's thread (0.2 ms), a longer one elsewhere."""
+
+_ASK_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+_EXTRA_OPTIONS = ("extra_key", "token_ids_logprob")
+_NOT_SAMPLING = {*_ASK_OPTIONS, "n", "seed", "priority", "timeout", "extra", "max_tokens", "min_tokens"}
+_CONSTRAINTS = {"regex": "regex", "json": "json_schema", "ebnf": "ebnf"}
+
+Pairs: TypeAlias = list[tuple[Submission, NativeResult]]
+T = TypeVar("T")
+
+
+class ProgramSession:
+    """One program on one engine. Segments are checked where they are sent, against the limits of `ir_check`.
+
+    `cancel` may be called at any time, also twice; `Done` acknowledges it.
+    """
+
+    def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
+        """Raises InvalidRequest and EngineDead."""
+        self._program = program_from_wire(ir.to_json(program))
+        self._checker = Checker(self._program)
+        self._services = services
+        chosen = program.chat_template or services.template
+        self._template = None if chosen is None else as_template(chosen)
+        self._streams: dict[int, Stream] = {}
+        self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams whose fork has not been executed yet
+        self._values: dict[tuple[int, int], str] = {}  # texts of nodes, for those that refer to them
+        self._awaited: dict[tuple[int, int], list[Stream]] = {}  # nodes that streams wait for
+        self._answers: dict[tuple[int, int], tuple[ir.Turn, ...] | None] = {}  # of waiting tool_results nodes
+        self._machine = Machine(services, self._program, sink, self._steps)
+        self._machine.post(partial(self._add, Stream(0, "")))
+
+    def cancel(self) -> None:
+        """Give up the whole program and release what it holds. Never blocks."""
+        self._machine.cancel()
+
+    def send(self, segment: ir.Segment) -> None:
+        """Take the next nodes or answers; never blocks. Raises InvalidRequest and EngineDead."""
+        checked = self._checker.segment(ir.to_json(segment))
+        self._machine.post(partial(self._receive, checked))
+
+    # ── on the loop's thread ────────────────────────────────────────────────────────────────────────────────────
+
+    def _receive(self, segment: ir.Segment) -> None:
+        for stream_id, node in segment.nodes:
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                self._early.setdefault(stream_id, deque()).append(node)
+            else:
+                stream.queue.append(node)
+                self._machine.wake(stream)
+                if stream.is_failed:
+                    self._fail_dependents(stream)
+        for stream_id, index, turns in segment.answers:
+            key = (stream_id, index)
+            if key not in self._answers:
+                raise InvalidRequest(f"no tool_results node {index} of stream {stream_id} waits", param="answers")
+            self._answers[key] = turns
+            self._machine.wake(self._streams[stream_id])
+        if segment.final:
+            self._machine.is_final = True
+            for stream in self._streams.values():
+                self._machine.wake(stream)
+
+    def _add(self, stream: Stream) -> None:
+        self._streams[stream.id] = stream
+        stream.queue.extend(self._early.pop(stream.id, ()))
+        self._machine.add(stream)
+
+    def _steps(self, stream: Stream) -> Steps[None]:
+        """Execute the stream's nodes until it is closed or the program ends."""
+        try:
+            while True:
+                while stream.queue:
+                    yield from self._execute(stream, stream.queue.popleft())
+                    stream.position += 1
+                if stream.is_closed or self._machine.is_final:
+                    return
+                yield
+        except Exception:
+            stream.is_failed = True
+            self._fail_dependents(stream)
+            raise
+
+    def _fail_dependents(self, stream: Stream) -> None:
+        """Let those who wait for a value of a failed stream look again; what it would have forked has failed too."""
+        for (stream_id, _), waiting in self._awaited.items():
+            if stream_id == stream.id:
+                for other in waiting:
+                    self._machine.wake(other)
+        while stream.queue:
+            node = stream.queue.popleft()
+            for child in node.children if isinstance(node, ir.Fork) else ():
+                failed = self._streams[child] = Stream(child, "")
+                failed.is_failed = failed.is_drained = True
+                failed.queue = self._early.pop(child, failed.queue)
+                self._fail_dependents(failed)
+
+    # ── nodes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _execute(self, stream: Stream, node: ir.Node) -> Steps[None]:
+        match node:
+            case ir.Text():
+                stream.append(node.text)
+            case ir.Arg():
+                stream.append(self._program.args[node.name])
+            case ir.Gen():
+                yield from self._gen(stream, node)
+            case ir.Select():
+                yield from self._select(stream, node)
+            case ir.RoleBegin():
+                self._role_begin(stream, node.role)
+            case ir.RoleEnd():
+                self._role_end(stream, node.role)
+            case ir.Ref():
+                yield from self._ref(stream, node)
+            case ir.ScopeBegin():
+                stream.scopes.append(len(stream.written))
+            case ir.ScopeEnd():
+                self._set_value(stream, stream.text_since(stream.scopes.pop()))
+            case ir.SetVar():
+                pass
+            case ir.Fork():
+                for i, child in enumerate(node.children):
+                    self._add(Stream(child, ir.branch_path(stream.path, stream.position, i), stream))
+            case ir.Join():
+                yield from self._join(stream, node)
+            case ir.ToolResults():
+                yield from self._tool_results(stream)
+            case ir.Media():
+                raise InvalidRequest(f"this engine's model takes no {node.kind}s", param="media")
+            case _:
+                raise AssertionError(f"{node!r} was checked on arrival")
+
+    def _done(self, stream: Stream, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
+        """Keep a node's text and tell the client."""
+        self._set_value(stream, text)
+        self._machine.emit(ir.NodeDone(stream.id, stream.position, text, value, meta))
+
+    def _set_value(self, stream: Stream, text: str) -> None:
+        key = (stream.id, stream.position)
+        self._values[key] = text
+        for waiting in self._awaited.pop(key, ()):
+            self._machine.wake(waiting)
+
+    def _role_begin(self, stream: Stream, role: str) -> None:
+        if self._template is None:
+            raise InvalidRequest("roles need a chat template and this model has none: pass chat_template=")
+        begin = self._template.begin(stream.roles, role)
+        if begin.system is not None:
+            stream.roles += ("system",)
+        stream.append(begin.text, is_template=True)
+        stream.role = role
+        self._done(stream, begin.text, begin.text, {} if begin.system is None else {"system": begin.system})
+
+    def _role_end(self, stream: Stream, role: str) -> None:
+        assert self._template is not None, "a turn is open"
+        text = self._template.end(stream.roles, role)
+        stream.append(text, is_template=True)
+        stream.roles += (role,)
+        stream.role = None
+        self._done(stream, text, text, {})
+
+    def _ref(self, stream: Stream, node: ir.Ref) -> Steps[None]:
+        key = (node.stream, node.index)
+        while key not in self._values:
+            target = self._streams.get(node.stream)
+            if target is not None and target.is_failed:
+                raise ProgramError("the node it refers to failed")
+            self._awaited.setdefault(key, []).append(stream)
+            yield
+        text = ir.apply_functions(self._values[key], node.functions)
+        stream.append(text)
+        self._done(stream, text, text, {})
+
+    def _join(self, stream: Stream, node: ir.Join) -> Steps[None]:
+        children = [self._streams[child] for child in node.children]
+        for child in children:
+            child.is_closed = True
+            self._machine.wake(child)
+        while not all(child.is_drained for child in children):
+            yield
+        if any(child.is_failed for child in children):
+            raise StreamFailedError
+        if node.mode == "append":
+            for text, is_template in (piece for child in children for piece in child.written):
+                stream.append(text, is_template=is_template)
+
+    def _tool_results(self, stream: Stream) -> Steps[None]:
+        key = (stream.id, stream.position)
+        self._answers[key] = None
+        self._machine.emit(ir.Need(*key))
+        while (turns := self._answers[key]) is None:
+            yield
+        del self._answers[key]
+        start = len(stream.written)
+        messages = []
+        for turn in turns:
+            if turn.role is None or self._template is None:
+                stream.append(turn.content)
+                continue
+            stream.append(self._template.begin(stream.roles, turn.role).text, is_template=True)
+            stream.append(turn.content)
+            stream.append(self._template.end(stream.roles, turn.role), is_template=True)
+            stream.roles += (turn.role,)
+            message = {"role": turn.role, "content": turn.content, "name": turn.name, "tool_call_id": turn.call_id}
+            messages.append({name: value for name, value in message.items() if value is not None})
+        text = stream.text_since(start)
+        self._done(stream, text, text, {"messages": messages})
+
+    # ── nodes that need the model ───────────────────────────────────────────────────────────────────────────────
+
+    def _gen(self, stream: Stream, node: ir.Gen) -> Steps[None]:
+        asks = self._asks(stream, node)
+
+        def prepare() -> tuple[StreamTokens, Pairs]:
+            tokens = self._services.encoder.extend(stream.tokens, stream.unencoded)
+            return tokens, self._submissions(tokens.ids, asks)
+
+        tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=ir.constraint_of(node) is not None)
+        call = Call(stream, pairs, self._listener(stream, node, asks[0]) if asks[0]["stream"] else None)
+        yield from self._machine.call(call)
+        results = [result.result() for result in call.results]
+        texts = [result["text"] for result in results]
+        metas = [result["meta_info"] for result in results]
+        meta = {**metas[0], "usage": call.usage()}
+        if len(metas) > 1:
+            meta["samples"] = metas
+        if node.reasoning is not None:
+            split = [split_reasoning(text, node.reasoning) for text in texts]
+            texts = [answer for _, answer in split]
+            meta["reasoning_content"] = split[0][0]
+        text = texts[0]
+        if text == results[0]["text"]:
+            kept, rest = self._kept(call)
+            stream.tokens = tokens.generated(kept)
+        else:  # only the answer stays, without the reasoning that led to it
+            stream.tokens, rest = tokens, text
+        stream.written.append((text, False))
+        stream.unencoded = [(rest, False)] if rest else []
+        self._machine.lease(stream, call.requests[0].namespace)
+        self._done(stream, text, text if len(texts) == 1 else texts, meta)
+
+    def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
+        """What is asked of the engine for each sample of a gen, but for its prompt."""
+        path = ir.node_path(stream.path, stream.position)
+        stops = self._template.stops if self._template is not None and stream.role is not None else ()
+        given, seeds = ir.resolve(self._program, node, path, stops)
+        sampling = {name: value for name, value in given.items() if name not in _NOT_SAMPLING and value is not None}
+        sampling |= {"max_new_tokens": given["max_tokens"], "min_new_tokens": given["min_tokens"]}
+        if (constraint := ir.constraint_of(node)) is not None:
+            sampling[_CONSTRAINTS[constraint[0]]] = constraint[1]
+        extra = given["extra"] or {}
+        for name in extra:
+            if name not in _EXTRA_OPTIONS:
+                known = ", ".join(_EXTRA_OPTIONS)
+                hint = nearest_name(name, _EXTRA_OPTIONS) or f"; there are {known}"
+                raise InvalidRequest(f"there is no extra option {name!r}{hint}", param="extra")
+        options = {name: given[name] for name in _ASK_OPTIONS if given[name] is not None} | extra
+        options |= {"priority": given["priority"], "timeout": given["timeout"]}
+        options["stream"] = self._program.stream and len(seeds) == 1
+        return [{**options, "sampling_params": {**sampling, "seed": seed}} for seed in seeds]
+
+    def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]]) -> Pairs:
+        return [pair for ask in asks for pair in self._services.intake.submissions(Ask(input_ids=ids, **ask))]
+
+    def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:
+        """The result of `prepare`, which encodes the stream's new text."""
+        if is_heavy or sum(len(text) for text, _ in stream.unencoded) > INLINE_CHARACTERS:
+            return (yield from self._machine.elsewhere(stream, prepare))
+        return prepare()
+
+    def _listener(self, stream: Stream, node: ir.Gen, ask: dict[str, Any]) -> Callable[[NativeResult], None]:
+        """Sends what is new of a gen's text as it comes."""
+        splitter = ReasoningSplitter(node.reasoning) if node.reasoning is not None else None
+        num_sent = 0
+
+        def listen(result: NativeResult) -> None:
+            nonlocal num_sent
+            if result.finish_reason is not None and result.finish_reason.error is not None:
+                return
+            piece, num_sent = result.text[num_sent:], len(result.text)
+            reasoning, answer = splitter.feed(piece) if splitter is not None else ("", piece)
+            meta = result.event()["meta_info"]
+            if reasoning:
+                self._machine.emit(ir.Delta(stream.id, stream.position, reasoning, meta, reasoning=True))
+            if answer or ask.get("return_logprob"):  # no logprob is lost while text is held back
+                self._machine.emit(ir.Delta(stream.id, stream.position, answer, meta))
+
+        return listen
+
+    def _kept(self, call: Call) -> tuple[list[int], str]:
+        """The generated tokens that stay in the stream, and text at their end that is to be encoded anew."""
+        ids, matched = call.results[0].output_ids, call.finish_reason.matched
+        if isinstance(matched, int):
+            return ids[:-1], ""
+        if matched is None:
+            return ids, ""
+        count, rest = self._services.encoder.num_kept(call.requests[0].prompt_ids, ids, call.results[0].text)
+        return ids[:count], rest
+
+    def _select(self, stream: Stream, node: ir.Select) -> Steps[None]:
+        method = method_named(node.method)
+        num_characters = sum(map(len, node.choices))
+
+        def prepare() -> tuple[StreamTokens, list[tuple[int, ...]], list[CandidateTrie], Pairs]:
+            tokens, start, candidates = self._candidates(stream, node.choices)
+            tries = [CandidateTrie(tokens.ids[:start], candidates)]
+            if method.requires_unconditional_logprobs:
+                tries.append(CandidateTrie(NO_TOKENS.ids, candidates))
+            return tokens, candidates, tries, [pair for trie in tries for pair in self._rows(trie)]
+
+        is_heavy = num_characters > INLINE_CHARACTERS
+        tokens, candidates, tries, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
+        call = Call(stream, pairs)
+        yield from self._machine.call(call)
+        given = tries[0].logprobs(call.requests)
+        alone = tries[1].logprobs(call.requests[len(tries[0].rows) :]) if len(tries) > 1 else [None] * len(given)
+        scores = [Scores(row, ids, free) for row, ids, free in zip(given, candidates, alone, strict=True)]
+        decision = method(node.choices, scores)
+        choice = decision.decision
+        num_tokens = len(candidates[node.choices.index(choice)])
+        stream.tokens, stream.unencoded = tokens, []
+        usage = call.usage(forced_tokens=num_tokens)
+        self._machine.lease(stream, call.requests[0].namespace)
+        stream.append(choice)
+        self._done(stream, choice, choice, {**decision.meta_info, "usage": usage})
+
+    def _candidates(
+        self, stream: Stream, choices: Sequence[str]
+    ) -> tuple[StreamTokens, int, list[tuple[int, ...]]]:
+        """The stream's tokens, how many of them no choice changes where its beginning merges with their end, and
+        the tokens of each choice from there."""
+        extend = self._services.encoder.extend
+        tokens = extend(stream.tokens, stream.unencoded)
+        wholes = [extend(tokens, [(choice, False)]).ids for choice in choices]
+        start = min(_common_len(tokens.ids, ids) for ids in wholes)
+        if not start:
+            raise InvalidRequest("a select needs text before it", param="choices")
+        for i, ids in enumerate(wholes):
+            if len(ids) <= start:
+                raise InvalidRequest(f"choice {i} is empty", param="choices")
+        return tokens, start, [tuple(ids[start:].tolist()) for ids in wholes]
+
+    def _rows(self, trie: CandidateTrie) -> Pairs:
+        options = {
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": trie.logprob_start,
+            "priority": self._program.defaults.get("priority", 0),
+        }
+        pairs: Pairs = []
+        for row, prompt in zip(trie.rows, trie.prompts(), strict=True):
+            pairs += self._submissions(prompt, [{**options, "token_ids_logprob": row.last_tokens}])
+        return pairs
+
+
+def _common_len(left: Any, right: Any) -> int:
+    """How many tokens two arrays share from their beginning."""
+    shorter = min(len(left), len(right))
+    differs = left[:shorter] != right[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter

@@ -1,0 +1,120 @@
+"""What a running program consists of: its streams, the requests that a node waits for, and what a node cost."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from sgl.lang import ir
+from sgl.runtime.loop import Output, Submission
+from sgl.runtime.native import NativeResult
+from sgl.runtime.program.tokens import NO_TOKENS, Piece, StreamTokens
+from sgl.runtime.scheduler.leases import Lease
+from sgl.runtime.scheduler.request import FinishReason
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""Work of a stream; yields where it has to wait, and looks again whenever it is resumed."""
+
+
+class Stream:
+    """One append-only text under execution. A branch starts as its parent stands: all it takes over is shared."""
+
+    def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
+        self.id = stream_id
+        self.path = path
+        self.parent = parent
+        self.queue: deque[ir.Node] = deque()
+        self.steps: Steps[None] | None = None
+        self.is_ready = False  # to be resumed
+        self.is_closed = False  # joined: no node follows
+        self.is_drained = False  # nothing is left to do
+        self.is_failed = False
+        self.position = 0
+        self.written: list[Piece] = []  # since the fork
+        self.scopes: list[int] = []  # where in `written` the open scopes begin
+        self.tokens: StreamTokens = NO_TOKENS if parent is None else parent.tokens
+        self.unencoded: list[Piece] = [] if parent is None else list(parent.unencoded)
+        self.roles: tuple[str, ...] = () if parent is None else parent.roles
+        self.role: str | None = None if parent is None else parent.role
+        self.lease: Lease | None = None if parent is None else parent.lease
+        if self.lease is not None:
+            self.lease.num_holders += 1
+
+    def append(self, text: str, *, is_template: bool = False) -> None:
+        """Add text, to be encoded when a request needs it."""
+        if text:
+            self.written.append((text, is_template))
+            self.unencoded.append((text, is_template))
+
+    def text_since(self, start: int) -> str:
+        """What was written from entry `start` of `written` on."""
+        return "".join(text for text, _ in self.written[start:])
+
+
+class Call:
+    """The requests that a node waits for, in order."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        pairs: Sequence[tuple[Submission, NativeResult]],
+        listener: Callable[[NativeResult], None] | None = None,
+    ) -> None:
+        self.stream = stream
+        self.submissions = [submission for submission, _ in pairs]
+        self.requests = [submission.request for submission in self.submissions]
+        self.results = [result for _, result in pairs]
+        self.error: Exception | None = None
+        self._listener = listener
+        self._by_uid = {submission.request.uid: result for submission, result in pairs}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every request has ended, or one failed."""
+        return not self._by_uid or self.error is not None
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The requests that have not ended."""
+        return list(self._by_uid)
+
+    def take(self, output: Output) -> bool:
+        """Take in what a request produced; returns whether that was its last."""
+        result = self._by_uid[output.uid]
+        result.add(output)
+        if self._listener is not None:
+            self._listener(result)
+        if output.finish_reason is None:
+            return False
+        del self._by_uid[output.uid]
+        self.error = self.error or output.finish_reason.error
+        return True
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Of the first request."""
+        reason = self.results[0].finish_reason
+        assert reason is not None, "the call is over"
+        return reason
+
+    def usage(self, *, forced_tokens: int = 0) -> dict[str, Any]:
+        """What the node cost. Tokens are summed over its requests, seconds are those of the slowest.
+
+        new_tokens and cached_tokens: of the prompts, computed and found in the cache; generated_tokens: sampled;
+        forced_tokens: appended without sampling; lease: what became of the hold on the stream's pages, None if
+        there was none yet.
+        """
+        requests, lease, now = self.requests, self.stream.lease, time.monotonic()
+        cached = sum(request.cached_len for request in requests)
+        return {
+            "new_tokens": sum(request.prompt_len for request in requests) - cached,
+            "cached_tokens": cached,
+            "generated_tokens": sum(len(request.output_ids) for request in requests),
+            "forced_tokens": forced_tokens,
+            "queue_seconds": max(each.first_step - each.submitted for each in self.submissions),
+            "compute_seconds": max(now - each.first_step for each in self.submissions),
+            "lease": None if lease is None else lease.lost or "held",
+        }

@@ -1,0 +1,174 @@
+"""The tokens of a stream: text is encoded where it is appended, tokens that were generated stay as they are.
+
+A stream's tokens are [fixed | run]. Fixed tokens have been generated, or stand before tokens that were; nothing
+encodes them again. The run is the text appended since, encoded as a whole, as a tokenizer sees a prompt; it is
+encoded anew where text is added to it, so that how a program cuts its text into pieces does not show in its tokens.
+Control tokens come from pieces that a chat template wrote, never from others.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
+
+import numpy as np
+
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.text.tokenizer import Tokenizer
+
+Piece: TypeAlias = tuple[str, bool]  # text, and whether a chat template wrote it
+
+_WINDOW = 16  # tokens encoded again where text is added to a long run; half of them must come out as before
+_ANCHORS = ("\n", "\x01", "a", "0")  # what may stand before a text without merging with it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamTokens:
+    """Immutable, so that branches of a fork share it."""
+
+    ids: Int32Array
+    num_fixed: int = 0
+    pieces: tuple[Piece, ...] = ()  # of the run
+    is_joint: bool = True  # whether the run was encoded in one go
+
+    def generated(self, ids: Sequence[int]) -> StreamTokens:
+        """With these tokens generated after it."""
+        whole = np.concatenate((self.ids, np.array(ids, np.int32)))
+        return StreamTokens(whole, len(whole))
+
+
+NO_TOKENS = StreamTokens(np.empty(0, np.int32))
+
+
+class Encoder:
+    """Appends text to token sequences, for one tokenizer. Safe from any thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        control = sorted(tokenizer.control_tokens, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, control))) if control else None
+        self._longest_control = len(control[0]) if control else 0
+        self._table = None if tokenizer.table is None else tokenizer.table.token_bytes
+        self._prepends = self._spelled(tokenizer.encode("a", add_special_tokens=False)) not in (None, b"a")
+
+    def extend(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> StreamTokens:
+        """The tokens with pieces of text appended. At the beginning of a stream that no template opens, they begin
+        with what the tokenizer puts before a text. Raises InvalidRequest for what is no text."""
+        pieces = [piece for piece in pieces if piece[0]]
+        if not pieces and len(tokens.ids):
+            return tokens
+        merged = tuple(_merged((*tokens.pieces, *pieces)))
+        ids = self._spliced(tokens, pieces)
+        is_joint = ids is not None or self._is_safe(merged)
+        if ids is None:
+            run = self._encoded(merged, is_joint=is_joint, at_start=not tokens.num_fixed)
+            ids = np.concatenate((tokens.ids[: tokens.num_fixed], run))
+        return StreamTokens(ids, tokens.num_fixed, merged, is_joint)
+
+    def num_kept(self, prompt_ids: Int32Array, output_ids: Sequence[int], text: str) -> tuple[int, str]:
+        """How many of the generated tokens spell a beginning of `text`, and the rest of it that they do not.
+
+        `text` is the output up to a stop; a token that reaches over its end, or leaves a character incomplete, is
+        not kept."""
+        detokenizer = self._tokenizer.detokenizer(prompt_ids)
+        first_at = {0: 0}  # length of the text → the fewest tokens that give it
+        length = 0
+        for count, token_id in enumerate(output_ids, 1):
+            length += len(detokenizer.feed(token_id))
+            if length > len(text):
+                break
+            first_at.setdefault(length, count)
+        for length, count in reversed(first_at.items()):
+            if self._is_complete(prompt_ids, output_ids[:count]):
+                return count, text[length:]
+        return 0, text
+
+    def _is_complete(self, prompt_ids: Int32Array, output_ids: Sequence[int]) -> bool:
+        """Whether the output ends with a whole character."""
+        detokenizer = self._tokenizer.detokenizer(prompt_ids)
+        for token_id in output_ids:
+            detokenizer.feed(token_id)
+        return not detokenizer.flush()
+
+    def _encoded(self, pieces: Sequence[Piece], *, is_joint: bool, at_start: bool) -> Int32Array:
+        add_special = at_start and not any(is_template for _, is_template in pieces)
+        if is_joint:
+            pieces = [("".join(text for text, _ in pieces), True)]
+        parts = []
+        for i, (text, allow_special) in enumerate(pieces):
+            if at_start and not i:
+                encode = self._tokenizer.encode
+                parts.append(encode(text, add_special_tokens=add_special, allow_special=allow_special))
+            else:
+                parts.append(self._continued(text, allow_special))
+        return np.concatenate(parts)
+
+    def _continued(self, text: str, allow_special: bool) -> Int32Array:
+        """The tokens of a text that does not stand at a beginning: without the space that some tokenizers put
+        before each text."""
+        encode = self._tokenizer.encode
+        alone = encode(text, add_special_tokens=False, allow_special=allow_special)
+        if not self._prepends:
+            return alone
+        for anchor in _ANCHORS:
+            head = encode(anchor, add_special_tokens=False)
+            whole = encode(anchor + text, add_special_tokens=False, allow_special=allow_special)
+            rest = whole[len(head) :]
+            if np.array_equal(whole[: len(head)], head) and self._spelled(rest) == text.encode():
+                return rest
+        return alone
+
+    def _spliced(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> Int32Array | None:
+        """The tokens after an addition to a long run, of which only the end is encoded again. None if that end
+        does not come out as before at its beginning: then more may change."""
+        old, is_first = tokens.pieces, tokens.num_fixed == 0
+        if len(tokens.ids) - tokens.num_fixed <= 4 * _WINDOW or not tokens.is_joint or self._table is None:
+            return None
+        if is_first and any(new for _, new in pieces) and not any(before for _, before in old):
+            return None  # a template takes away what the tokenizer puts before a text
+        end = tokens.ids[-_WINDOW:]
+        spelled = self._spelled(end) or b""
+        added = "".join(text for text, _ in pieces)
+        before = "".join(text for text, _ in old[-2 * _WINDOW :])
+        try:
+            tail = spelled.decode()
+        except UnicodeDecodeError:
+            return None
+        context = before[-self._longest_control :]
+        if not before.endswith(tail) or not self._is_safe(_merged([(context, True), *pieces], whole=1)):
+            return None
+        again = self._continued(tail + added, allow_special=True)
+        if not np.array_equal(again[: _WINDOW // 2], end[: _WINDOW // 2]):
+            return None
+        return np.concatenate((tokens.ids[:-_WINDOW], again))
+
+    def _is_safe(self, pieces: Sequence[Piece]) -> bool:
+        """Whether every control token that the pieces spell together lies within a template's piece."""
+        if self._control is None:
+            return True
+        ends = list(accumulate(len(text) for text, _ in pieces))
+        for match in self._control.finditer("".join(text for text, _ in pieces)):
+            at = bisect_right(ends, match.start())
+            if not pieces[at][1] or match.end() > ends[at]:
+                return False
+        return True
+
+    def _spelled(self, ids: Int32Array) -> bytes | None:
+        """The bytes of tokens; None if the tokenizer has no table of them."""
+        table = self._table
+        return None if table is None else b"".join([table[token_id] for token_id in ids.tolist()])
+
+
+def _merged(pieces: Sequence[Piece], whole: int = 0) -> list[Piece]:
+    """Neighbours of one kind as one piece, but for the first `whole` pieces."""
+    merged = list(pieces[:whole])
+    for text, is_template in pieces[whole:]:
+        if len(merged) > whole and merged[-1][1] == is_template:
+            merged[-1] = (merged[-1][0] + text, is_template)
+        else:
+            merged.append((text, is_template))
+    return merged
