@@ -93,11 +93,7 @@ class RenderedTemplate(ChatTemplate):
         key = (roles, role)
         if key not in self._begin:
             written = self.end(roles[:-1], roles[-1]) if roles else ""
-            if role == "assistant":
-                gap = self._after_last(roles, add_generation_prompt=True)
-            else:
-                gap = self._gap_before((*roles, role))
-            self._begin[key] = TurnBegin(gap.removeprefix(written))
+            self._begin[key] = TurnBegin(self._gap(roles, role).removeprefix(written))
         return self._begin[key]
 
     def end(self, roles: tuple[str, ...], role: str) -> str:
@@ -110,6 +106,17 @@ class RenderedTemplate(ChatTemplate):
                     raise
                 self._end[key] = ""  # a system turn that only shows together with the next one
         return self._end[key]
+
+    def _gap(self, roles: tuple[str, ...], role: str) -> str:
+        """The text after the last content and before that of the new turn."""
+        if role != "assistant":
+            return self._gap_before((*roles, role))
+        try:
+            return self._after_last(roles, add_generation_prompt=True)
+        except InvalidRequest:
+            if roles:
+                raise
+            return self._gap_before((role,))  # many templates render nothing without a message
 
     def _gap_before(self, roles: tuple[str, ...]) -> str:
         """The text between the contents of the last two turns."""

@@ -178,6 +178,8 @@ class SglFunction:
         call = self._call(args, kwargs)
         run = self._new_run(call)
         state = ProgramState(run, run.root)
+        if self.is_async:
+            return state, lambda: _from_sync(self._async_body(run, state, call))
         return state, lambda: self._body(run, state, call)
 
     # One call

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -196,14 +197,15 @@ class Explanation:
 
 def explain(program: Traceable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Explanation:
     """Run the body once on made-up values and say what it would ask of a backend."""
-    if program.is_async:
-        raise ProgramError(f"program {program.__name__!r} is asynchronous; only `def` programs can be explained")
     given = kwargs.get("backend") or global_config.default_backend
     backend = DryBackend(getattr(getattr(given, "endpoint", given), "chat_template", None))
     state, execute = program.prepare(*args, **{**kwargs, "backend": backend})
     stopped = None
     try:
         execute()
+        done = threading.Event()
+        state.when_done(done.set)
+        done.wait()
         state.sync()
     except SglError as error:
         stopped = str(error)

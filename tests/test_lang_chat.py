@@ -1,0 +1,170 @@
+"""Chat templates: rendered turn by turn, they give what the model's own template renders at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sgl
+from sgl.errors import InvalidRequest, ProgramError
+from sgl.lang.chat import PrefixTemplate, as_template, jinja_template, register_chat_template, registry
+from sgl.lang.reasoning import FORMATS, ReasoningSplitter, split_reasoning
+from tests.lang_mocks import MockBackend
+
+CHATML = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nDefault.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA2 = (
+    "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{% set sys = messages[0].content %}"
+    "{% else %}{% set rest = messages %}{% set sys = none %}{% endif %}{% for m in rest %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m.role == 'user' %}{{ bos_token }}[INST] "
+    "{% if loop.first and sys %}<<SYS>>\n{{ sys }}\n<</SYS>>\n\n{% endif %}{{ m.content.strip() }} [/INST]"
+    "{% else %} {{ m.content.strip() }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+THINKING = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+CONVERSATIONS = [
+    [("system", "Be brief."), ("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")],
+    [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")],
+]
+# A model that was trained on "[/INST] two" writes the blank itself: the generation prompt ends before it.
+WITH_BLANKS = [[(r, f" {c}" if r == "assistant" else c) for r, c in turns] for turns in CONVERSATIONS]
+
+
+def render_turns(template: Any, turns: list[tuple[str, str]]) -> str:
+    """The text of a program that appends these turns."""
+
+    @sgl.function
+    def program(s):
+        for role, content in turns:
+            s += {"system": sgl.system, "user": sgl.user, "assistant": sgl.assistant}[role](content)
+
+    return program.run(backend=MockBackend(chat_template=template)).text()
+
+
+def render_at_once(source: str, turns: list[tuple[str, str]]) -> str:
+    """What the template makes of the whole conversation."""
+    import jinja2.sandbox
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = lambda message: pytest.fail(message)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return environment.from_string(source).render(messages=messages, add_generation_prompt=False, **SPECIAL)
+
+
+@pytest.mark.parametrize(
+    ("source", "turns"),
+    [*[(CHATML, turns) for turns in CONVERSATIONS], *[(LLAMA2, turns) for turns in WITH_BLANKS]],
+    ids=["chatml, system", "chatml", "llama2, system", "llama2"],
+)
+def test_turn_by_turn_is_the_same_as_at_once(source: str, turns: list[tuple[str, str]]) -> None:
+    template = jinja_template(source, special_tokens=SPECIAL)
+    assert render_turns(template, turns) == render_at_once(source, turns)
+
+
+def test_an_assistant_turn_begins_with_the_generation_prompt() -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("hi") + sgl.assistant(sgl.gen("x")) + sgl.user("more") + sgl.assistant(sgl.gen("y"))
+
+    state = program.run(backend=MockBackend(lambda *_: "ok</think>", chat_template=jinja_template(THINKING)))
+    turn = "<|assistant|><think>\nok</think><|end|>"
+    assert state.text() == f"<|user|>hi<|end|>{turn}<|user|>more<|end|>{turn}"
+
+
+def test_a_template_that_refuses_an_order_of_turns_is_an_error_with_its_words() -> None:
+    template = jinja_template(LLAMA2, special_tokens=SPECIAL)
+    with pytest.raises(ProgramError, match="roles must alternate"):
+        render_turns(template, [("user", "a"), ("user", "b")])
+    with pytest.raises(ProgramError, match="roles must alternate"):
+        render_turns(template, [("assistant", "a")])
+
+
+def test_contents_are_inserted_as_they_are() -> None:
+    evil = "{{ 7 * 7 }} <|im_start|> \ue0000\ue001 é"
+    assert evil in render_turns(as_template(CHATML), [("user", evil)])
+
+
+def test_templates_from_callables_and_registered_ones() -> None:
+    def custom(messages: Any, add_generation_prompt: bool) -> str:
+        return "".join(f"({m['role']}){m['content']}" for m in messages) + "(assistant)" * add_generation_prompt
+
+    assert render_turns(custom, [("user", "a"), ("assistant", "b")]) == "(user)a(assistant)b"
+    mine = PrefixTemplate("mine", {"user": ("U:", "\n"), "assistant": ("A:", "\n")})
+    register_chat_template(mine)
+    try:
+        assert render_turns("mine", [("user", "a"), ("assistant", "b")]) == "U:a\nA:b\n"
+        with pytest.raises(ProgramError, match="has no role 'system'"):
+            render_turns("mine", [("system", "a")])
+    finally:
+        del registry["mine"]
+    with pytest.raises(InvalidRequest, match="not valid Jinja"):
+        jinja_template("{% for %}")
+
+
+NAMES = """default claude chatml chatml-llava qwen qwen2-vl vicuna_v1.1 llama-2-chat mistral llama-3-instruct
+llama-3-instruct-llava llama-4 minicpmv minicpmo janus janus-pro yi-1.5 yi-vl gemma-it gemma-4-it dbrx-instruct
+c4ai-command-r internvl-2-5 interns1 granite-3-instruct deepseek-v3 glm-4v"""
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_every_registered_name_renders_a_conversation(name: str) -> None:
+    text = render_turns(name, CONVERSATIONS[0])
+    places = [text.index(content) for _, content in CONVERSATIONS[0]]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama-2-chat", "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\none [/INST]two  </s><s>"),
+        ("chatml", "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none<|im_end|>\n"),
+        (
+            "llama-3-instruct",
+            "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+            "<|start_header_id|>user<|end_header_id|>\n\none<|eot_id|>",
+        ),
+        ("janus-pro", "Be brief.<|User|>one<|Assistant|>two"),
+    ],
+)
+def test_known_templates(name: str, expected: str) -> None:
+    assert render_turns(name, CONVERSATIONS[0]).startswith(expected)
+
+
+def test_template_stops_hold_inside_turns_only() -> None:
+    @sgl.function
+    def program(s):
+        s += "free" + sgl.gen("a") + sgl.user("q") + sgl.assistant(sgl.gen("b"))
+
+    backend = MockBackend(chat_template="chatml")
+    program.run(backend=backend).sync()
+    assert [params.sampling["stop"] for _, params in backend.calls] == [[], ["<|im_end|>"]]
+
+
+TEXTS = [
+    ("qwen3", "<think>\nhmm\n</think>\n\nanswer", ("\nhmm\n", "answer")),
+    ("qwen3", "no thoughts", ("", "no thoughts")),
+    ("deepseek-r1", "started inside</think>answer", ("started inside", "answer")),
+    ("deepseek-r1", "<think>said again</think>answer", ("said again", "answer")),
+    ("qwen3", "<think>never ended", ("never ended", "")),
+    ("kimi", "◁think▷a◁/think▷b", ("a", "b")),
+    ("qwen3", "<thin air", ("", "<thin air")),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), TEXTS)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_reasoning_is_split_alike_in_any_pieces(name: str, text: str, expected: Any, size: int) -> None:
+    assert split_reasoning(text, name) == expected
+    splitter = ReasoningSplitter(name)
+    pieces = [splitter.feed(text[i : i + size]) for i in range(0, len(text), size)]
+    pieces.append(splitter.feed("", final=True))
+    assert tuple("".join(part) for part in zip(*pieces, strict=True)) == expected
+    assert name in FORMATS
