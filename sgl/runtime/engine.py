@@ -10,22 +10,23 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout
+from sgl.errors import EngineDead, InvalidRequest
 from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.intake import Ask, Intake
-from sgl.runtime.loop import EngineLoop, Output, Submission
-from sgl.runtime.native import NativeResult
+from sgl.runtime.loop import EngineLoop, Submission
+from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
@@ -51,9 +52,10 @@ class Engine:
     use it as a context manager. Raises ConfigError and ModelError.
     """
 
-    def __init__(self, model_path: str | None = None, **options: Any) -> None:
+    def __init__(self, model_path: str | os.PathLike[str] | None = None, **options: Any) -> None:
         if model_path is not None:
             options["model_path"] = model_path
+        options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items()}
         started = startup.start(EngineConfig.from_options(options))
         self.config = started.config
         self.tokenizer = started.tokenizer
@@ -113,8 +115,8 @@ class Engine:
 
         Raises InvalidRequest, QueueFull and EngineDead, before anything is queued where possible.
         """
-        call = self._call_for(locals())
-        return self._stream(call) if stream else self._wait(call)
+        prepared = self._prepare(locals())
+        return self._stream(prepared) if stream else self._wait(prepared)
 
     async def async_generate(
         self,
@@ -136,8 +138,8 @@ class Engine:
         """Like `generate`, for use in an event loop; with stream, awaiting it returns an asynchronous iterator.
         Cancelling the awaiting task aborts the requests."""
         arguments = dict(locals())
-        call = await asyncio.get_running_loop().run_in_executor(self._pool, self._call_for, arguments)
-        return self._async_stream(call) if stream else await self._async_wait(call)
+        prepared = await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, arguments)
+        return self._async_stream(prepared) if stream else await self._async_wait(prepared)
 
     def score(
         self, prefix: str | Sequence[int], candidates: Sequence[str] | Sequence[Sequence[int]]
@@ -158,10 +160,10 @@ class Engine:
             )
             for ids in full
         ]
-        call = _Call(is_list=True)
+        prepared = Prepared(Call(is_list=True))
         for ask in asks:
-            call.add(self._intake.submissions(ask), None)
-        results = self._wait(call)
+            prepared.add(self._intake.submissions(ask), None)
+        results = self._wait(prepared)
         scores = []
         for ids, result in zip(full, results, strict=True):
             logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]
@@ -266,7 +268,40 @@ class Engine:
 
     # ── from arguments to submissions ───────────────────────────────────────────────────────────────────────────
 
-    def _call_for(self, arguments: Mapping[str, Any]) -> _Call:
+    def prepare(self, **arguments: Any) -> Prepared:
+        """The requests of a call of `generate` with these arguments, checked and tokenised, for `submit`."""
+        defaults = {name: None for name in ("prompt", "input_ids") if name not in arguments}
+        return self._prepare({**defaults, **arguments})
+
+    def submit(self, prepared: Prepared, sink: Sink) -> None:
+        """Queue the requests; their outputs go to the sink. Call `release` in the end, whatever happens. Raises
+        InvalidRequest if a rid is in use, and EngineDead."""
+        uids = list(prepared.call.results)
+        with self._rids_lock:
+            for rid in prepared.rids:
+                if rid in self._rids:
+                    raise InvalidRequest(f"rid {rid!r} is in use by a request that is not finished", param="rid")
+            self._rids.update(prepared.rids)
+        self._outlet.expect(uids, sink)
+        try:
+            self._loop.submit(prepared.submissions)
+        except EngineDead:
+            self.release(prepared)
+            raise
+
+    def release(self, prepared: Prepared) -> None:
+        """Forget a call; what is not finished of it is aborted."""
+        with self._rids_lock:
+            for rid, uids in prepared.rids.items():
+                if self._rids.get(rid) == uids:
+                    del self._rids[rid]
+        self._outlet.forget(list(prepared.call.results))
+        unfinished = [uid for uid, result in prepared.call.results.items() if result.finish_reason is None]
+        if unfinished:
+            with contextlib.suppress(EngineDead):
+                self._loop.abort(unfinished)
+
+    def _prepare(self, arguments: Mapping[str, Any]) -> Prepared:
         options = {name: value for name, value in arguments.items() if name != "self"}
         prompts, inputs = options.pop("prompt"), options.pop("input_ids")
         is_list = _is_list(prompts) or (_is_list(inputs) and any(_is_list(ids) for ids in inputs))
@@ -281,10 +316,10 @@ class Engine:
             prompt = prompts[i] if is_list and prompts is not None else prompts
             ids = inputs[i] if is_list and inputs is not None else inputs
             asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
-        call = _Call(is_list)
+        prepared = Prepared(Call(is_list))
         for ask in asks:
-            call.add(self._intake.submissions(ask), ask.rid)
-        return call
+            prepared.add(self._intake.submissions(ask), ask.rid)
+        return prepared
 
     def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
         """The tokens of prefix + candidate, and from where they are scored."""
@@ -312,75 +347,50 @@ class Engine:
 
     # ── waiting for outputs ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _submit(self, call: _Call, sink: Sink) -> None:
-        uids = [submission.request.uid for submission, _ in call.pairs]
-        with self._rids_lock:
-            for rid in call.rids:
-                if rid in self._rids:
-                    raise InvalidRequest(f"rid {rid!r} is in use by a request that is not finished", param="rid")
-            self._rids.update(call.rids)
-        self._outlet.expect(uids, sink)
-        try:
-            self._loop.submit([submission for submission, _ in call.pairs])
-        except EngineDead:
-            self._release(call)
-            raise
-
-    def _release(self, call: _Call) -> None:
-        """Forget a call; what is not finished of it is aborted."""
-        with self._rids_lock:
-            for rid in call.rids:
-                self._rids.pop(rid, None)
-        self._outlet.forget([submission.request.uid for submission, _ in call.pairs])
-        unfinished = [s.request.uid for s, result in call.pairs if result.finish_reason is None]
-        if unfinished:
-            with contextlib.suppress(EngineDead):
-                self._loop.abort(unfinished)
-
-    def _wait(self, call: _Call) -> Any:
-        sink = ThreadSink(self._loop)
-        self._submit(call, sink)
+    def _wait(self, prepared: Prepared) -> Any:
+        sink, call = ThreadSink(self._loop), prepared.call
+        self.submit(prepared, sink)
         try:
             while call.unfinished:
                 call.take(sink.get())
-            return call.results()
+            return call.result()
         finally:
-            self._release(call)
+            self.release(prepared)
 
-    def _stream(self, call: _Call) -> _Events:
+    def _stream(self, prepared: Prepared) -> _Events:
         sink = ThreadSink(self._loop)
-        self._submit(call, sink)
-        return _Events(call, sink, self._release)
+        self.submit(prepared, sink)
+        return _Events(prepared, sink, self.release)
 
-    async def _async_wait(self, call: _Call) -> Any:
-        sink = AsyncSink(asyncio.get_running_loop())
-        self._submit(call, sink)
+    async def _async_wait(self, prepared: Prepared) -> Any:
+        sink, call = AsyncSink(asyncio.get_running_loop()), prepared.call
+        self.submit(prepared, sink)
         try:
             while call.unfinished:
                 call.take(await sink.get())
-            return call.results()
+            return call.result()
         finally:
-            self._release(call)
+            self.release(prepared)
 
-    async def _async_stream(self, call: _Call) -> AsyncIterator[Result]:
-        sink = AsyncSink(asyncio.get_running_loop())
-        self._submit(call, sink)
+    async def _async_stream(self, prepared: Prepared) -> AsyncIterator[Result]:
+        sink, call = AsyncSink(asyncio.get_running_loop()), prepared.call
+        self.submit(prepared, sink)
         try:
             while call.unfinished:
                 yield call.take(await sink.get())
         finally:
-            self._release(call)
+            self.release(prepared)
 
 
-class _Call:
-    """One call of generate: its requests and what came of them."""
+@dataclass(slots=True)
+class Prepared:
+    """The requests of one call of generate, and what will come of them."""
 
-    def __init__(self, is_list: bool) -> None:
-        self.pairs: list[tuple[Submission, NativeResult]] = []
-        self.rids: dict[str, list[int]] = {}  # → uids, of each sample and of all samples of a prompt
-        self.unfinished = 0
-        self._is_list = is_list
-        self._index: dict[int, int] = {}
+    call: Call
+    submissions: list[Submission] = field(default_factory=list)
+    rids: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # → uids, of each sample and of all samples of a prompt
 
     def add(self, pairs: list[tuple[Submission, NativeResult]], rid: str | None) -> None:
         """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""
@@ -388,44 +398,20 @@ class _Call:
             raise InvalidRequest(f"rid {rid!r} is given to two requests", param="rid")
         for submission, result in pairs:
             uid = submission.request.uid
-            self._index[uid] = len(self.pairs)
-            self.pairs.append((submission, result))
+            self.submissions.append(submission)
+            self.call.add(uid, result)
             self.rids[result.rid] = [uid]
         if rid is not None:
             self.rids[rid] = [submission.request.uid for submission, _ in pairs]
-        self.unfinished += len(pairs)
-        self._is_list = self._is_list or len(pairs) > 1
-
-    def take(self, output: Output) -> Result:
-        """Add an output to its result; returns the event for it. Raises what ended the call as a whole."""
-        index = self._index[output.uid]
-        result = self.pairs[index][1]
-        result.add(output)
-        if output.finish_reason is not None:
-            self.unfinished -= 1
-            error = output.finish_reason.error
-            if isinstance(error, (EngineDead, QueueFull)) or (
-                not self._is_list and isinstance(error, (RequestTimeout, InvalidRequest))
-            ):
-                raise error
-        event = result.event()
-        if self._is_list:
-            event["index"] = index
-        return event
-
-    def results(self) -> Any:
-        """The result, or the list of results, in the order of the call."""
-        results = [result.result() for _, result in self.pairs]
-        return results if self._is_list else results[0]
 
 
 class _Events(Iterator[Result]):
     """The events of a call, which is released when they are used up, closed or dropped."""
 
-    def __init__(self, call: _Call, sink: ThreadSink, release: Callable[[_Call], None]) -> None:
-        self._call = call
+    def __init__(self, prepared: Prepared, sink: ThreadSink, release: Callable[[Prepared], None]) -> None:
+        self._call = prepared.call
         self._sink = sink
-        self._finalizer = weakref.finalize(self, release, call)
+        self._finalizer = weakref.finalize(self, release, prepared)
 
     def __next__(self) -> Result:
         if not self._call.unfinished or not self._finalizer.alive:

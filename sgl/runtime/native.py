@@ -9,14 +9,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from sgl.errors import QueueFull, RequestTimeout
-from sgl.runtime.batch import Logprobs
+from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout
+from sgl.runtime.batch import Int32Array, Logprobs
 from sgl.runtime.loop import Detail, Output
-from sgl.runtime.scheduler.request import FinishReason, Request
+from sgl.runtime.scheduler.request import FinishReason
 
 Entry = list[Any]  # [logprob | None, token id, text | None]
+
+
+class Asked(Protocol):
+    """What a result needs to know of its request."""
+
+    prompt_ids: Int32Array
+    logprob_start: int | None
+    top_logprobs: int
+    token_ids_logprob: Int32Array | None
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
 
 
 @dataclass(slots=True)
@@ -27,7 +40,7 @@ class NativeResult:
     latest output alone in `event`, which is what a stream sends.
     """
 
-    request: Request
+    request: Asked
     rid: str
     token_text: Callable[[int], str] | None  # given if logprobs carry their token's text
     started: float = field(default_factory=time.monotonic)
@@ -118,6 +131,45 @@ class NativeResult:
 
     def _text_of(self, token_id: int) -> str | None:
         return None if self.token_text is None else self.token_text(token_id)
+
+
+class Call:
+    """The results of all requests of one call of generate, filled as outputs arrive."""
+
+    def __init__(self, is_list: bool) -> None:
+        """is_list: the result is a list even if there is only one."""
+        self.results: dict[int, NativeResult] = {}  # by uid, in the order of prompts and then samples
+        self.unfinished = 0
+        self.is_list = is_list
+        self._index: dict[int, int] = {}
+
+    def add(self, uid: int, result: NativeResult) -> None:
+        """Expect another result."""
+        self._index[uid] = len(self.results)
+        self.results[uid] = result
+        self.unfinished += 1
+        self.is_list = self.is_list or len(self.results) > 1
+
+    def take(self, output: Output) -> dict[str, Any]:
+        """Add an output to its result; returns the event for it. Raises what ended the call as a whole."""
+        result = self.results[output.uid]
+        result.add(output)
+        if output.finish_reason is not None:
+            self.unfinished -= 1
+            error = output.finish_reason.error
+            if isinstance(error, (EngineDead, QueueFull)) or (
+                not self.is_list and isinstance(error, (RequestTimeout, InvalidRequest))
+            ):
+                raise error
+        event = result.event()
+        if self.is_list:
+            event["index"] = self._index[output.uid]
+        return event
+
+    def result(self) -> Any:
+        """The result, or the list of results, in the order of the call."""
+        results = [result.result() for result in self.results.values()]
+        return results if self.is_list else results[0]
 
 
 def _flat(parts: list[Logprobs]) -> list[float | None]:
