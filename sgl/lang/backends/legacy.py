@@ -110,7 +110,7 @@ class _Adapter(TextBackend):
 
     def _view(self, prompt: Prompt) -> StreamView:
         images = [("", image.data) for image in prompt.images]
-        return StreamView(prompt.text, prompt.messages, prompt.role, images, self.chat_template)
+        return StreamView(prompt.text, list(prompt.messages), prompt.role, images, self.chat_template)
 
 
 def _threads(backend: BaseBackend) -> ThreadPoolExecutor:
