@@ -52,6 +52,10 @@ class Batch:
     score_targets: dict[int, Int32Array] = field(default_factory=dict)
     """Per scored b: the tokens that follow the query indices from score_from[b] on, [n <= q_len - score_from[b]];
     exactly those n positions are scored."""
+    token_masks: Int32Array | None = None
+    """[R, ceil(V / 32)]: bit i % 32 of word i // 32 is 1 if token i is allowed. None: no row is constrained."""
+    mask_rows: Int32Array | None = None
+    """[S] for each row that samples, in order: its row of token_masks, or -1. None with token_masks."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """Per b: ids whose logprobs are wanted at every scored and sampled position."""
 

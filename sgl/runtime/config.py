@@ -25,6 +25,7 @@ from pydantic import (
 from sgl.errors import ConfigError, nearest_name
 
 SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight"]
+JsonWhitespace = Literal["compact", "flexible"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,8 @@ class EngineConfig:
     """Longest time in seconds that a program's KV pages stay locked while it waits for its client."""
     stream_interval: PositiveInt = 1
     """Tokens between two events of a stream."""
+    json_whitespace: JsonWhitespace = "compact"
+    """What may stand between the tokens of constrained JSON: nothing, or a bounded amount of blanks and newlines."""
     random_seed: NonNegativeInt | None = None
     """Seeds requests that bring no seed of their own. None: another one each start."""
     check_ledger: bool = False

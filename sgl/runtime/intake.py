@@ -19,6 +19,7 @@ import numpy as np
 from sgl.errors import ContextTooLong, InvalidRequest
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.constraints import Constraints, Guide
 from sgl.runtime.loop import Submission
 from sgl.runtime.native import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
@@ -27,7 +28,6 @@ from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.tokenizer import Tokenizer
 
-_CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 MAX_TOP_LOGPROBS = 1024
 
 
@@ -68,6 +68,9 @@ class Intake:
         self._eos_ids = eos_ids
         self._context_length = config.context_length
         self._seed = secrets.randbits(63) if config.random_seed is None else config.random_seed
+        self._constraints = Constraints(
+            tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, whitespace=config.json_whitespace
+        )
         self._uids = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -84,6 +87,7 @@ class Intake:
         for name, value in (("extra_key", ask.extra_key), ("rid", ask.rid)):
             if value is not None and not isinstance(value, str):
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
+        grammar = self._constraints.grammar(params)
         now = time.monotonic()
         made = []
         for sample in range(params.n):
@@ -110,7 +114,12 @@ class Intake:
             token_text = self._token_text if ask.return_text_in_logprobs and self._tokenizer is not None else None
             made.append(
                 (
-                    Submission(request, self._text_output(params, prompt_ids), stream=ask.stream),
+                    Submission(
+                        request,
+                        self._text_output(params, prompt_ids),
+                        guide=None if grammar is None else Guide(grammar),
+                        stream=ask.stream,
+                    ),
                     NativeResult(request, rid, token_text),
                 )
             )
@@ -156,9 +165,6 @@ class Intake:
             params = given
         else:
             params = SamplingParams.from_dict(given)
-        for name in _CONSTRAINTS:
-            if getattr(params, name) is not None:
-                raise InvalidRequest(f"{name} cannot be enforced by this engine yet", param=name)
         if self._tokenizer is None and (params.stop or params.stop_regex):
             name = "stop" if params.stop else "stop_regex"
             raise InvalidRequest(f"{name} needs text, and this engine runs without a tokenizer", param=name)

@@ -18,8 +18,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.runtime.batch import Logprobs, PendingStep, Runner
+from sgl.runtime.constraints import Guide
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler, Step
 from sgl.runtime.text.output import TextOutput
@@ -57,6 +60,7 @@ class Submission:
 
     request: Request
     text: TextOutput | None  # None: token ids only
+    guide: Guide | None = None  # where the output stands in its constraint
     stream: bool = False
     submitted: float = 0.0  # monotonic seconds
     first_step: float = 0.0
@@ -103,6 +107,7 @@ class EngineLoop:
         self._timers: list[Timer] = []  # a heap
         self._timer_numbers = itertools.count()
         self._num_cancelled = 0
+        self._num_constrained = 0
         self._flying: tuple[Step, PendingStep] | None = None
         self._stopping = False
         self._death: BaseException | None = None
@@ -227,11 +232,15 @@ class EngineLoop:
 
     def _step(self) -> None:
         """Launch the next step, and handle the one that is due."""
+        if self._flying is not None and self._num_constrained:
+            self._land()  # the next masks depend on its tokens
         step = self.scheduler.schedule() if self.scheduler.has_work else None
         flying = self._flying
         self._flying = None
         if step is not None:
             self._note_first_step(step)
+            if self._num_constrained:
+                _fill_masks(step)
             launched = (step, self._runner.launch(step.batch))
             self.scheduler.launched(step)
             if self._overlap:
@@ -268,6 +277,12 @@ class EngineLoop:
             elif submission.stream and len(request.output_ids) - submission.emitted >= self._stream_interval:
                 self._emit(submission, None)
 
+    def _land(self) -> None:
+        """Handle the step under way before another one is scheduled."""
+        assert self._flying is not None
+        flying, self._flying = self._flying, None
+        self._handle(*flying)
+
     def _advance(self, submission: Submission) -> FinishReason | None:
         """Read the latest token as text; the reason if it ends the request."""
         request, text = submission.request, submission.text
@@ -279,10 +294,15 @@ class EngineLoop:
             if submission.is_incremental and request.params.no_stop_trim and text is not None:
                 submission.pieces += text.feed(token)
             return FinishReason("stop", token)
+        guide = submission.guide
+        if guide is not None:
+            guide.accept(token)
         if submission.is_incremental and text is not None:
             submission.pieces += text.feed(token)
             if text.matched is not None:
                 return FinishReason("stop", text.matched)
+        if guide is not None and guide.is_complete():
+            return FinishReason("stop")
         return FinishReason("length") if len(ids) >= request.max_new_tokens else None
 
     def _end(self, submission: Submission, reason: FinishReason) -> None:
@@ -290,10 +310,11 @@ class EngineLoop:
         request, text = submission.request, submission.text
         self.scheduler.finish(request, reason)
         del self._live[request.uid]
+        self._num_constrained -= submission.guide is not None
         if text is not None and reason.type != "abort":
             if not submission.is_incremental:
                 ids = request.output_ids
-                trimmed = reason.type == "stop" and not request.params.no_stop_trim
+                trimmed = isinstance(reason.matched, int) and not request.params.no_stop_trim
                 submission.pieces = "".join(map(text.feed, ids[:-1] if trimmed else ids))
             if text.matched is None:
                 submission.pieces += text.flush()
@@ -330,6 +351,7 @@ class EngineLoop:
             try:
                 self.scheduler.add(request)
                 self._live[request.uid] = submission
+                self._num_constrained += submission.guide is not None
             except QueueFull as error:
                 request.phase = Phase.DONE
                 self._emit(submission, FinishReason("abort", error=error))
@@ -374,6 +396,20 @@ class EngineLoop:
             self._emit(submission, FinishReason("abort", error=error))
         self._live.clear()
         self._flush()
+
+
+def _fill_masks(step: Step) -> None:
+    """Write down what the constrained rows of a step may sample."""
+    batch = step.batch
+    sampling = np.flatnonzero(batch.samples).tolist()
+    guides = [(i, guide) for i, b in enumerate(sampling) if (guide := step.requests[b].owner.guide) is not None]
+    if not guides:
+        return
+    batch.token_masks = np.zeros((len(guides), guides[0][1].words), np.int32)
+    batch.mask_rows = np.full(len(sampling), -1, np.int32)
+    for row, (i, guide) in enumerate(guides):
+        if guide.fill_mask(batch.token_masks[row]):
+            batch.mask_rows[i] = row
 
 
 def _death_note(death: BaseException) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sgl.kernels import sampling
+from sgl.kernels.mask import apply_token_mask_
 from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup
 from sgl.runtime.runner.pack import Uploader
 from sgl.runtime.runner.results import DeviceLogprobs, lay_out, position_logprobs
@@ -126,6 +127,8 @@ class Sampler:
             self._penalize(logits, penalised_index, penalised_rows)
         if len(values):
             sampling.add_edits_(logits, edit_rows, edit_ids, values)
+        if batch.token_masks is not None and batch.mask_rows is not None:
+            apply_token_mask_(logits, *self._uploader.upload(batch.token_masks, batch.mask_rows))
         ids = self._choose(logits, rows, index, places)
         self.next_tokens.index_copy_(0, index, ids)
         if len(penalised):

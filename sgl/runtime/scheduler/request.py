@@ -29,7 +29,8 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why a request ended; `matched` is the stop token id or the stop text, where one ended it."""
+    """Why a request ended; `matched` is the stop token id or the stop text, where one ended it. A stop without one:
+    the output matches its constraint, and nothing could follow."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None

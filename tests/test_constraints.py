@@ -1,0 +1,179 @@
+"""Constraints in the engine: every output that ends by itself matches, whatever runs beside it and however steps are
+scheduled; what cannot be enforced is refused and disturbs nobody."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from sgl import Engine
+from sgl.errors import GrammarError, InvalidRequest, RegexSyntaxError, UnsupportedSchema
+from tests.tiny_models import tiny_checkpoint
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc", "d"]}, "maxItems": 3},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["name", "age", "tags", "ok"],
+    "additionalProperties": False,
+}
+DATE = r"\d{4}-(0[1-9]|1[0-2])-[0-3]\d( \w{2,5})?"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), with_tokenizer=True)
+
+
+@pytest.fixture(scope="module", params=["synchronous", "run-ahead"])
+def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    overlap = request.param == "run-ahead"
+    with Engine(folder, dtype="float32", check_ledger=True, disable_overlap_schedule=not overlap) as engine:
+        yield engine
+
+
+def assert_matches(result: dict[str, Any], params: dict[str, Any]) -> None:
+    assert result["meta_info"]["finish_reason"]["type"] == "stop", result
+    if "regex" in params:
+        assert re.fullmatch(params["regex"], result["text"]), result["text"]
+    else:
+        jsonschema.validate(json.loads(result["text"]), params["json_schema"])
+
+
+CONSTRAINTS: list[dict[str, Any]] = [
+    {"regex": DATE},
+    {"regex": "(yes|no|yesterday)"},
+    {"regex": "é{2,4}[^a]"},
+    {"json_schema": PERSON},
+    {"json_schema": {"type": "array", "items": {"type": "integer", "maximum": 99}, "minItems": 2, "maxItems": 4}},
+    {"json_schema": {"enum": ["a", 1, None, {"b": [True]}]}},
+]
+
+
+@pytest.mark.parametrize("params", CONSTRAINTS, ids=lambda params: next(iter(params)))
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_outputs_match_their_constraint(engine: Engine, params: dict[str, Any], temperature: float) -> None:
+    results = engine.generate(
+        prompt="the answer is",
+        sampling_params={**params, "n": 4, "temperature": temperature, "seed": 1, "max_new_tokens": 200},
+    )
+    for result in results:
+        assert_matches(result, params)
+
+
+def test_constrained_and_free_requests_share_steps_and_do_not_touch_each_other(engine: Engine) -> None:
+    free: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 30, "ignore_eos": True}
+    params = [{**free, "seed": seed, "regex": DATE} if seed % 2 else {**free, "seed": seed} for seed in range(12)]
+    together = engine.generate(prompt=["tell me"] * 12, sampling_params=params)
+    for alone, result, its in zip(
+        [engine.generate(prompt="tell me", sampling_params=its) for its in params], together, params, strict=True
+    ):
+        assert result["output_ids"] == alone["output_ids"]
+        if "regex" in its:
+            assert_matches(result, its)
+        else:
+            assert len(result["output_ids"]) == 30
+
+
+def test_a_stream_of_constrained_text_joins_to_the_result(engine: Engine) -> None:
+    params = {"json_schema": PERSON, "seed": 3, "max_new_tokens": 200}
+    events = list(engine.generate(prompt="a person:", sampling_params=params, stream=True))
+    assert_matches(events[-1], params)
+    assert events[-1]["text"] == engine.generate(prompt="a person:", sampling_params=params)["text"]
+    texts = [event["text"] for event in events]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+
+
+def test_a_complete_output_ends_without_an_end_token(engine: Engine) -> None:
+    result = engine.generate(
+        prompt="so", sampling_params={"regex": "abc", "max_new_tokens": 50, "ignore_eos": True}
+    )
+    assert result["text"] == "abc"
+    assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
+
+
+def test_an_output_may_end_early_where_the_constraint_allows_it(engine: Engine) -> None:
+    params = {"regex": "a(b*)", "max_new_tokens": 20, "n": 16, "seed": 5, "temperature": 20.0}
+    results = engine.generate(prompt="so", sampling_params=params)
+    ended = [result for result in results if result["meta_info"]["finish_reason"]["type"] == "stop"]
+    assert ended
+    for result in ended:
+        assert_matches(result, params)
+
+
+def test_stops_length_and_bias_hold_inside_a_constraint(engine: Engine) -> None:
+    stopped = engine.generate(prompt="so", sampling_params={"regex": "a{50}", "max_new_tokens": 80, "stop": "aaa"})
+    assert stopped["text"] == ""
+    short = engine.generate(prompt="so", sampling_params={"regex": "[ab]{50}", "max_new_tokens": 3})
+    assert short["meta_info"]["finish_reason"]["type"] == "length"
+    b = engine.get_tokenizer().encode("b", add_special_tokens=False)[0]
+    biased = {"regex": "[bc]{5}", "max_new_tokens": 9, "logit_bias": {b: -100}, "temperature": 0}
+    assert engine.generate(prompt="so", sampling_params=biased)["text"] == "ccccc"
+
+
+def test_a_retracted_request_goes_on_inside_its_constraint(folder: Path) -> None:
+    tight = {"max_total_tokens": 144, "page_size": 4, "schedule_conservativeness": 0.01}
+    with Engine(folder, dtype="float32", max_running_requests=8, **tight) as engine:
+        params = {"regex": r"(\d{3}-){12}", "max_new_tokens": 60, "temperature": 1.0}
+        results = engine.generate(
+            prompt=["one", "two", "three", "four", "five", "six"],
+            sampling_params=[{**params, "seed": seed} for seed in range(6)],
+        )
+        assert sum(result["meta_info"]["num_retractions"] for result in results)
+        for result in results:
+            assert_matches(result, params)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "words"),
+    [
+        ({"regex": "a(?<!b)"}, RegexSyntaxError, "look-behind"),
+        ({"regex": "(a"}, RegexSyntaxError, "position"),
+        ({"regex": "[^\\s\\S]"}, GrammarError, "nothing"),
+        ({"json_schema": {"type": "strin"}}, UnsupportedSchema, "strin"),
+        ({"json_schema": "{"}, GrammarError, "json_schema is not valid JSON"),
+        ({"regex": "a", "json_schema": {}}, InvalidRequest, "at most one"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_and_the_others_are_served(
+    engine: Engine, params: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        engine.generate(prompt="so", sampling_params=params)
+    assert engine.generate(prompt="so", sampling_params={"regex": "ab"})["text"] == "ab"
+
+
+def test_without_a_tokenizer_a_constraint_is_refused(folder: Path) -> None:
+    with (
+        Engine(folder, skip_tokenizer_init=True, dtype="float32") as engine,
+        pytest.raises(InvalidRequest, match="regex needs text"),
+    ):
+        engine.generate(input_ids=[5, 6], sampling_params={"regex": "a"})
+
+
+def test_a_text_that_the_vocabulary_cannot_spell_is_refused(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tiny_checkpoint(tmp_path, vocab_size=8, bos_token_id=0, eos_token_id=1)
+    letters = {token: token_id for token_id, token in enumerate(["<s>", "</s>", "a", "b", "c"])}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(tmp_path)
+    with Engine(tmp_path, dtype="float32") as engine:
+        with pytest.raises(GrammarError, match="no token of the model's vocabulary"):
+            engine.generate(input_ids=[2], sampling_params={"regex": "x"})
+        result = engine.generate(input_ids=[2], sampling_params={"regex": "abx"})
+        assert result["meta_info"]["finish_reason"]["err_type"] == "GrammarError"
+        assert engine.generate(input_ids=[2], sampling_params={"regex": "abc"})["text"] == "abc"
