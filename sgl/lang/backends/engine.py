@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from sgl.lang import ir
@@ -101,10 +102,14 @@ class EngineBackend(_EngineBackend, TextBackend):
             sent = len(event["text"])
 
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
-        given = await asyncio.to_thread(self._engine.score, prompt.text, list(choices))
+        prefix = self._encode(prompt)
+        wholes = [self._encode(_with(prompt, choice)) for choice in choices]
+        start = min(_common_len(prefix, whole) for whole in wholes)
+        candidates = [whole[start:] for whole in wholes]
+        given = await asyncio.to_thread(self._engine.score, prefix[:start], candidates)
         if not unconditional:
             return [Scores(score.logprobs, score.token_ids) for score in given]
-        alone = await asyncio.to_thread(self._engine.score, [], [score.token_ids for score in given])
+        alone = await asyncio.to_thread(self._engine.score, [], candidates)
         return [Scores(s.logprobs, s.token_ids, a.logprobs) for s, a in zip(given, alone, strict=True)]
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -129,3 +134,14 @@ class EngineBackend(_EngineBackend, TextBackend):
 def _options(params: GenParams) -> dict[str, Any]:
     options = {key: params.sampling[key] for key in LOGPROB_OPTIONS if params.sampling[key] is not None}
     return {**options, "priority": params.sampling["priority"], **(params.sampling["extra"] or {})}
+
+
+def _with(prompt: Prompt, text: str) -> Prompt:
+    """The prompt, continued by text of a program."""
+    return replace(prompt, text=prompt.text + text, pieces=[*prompt.pieces, (text, False)])
+
+
+def _common_len(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens two prompts share from their beginning."""
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
