@@ -1,8 +1,8 @@
 """Token masks on the device: tensors in, tensors out.
 
 A mask is packed: bit i % 32 of int32 i // 32 is 1 if token i is allowed. Every function works on any device: on a
-GPU it runs a Triton kernel (`mask_triton.py`), elsewhere the plain torch that the kernels are tested against. Knows
-no grammar and no request.
+GPU it runs a Triton kernel (`mask_triton.py`), elsewhere the plain torch that the kernels are tested against
+(`mask_torch.py`). How grammars and places lie in tensors is in `mask_layout.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+
+from sgl.kernels import mask_torch
+from sgl.kernels.mask_layout import GrammarTensors, Places, VocabularyTensors
 
 _CHUNK = 1 << 22  # logits worked on at a time on a CPU: bounds the temporaries
 
@@ -34,6 +37,46 @@ def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torc
         added = penalties.index_select(0, packed.view(-1).to(torch.int32)).view(len(part), -1)
         logits.index_add_(0, part, added[:, : logits.shape[1]])
     return logits
+
+
+def find_masks_(
+    masks: torch.Tensor,
+    rows: torch.Tensor,
+    places: Places,
+    grammars: GrammarTensors,
+    vocabulary: VocabularyTensors,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the token masks at the places of request rows, and walk the vocabulary for those that are not cached.
+
+    rows: int32 [B], each at most once. masks: int32 [R, ceil(V / 32)]; row r of it belongs to request row r and is
+    written where a mask has to be walked. Returns int32 [B], the row of each mask, -1 for requests that have no
+    grammar or whose status is not OPEN; and int32 [B], its flags: INCOMPLETE, DEPENDS. Never waits for a GPU.
+    """
+    if masks.is_cuda:
+        from sgl.kernels import mask_triton
+
+        return mask_triton.find_masks_(masks, rows, places, grammars, vocabulary)
+    return mask_torch.find_masks_(masks, rows, places, grammars, vocabulary)
+
+
+def advance_(
+    places: Places,
+    rows: torch.Tensor,
+    token_ids: torch.Tensor,
+    grammars: GrammarTensors,
+    vocabulary: VocabularyTensors,
+) -> None:
+    """Move request rows on by the tokens that were sampled for them, in place.
+
+    rows: int32 [B], each at most once. token_ids: int64 [B]. A row that has a grammar and is OPEN moves on, or gets the
+    status that says why it does not, its place then being the one before the token. Never waits for a GPU.
+    """
+    if rows.is_cuda:
+        from sgl.kernels import mask_triton
+
+        mask_triton.advance_(places, rows, token_ids, grammars, vocabulary)
+    else:
+        mask_torch.advance_(places, rows, token_ids, grammars, vocabulary)
 
 
 @lru_cache(maxsize=1)

@@ -4,7 +4,7 @@ Imported only where a GPU or Triton's interpreter runs them: Triton is not insta
 kernel that is a tensor outside is a pointer inside, which no type says.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -12,7 +12,35 @@ import torch
 import triton
 import triton.language as tl
 
+from sgl.kernels import mask_layout as layout
+from sgl.kernels.mask_layout import GrammarTensors, Places, VocabularyTensors
+
 _APPLY_BLOCK = 4096
+_BASE_BLOCK = 1024
+_ADVANCE_BLOCK = 16
+_RESIDENT = 2048
+"""Programs that are worth starting: a few for each multiprocessor, each with several blocks, beat many with one."""
+_MAX_SHARE = 16
+
+DEAD = tl.constexpr(layout.DEAD)
+UNKNOWN = tl.constexpr(layout.UNKNOWN)
+TARGET_MASK = tl.constexpr(layout.TARGET_MASK)
+PUSH_BIT = tl.constexpr(layout.PUSH_BIT)
+POP_BIT = tl.constexpr(layout.POP_BIT)
+OPERATION_SHIFT = tl.constexpr(layout.OPERATION_SHIFT)
+GATE_BIT = tl.constexpr(layout.GATE_BIT)
+MAX_OPEN = tl.constexpr(layout.MAX_OPEN)
+MAX_SAVED = tl.constexpr(layout.MAX_SAVED)
+OPEN = tl.constexpr(layout.OPEN)
+FINISHED = tl.constexpr(layout.FINISHED)
+REFUSED = tl.constexpr(layout.REFUSED)
+STUCK = tl.constexpr(layout.STUCK)
+INCOMPLETE = tl.constexpr(layout.INCOMPLETE)
+DEPENDS = tl.constexpr(layout.DEPENDS)
+ENDLESS = tl.constexpr(layout.ENDLESS)
+LEFT_BRACKET = tl.constexpr(0x5B)
+ADDRESSES = tl.constexpr(5)
+INFOS = tl.constexpr(8)
 
 
 def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torch.Tensor) -> None:
@@ -20,6 +48,99 @@ def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torc
     num_rows, vocab_size = logits.shape
     grid = (triton.cdiv(vocab_size, _APPLY_BLOCK), num_rows)
     _apply[grid](logits, masks, mask_rows, vocab_size, logits.stride(0), masks.stride(0), block=_APPLY_BLOCK)
+
+
+def find_masks_(
+    masks: torch.Tensor,
+    rows: torch.Tensor,
+    places: Places,
+    grammars: GrammarTensors,
+    vocabulary: VocabularyTensors,
+    *,
+    num_warps: int = 2,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `mask.find_masks_`. num_warps is that of the walk."""
+    num_rows, num_words = len(rows), masks.shape[1]
+    mask_rows = torch.empty_like(rows)
+    flags = torch.empty_like(rows)
+    num_blocks = len(vocabulary.block_bytes)
+    share = max(1, min(_MAX_SHARE, num_rows * num_blocks // _RESIDENT))
+    num_groups = triton.cdiv(num_blocks, share)
+    _begin[(triton.cdiv(num_words, _BASE_BLOCK), num_rows)](
+        masks,
+        mask_rows,
+        flags,
+        rows,
+        places.grammars,
+        places.states,
+        places.char_counts,
+        places.statuses,
+        grammars.addresses,
+        vocabulary.plain_masks,
+        vocabulary.end_mask,
+        num_words,
+        len(vocabulary.plain_masks) - 1,
+        block=_BASE_BLOCK,
+    )
+    _walk[(num_groups, num_rows)](
+        masks,
+        mask_rows,
+        flags,
+        rows,
+        places.grammars,
+        places.states,
+        places.char_counts,
+        places.item_counts,
+        places.depths,
+        places.stacks,
+        grammars.addresses,
+        vocabulary.bytes,
+        vocabulary.lengths,
+        vocabulary.token_ids,
+        vocabulary.reaches,
+        vocabulary.block_reaches,
+        vocabulary.block_bytes,
+        len(vocabulary.lengths),
+        num_words,
+        num_blocks,
+        places.stacks.shape[1],
+        block=vocabulary.block,
+        has_stacks=grammars.has_stacks,
+        has_counters=grammars.has_counters,
+        num_warps=num_warps,
+    )
+    return mask_rows, flags
+
+
+def advance_(
+    places: Places,
+    rows: torch.Tensor,
+    token_ids: torch.Tensor,
+    grammars: GrammarTensors,
+    vocabulary: VocabularyTensors,
+) -> None:
+    """See `mask.advance_`."""
+    _advance[(triton.cdiv(len(rows), _ADVANCE_BLOCK),)](
+        rows,
+        token_ids,
+        places.grammars,
+        places.states,
+        places.char_counts,
+        places.item_counts,
+        places.depths,
+        places.stacks,
+        places.statuses,
+        grammars.addresses,
+        vocabulary.starts,
+        vocabulary.text,
+        vocabulary.end_mask,
+        len(rows),
+        places.stacks.shape[1],
+        block=_ADVANCE_BLOCK,
+        has_stacks=grammars.has_stacks,
+        has_counters=grammars.has_counters,
+        num_warps=1,
+    )
 
 
 @triton.jit
@@ -33,3 +154,377 @@ def _apply(logits, masks, mask_rows, vocab_size, logits_stride, masks_stride, bl
         is_dropped = is_token & (((words >> (tokens & 31)) & 1) == 0)
         at = logits + row.to(tl.int64) * logits_stride + tokens
         tl.store(at, tl.full([block], float("-inf"), tl.float32), mask=is_dropped)
+
+
+@triton.jit
+def _begin(
+    masks,
+    mask_rows,
+    flags,
+    rows,
+    place_grammars,
+    place_states,
+    place_chars,
+    place_statuses,
+    addresses,
+    plain_masks,
+    end_mask,
+    num_words,
+    most_chars,
+    block: tl.constexpr,
+):
+    """Say where each row's mask is, and where it has to be walked, begin with what needs no walk."""
+    at = tl.program_id(1)
+    row = tl.load(rows + at)
+    grammar = tl.load(place_grammars + row)
+    found = -1
+    flag = 0
+    if (grammar >= 0) & (tl.load(place_statuses + row) == OPEN):
+        state = tl.load(place_states + row)
+        cached = tl.load(addresses + grammar * ADDRESSES + 3).to(tl.pointer_type(tl.int32))
+        found = tl.load(cached + state)
+        if found < 0:
+            found = row
+            infos = tl.load(addresses + grammar * ADDRESSES + 1).to(tl.pointer_type(tl.int32))
+            limit = tl.load(infos + state * INFOS + 6)
+            if (limit >= 0) & (limit < ENDLESS):
+                flag = DEPENDS
+            left = tl.minimum(tl.maximum(limit - tl.load(place_chars + row), 0), most_chars)
+            words = tl.program_id(0) * block + tl.arange(0, block)
+            is_word = words < num_words
+            base = tl.load(plain_masks + left * num_words + words, mask=is_word)
+            is_accepting = tl.load(infos + state * INFOS + 7)
+            if is_accepting > 0:
+                base |= tl.load(end_mask + words, mask=is_word)
+            tl.store(masks + row.to(tl.int64) * num_words + words, base, mask=is_word)
+    if tl.program_id(0) == 0:
+        tl.store(mask_rows + at, found)
+        tl.store(flags + at, flag)
+
+
+@triton.jit
+def _walk(
+    masks,
+    mask_rows,
+    flags,
+    rows,
+    place_grammars,
+    place_states,
+    place_chars,
+    place_items,
+    place_depths,
+    place_stacks,
+    addresses,
+    token_bytes,
+    lengths,
+    token_ids,
+    reaches,
+    block_reaches,
+    block_bytes,
+    num_ranks,
+    num_words,
+    num_blocks,
+    max_depth,
+    block: tl.constexpr,
+    has_stacks: tl.constexpr,
+    has_counters: tl.constexpr,
+):
+    """Walk every token of some blocks, all lanes of a block together, and allow those that stay alive.
+
+    Blocks are dealt out like cards, so that no program gets a run of the long ones.
+    """
+    at = tl.program_id(1)
+    row = tl.load(rows + at)
+    if tl.load(mask_rows + at) == row:
+        grammar = tl.load(place_grammars + row)
+        entries = tl.load(addresses + grammar * ADDRESSES).to(tl.pointer_type(tl.int32))
+        infos = tl.load(addresses + grammar * ADDRESSES + 1).to(tl.pointer_type(tl.int32))
+        returns = tl.load(addresses + grammar * ADDRESSES + 2).to(tl.pointer_type(tl.int32))
+        num_results = tl.load(addresses + grammar * ADDRESSES + 4).to(tl.int32)
+        start = tl.load(place_states + row)
+        start_chars = tl.load(place_chars + row)
+        start_items = tl.load(place_items + row)
+        depth = tl.load(place_depths + row)
+        stack = place_stacks + row.to(tl.int64) * max_depth * 2
+        mask = masks + row.to(tl.int64) * num_words
+        plain_limit = tl.load(infos + start * INFOS + 6)
+        left = tl.maximum(plain_limit - start_chars, 0)
+        flag = 0
+        which = tl.program_id(0)
+        while which < num_blocks:
+            flag |= _walk_block(
+                which,
+                mask,
+                start,
+                start_chars,
+                start_items,
+                left,
+                depth,
+                stack,
+                entries,
+                infos,
+                returns,
+                num_results,
+                token_bytes,
+                lengths,
+                token_ids,
+                reaches,
+                block_reaches,
+                block_bytes,
+                num_ranks,
+                block,
+                has_stacks,
+                has_counters,
+            )
+            which += tl.num_programs(0)
+        if flag > 0:
+            tl.atomic_or(flags + at, flag, sem="relaxed")
+
+
+@triton.jit
+def _walk_block(
+    which,
+    mask,
+    start,
+    start_chars,
+    start_items,
+    left,
+    depth,
+    stack,
+    entries,
+    infos,
+    returns,
+    num_results,
+    token_bytes,
+    lengths,
+    token_ids,
+    reaches,
+    block_reaches,
+    block_bytes,
+    num_ranks,
+    block: tl.constexpr,
+    has_stacks: tl.constexpr,
+    has_counters: tl.constexpr,
+):
+    """Allow the tokens of one block that stay alive; the flags of the mask."""
+    flag = 0
+    first = tl.load(block_bytes + which)
+    entry = tl.load(entries + start * 256 + tl.maximum(first, 0))
+    if (tl.load(block_reaches + which) > left) & ((first < 0) | (entry != DEAD)):
+        ranks = which * block + tl.arange(0, block)
+        length = tl.load(lengths + ranks)
+        is_walked = (length > 0) & (tl.load(reaches + ranks) > left)
+        state = tl.where(is_walked, start, DEAD)
+        chars = tl.zeros([block], tl.int32) + start_chars
+        items = tl.zeros([block], tl.int32) + start_items
+        open_symbols = tl.zeros([block], tl.int64)
+        open_items = tl.zeros([block], tl.int32)
+        outer_items = tl.zeros([block], tl.int32)
+        num_open = tl.zeros([block], tl.int32)
+        num_closed = tl.zeros([block], tl.int32)
+        depends = tl.zeros([block], tl.int32)
+        num_left = tl.max(tl.where(is_walked, length, 0), 0)
+        position = 0
+        while num_left > 0:
+            is_active = (position < length) & (state >= 0)
+            byte = tl.load(token_bytes + position * num_ranks + ranks, mask=is_active, other=0)
+            state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = _follow(
+                byte.to(tl.int32),
+                is_active,
+                state,
+                chars,
+                items,
+                open_symbols,
+                open_items,
+                outer_items,
+                num_open,
+                num_closed,
+                depends,
+                entries,
+                infos,
+                returns,
+                num_results,
+                stack,
+                depth,
+                has_stacks,
+                has_counters,
+            )
+            position += 1
+            num_left = tl.max(tl.where(state >= 0, length, 0), 0) - position
+        tokens = tl.load(token_ids + ranks, mask=state >= 0, other=0)
+        tl.atomic_or(mask + (tokens >> 5), 1 << (tokens & 31), mask=state >= 0, sem="relaxed")
+        flag = tl.max(tl.where(state == UNKNOWN, INCOMPLETE, 0), 0)
+        flag |= tl.max(tl.where(depends + num_closed > 0, DEPENDS, 0), 0)
+    return flag
+
+
+@triton.jit
+def _follow(
+    byte,
+    is_active,
+    state,
+    chars,
+    items,
+    open_symbols,
+    open_items,
+    outer_items,
+    num_open,
+    num_closed,
+    depends,
+    entries,
+    infos,
+    returns,
+    num_results,
+    stack,
+    depth,
+    has_stacks: tl.constexpr,
+    has_counters: tl.constexpr,
+):
+    """One byte further in the active lanes, as `mask_layout` says.
+
+    A token's own frames live in registers: symbols by 16 bits, item counts by 8 except that of the frame below
+    the first, `outer_items`. Pops beyond them, `num_closed`, read the request's stack, which is never written.
+    """
+    entry = tl.load(entries + state * 256 + byte, mask=is_active, other=DEAD)
+    following = tl.where(entry < 0, entry, entry & (TARGET_MASK | GATE_BIT))
+    if has_stacks:
+        is_push = (entry >= 0) & ((entry & PUSH_BIT) != 0)
+        is_pop = (entry >= 0) & ((entry & POP_BIT) != 0)
+        is_own = is_pop & (num_open > 0)
+        is_under = is_pop & (num_open == 0)
+        num_closed += is_under.to(tl.int32)
+        frame = stack + (depth - num_closed) * 2
+        has_frame = is_under & (num_closed <= depth)
+        symbol = tl.load(frame, mask=has_frame, other=0)
+        symbol = tl.where(is_own, (open_symbols & 0xFFFF).to(tl.int32), symbol)
+        behind = tl.load(
+            returns + symbol * num_results + (entry & TARGET_MASK), mask=is_own | has_frame, other=DEAD
+        )
+        following = tl.where(is_pop, behind, following)
+        following = tl.where(is_push & (num_open == MAX_OPEN), UNKNOWN, following)
+        pushed = tl.load(infos + state * INFOS + 4 + (byte == LEFT_BRACKET).to(tl.int32), mask=is_push, other=0)
+        if has_counters:
+            is_inner = is_push & (num_open > 0)
+            following = tl.where(is_inner & (items > MAX_SAVED), UNKNOWN, following)
+            outer_items = tl.where(is_push & (num_open == 0), items, outer_items)
+            inner_items = tl.where(num_open > 1, open_items & 0xFF, outer_items)
+            under_items = tl.load(frame + 1, mask=has_frame, other=0)
+            open_items = tl.where(is_inner, (open_items << 8) | items, open_items)
+            open_items = tl.where(is_own & (num_open > 1), open_items >> 8, open_items)
+            items = tl.where(is_push, 0, tl.where(is_own, inner_items, tl.where(is_under, under_items, items)))
+        open_symbols = tl.where(is_push, (open_symbols << 16) | pushed.to(tl.int64), open_symbols)
+        open_symbols = tl.where(is_own, open_symbols >> 16, open_symbols)
+        num_open += is_push.to(tl.int32) - is_own.to(tl.int32)
+    if has_counters:
+        operation = tl.where(entry < 0, 0, (entry >> OPERATION_SHIFT) & 7)
+        chars = tl.where((operation & 2) > 0, 0, chars) + (operation & 1)
+        items += operation >> 2
+        is_gate = is_active & (following >= 0) & ((following & GATE_BIT) != 0)
+        depends |= is_gate.to(tl.int32)
+        while tl.max(is_gate.to(tl.int32), 0) > 0:
+            info = infos + (following & TARGET_MASK) * INFOS
+            limit = tl.load(info, mask=is_gate, other=0)
+            counts_chars = tl.load(info + 1, mask=is_gate, other=0) == 0
+            is_at = tl.where(counts_chars, chars, items) >= limit
+            opened = tl.load(info + 2 + is_at.to(tl.int32), mask=is_gate, other=DEAD)
+            following = tl.where(is_gate, opened, following)
+            is_gate = is_gate & (following >= 0) & ((following & GATE_BIT) != 0)
+    state = tl.where(is_active, following, state)
+    return state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends
+
+
+@triton.jit
+def _advance(
+    rows,
+    token_ids,
+    place_grammars,
+    place_states,
+    place_chars,
+    place_items,
+    place_depths,
+    place_stacks,
+    place_statuses,
+    addresses,
+    starts,
+    text,
+    end_mask,
+    num_rows,
+    max_depth,
+    block: tl.constexpr,
+    has_stacks: tl.constexpr,
+    has_counters: tl.constexpr,
+):
+    """One lane a request."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    row = tl.load(rows + at, mask=at < num_rows, other=0)
+    grammar = tl.load(place_grammars + row, mask=at < num_rows, other=-1)
+    is_open = (grammar >= 0) & (tl.load(place_statuses + row, mask=at < num_rows, other=FINISHED) == OPEN)
+    address = addresses + grammar * ADDRESSES
+    entries = tl.load(address, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
+    infos = tl.load(address + 1, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
+    returns = tl.load(address + 2, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
+    num_results = tl.load(address + 4, mask=is_open, other=0).to(tl.int32)
+    state = tl.load(place_states + row, mask=is_open, other=0)
+    chars = tl.load(place_chars + row, mask=is_open, other=0)
+    items = tl.load(place_items + row, mask=is_open, other=0)
+    depth = tl.load(place_depths + row, mask=is_open, other=0)
+    stack = place_stacks + row.to(tl.int64) * max_depth * 2
+    token = tl.load(token_ids + at, mask=is_open, other=0)
+    start = tl.load(starts + token, mask=is_open, other=0)
+    length = tl.load(starts + token + 1, mask=is_open, other=0) - start
+    ends = ((tl.load(end_mask + (token >> 5), mask=is_open, other=0) >> (token & 31)) & 1) > 0
+    is_accepting = tl.load(infos + state * INFOS + 7, mask=is_open & ends, other=0) > 0
+    open_symbols = tl.zeros([block], tl.int64)
+    open_items = tl.zeros([block], tl.int32)
+    outer_items = tl.zeros([block], tl.int32)
+    num_open = tl.zeros([block], tl.int32)
+    num_closed = tl.zeros([block], tl.int32)
+    depends = tl.zeros([block], tl.int32)
+    state = tl.where(is_open & (length > 0), state, DEAD)
+    num_left = tl.max(length, 0)
+    position = 0
+    while num_left > 0:
+        is_active = is_open & (position < length) & (state >= 0)
+        byte = tl.load(text + start + position, mask=is_active, other=0)
+        state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = _follow(
+            byte.to(tl.int32),
+            is_active,
+            state,
+            chars,
+            items,
+            open_symbols,
+            open_items,
+            outer_items,
+            num_open,
+            num_closed,
+            depends,
+            entries,
+            infos,
+            returns,
+            num_results,
+            stack,
+            depth,
+            has_stacks,
+            has_counters,
+        )
+        position += 1
+        num_left = tl.max(tl.where(state >= 0, length, 0), 0) - position
+    under = depth - num_closed
+    state = tl.where((state >= 0) & (under + num_open > max_depth), UNKNOWN, state)
+    status = tl.where(state >= 0, OPEN, tl.where(state == UNKNOWN, STUCK, REFUSED))
+    status = tl.where(ends, tl.where(is_accepting, FINISHED, REFUSED), status)
+    tl.store(place_statuses + row, status, mask=is_open)
+    goes_on = is_open & (status == OPEN)
+    tl.store(place_states + row, state, mask=goes_on)
+    if has_stacks:
+        tl.store(place_depths + row, under + num_open, mask=goes_on)
+        for i in tl.static_range(MAX_OPEN):
+            is_frame = goes_on & (i < num_open)
+            above = tl.maximum(num_open - 1 - i, 0)
+            symbol = ((open_symbols >> (above * 16).to(tl.int64)) & 0xFFFF).to(tl.int32)
+            saved = outer_items if i == 0 else (open_items >> (above * 8)) & 0xFF
+            tl.store(stack + (under + i) * 2, symbol, mask=is_frame)
+            tl.store(stack + (under + i) * 2 + 1, saved, mask=is_frame)
+    if has_counters:
+        tl.store(place_chars + row, chars, mask=goes_on)
+        tl.store(place_items + row, items, mask=goes_on)

@@ -1,0 +1,102 @@
+"""How grammars, the vocabulary and the places of requests lie in tensors, for the kernels that walk tokens.
+
+A place is a state of the request's automaton, a stack of frames (symbol, item count) and two counters. One byte
+leads from state s to `e = entries[s, byte]`: DEAD, UNKNOWN (not worked out yet), or the next state with flags above
+it. PUSH_BIT pushes (infos[s, 4 or 5], item count) for `{` or `[` and sets the item count to 0. POP_BIT pops (symbol,
+count): the next state is returns[symbol, e & TARGET_MASK], the item count is count. Otherwise the bits from
+OPERATION_SHIFT on say: 1 one more character, 2 the character count starts at 0, 4 one more item. Where the next state
+has GATE_BIT, it is a gate, which stands for infos[gate, 3] if its counter has reached its limit, else for
+infos[gate, 2]; those may be gates again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+DEAD = -1
+UNKNOWN = -2
+TARGET_MASK = (1 << 24) - 1
+PUSH_BIT = 1 << 24
+POP_BIT = 1 << 25
+OPERATION_SHIFT = 26
+GATE_BIT = 1 << 29
+
+MAX_SYMBOLS = 1 << 16
+"""More symbols than this in one grammar do not fit the register that frames are opened in."""
+MAX_OPEN = 4
+"""A token that leaves more frames open than this at any one time is UNKNOWN."""
+MAX_SAVED = 255
+"""So is one with more items than this in a frame that it opens itself, before it opens another."""
+
+OPEN, FINISHED, REFUSED, STUCK = range(4)
+"""Status of a place: it goes on; the end of the text was accepted; a token was not allowed; a token met UNKNOWN, or
+more frames than fit, and the host has to go on from the place before it."""
+
+INCOMPLETE, DEPENDS = 1, 2
+"""Flags of a mask: it met UNKNOWN, so that tokens may be missing; it read the stack or a counter, so that it need not
+hold in the same state at another place."""
+
+ENDLESS = (1 << 31) - 2
+"""The limit of a state that plain characters keep alive for ever."""
+NOT_PLAIN = ENDLESS + 1
+"""`reaches` of what is no plain token: beyond every limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyTensors:
+    """The tokens in an order in which those alike lie side by side: their rank. N ranks in blocks of `block`.
+
+    *Plain* tokens are whole characters that a JSON string holds as they are. They come first, those of few characters
+    before those of many, then all others, each part in order of bytes and filled up to whole blocks with tokens of no
+    bytes. Where a state stays as it is over plain characters, whole blocks need no walk.
+    """
+
+    block: int
+    bytes: torch.Tensor  # uint8 [longest, N]
+    lengths: torch.Tensor  # int32 [N], in bytes
+    token_ids: torch.Tensor  # int32 [N]
+    reaches: torch.Tensor  # int32 [N] characters of plain tokens, NOT_PLAIN of others
+    block_reaches: torch.Tensor  # int32 [N / block] the most of each block
+    block_bytes: torch.Tensor  # int32 [N / block] the first byte of all tokens of a block, -1 if it has several
+    plain_masks: torch.Tensor  # int32 [K + 1, ceil(V / 32)] by k: the plain tokens of at most k characters
+    end_mask: torch.Tensor  # int32 [ceil(V / 32)] the tokens that end a text
+    starts: torch.Tensor  # int32 [V + 1] by token id: where its bytes begin in `text`
+    text: torch.Tensor  # uint8 [sum of lengths]
+
+
+@dataclass(frozen=True, slots=True)
+class AutomatonTensors:
+    """One automaton of S states; all contiguous."""
+
+    entries: torch.Tensor  # int32 [S, 256]
+    infos: torch.Tensor
+    """int32 [S, 8]: limit of a gate (-1: it is none), its counter (0 characters, 1 items), where it leads below and
+    at the limit; symbols pushed by `{` and `[`; up to how many characters plain ones keep the state alive (-1: they do
+    not); whether the text may end."""
+    returns: torch.Tensor  # int32 [symbols, results]
+    cached: torch.Tensor  # int32 [S]: the row of masks that holds a state's mask wherever it is met; -1: none does
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarTensors:
+    """Automata by number."""
+
+    automata: list[AutomatonTensors]
+    addresses: torch.Tensor  # int64 [G, 5]: where the four tensors of each begin, and how many results there are
+    has_stacks: bool  # whether any of them pushes
+    has_counters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where each request row stands; D frames fit its stack."""
+
+    grammars: torch.Tensor  # int32 [rows], -1 for rows without a grammar
+    states: torch.Tensor  # int32 [rows]
+    char_counts: torch.Tensor  # int32 [rows]
+    item_counts: torch.Tensor  # int32 [rows]
+    depths: torch.Tensor  # int32 [rows]
+    stacks: torch.Tensor  # int32 [rows, D, 2] symbol, item count of the frame below
+    statuses: torch.Tensor  # int32 [rows]

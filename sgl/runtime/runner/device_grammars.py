@@ -1,0 +1,176 @@
+"""Copies of a vocabulary, of automata and of places on the device, in the layout that `kernels.mask` walks.
+
+Knows `sgl.grammar`'s arrays and the kernels' tensors, and nothing else: numbers of grammars and request rows come from
+whoever calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sgl.grammar.automaton import ENDLESS as PLAIN_FOR_EVER
+from sgl.grammar.automaton import Automaton
+from sgl.grammar.masks import Place
+from sgl.grammar.tables import AT, BELOW, COUNT_SHIFT, COUNTER, LIMIT, POP_BIT, PUSH_BIT
+from sgl.grammar.vocabulary import Vocabulary
+from sgl.kernels.mask_layout import (
+    ENDLESS,
+    GATE_BIT,
+    MAX_SYMBOLS,
+    NOT_PLAIN,
+    OPEN,
+    OPERATION_SHIFT,
+    TARGET_MASK,
+    AutomatonTensors,
+    GrammarTensors,
+    Places,
+    VocabularyTensors,
+)
+
+Int32Array = npt.NDArray[np.int32]
+_FEW_CHARS = 16
+"""Plain tokens with more characters stand apart: they alone are walked where almost all are known to be allowed."""
+
+assert COUNT_SHIFT == OPERATION_SHIFT, "entries are copied as they are"
+
+
+def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int = 512) -> VocabularyTensors:
+    """A vocabulary for walks in blocks of `block` tokens, a multiple of 32."""
+    chars, plain, lengths = vocabulary.chars, vocabulary.plain, vocabulary.lengths
+    by_bytes = sorted(np.flatnonzero(lengths).tolist(), key=vocabulary.token_bytes.__getitem__)
+    order = np.array(by_bytes, np.int64)
+    is_short = plain[order] & (chars[order] <= _FEW_CHARS)
+    parts = [order[is_short], order[plain[order] & ~is_short], order[~plain[order]]]
+    ranks = np.concatenate([_filled(part, block) for part in parts if len(part)])  # -1 where there is no token
+    is_token = ranks >= 0
+    ids = np.where(is_token, ranks, 0)
+    starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    text = np.frombuffer(b"".join(vocabulary.token_bytes) + b"\0", np.uint8)
+    rank_lengths = np.where(is_token, lengths[ids], 0).astype(np.int32)
+    rank_bytes = np.zeros((int(lengths.max(initial=0)), len(ranks)), np.uint8)
+    for position, row in enumerate(rank_bytes):
+        has_byte = np.flatnonzero(rank_lengths > position)
+        row[has_byte] = text[starts[ids[has_byte]] + position]
+    reaches = np.where(is_token, np.where(plain[ids], chars[ids], NOT_PLAIN), 0).astype(np.int32)
+    firsts = rank_bytes[0].astype(np.int32).reshape(-1, block)
+    firsts = np.where(is_token.reshape(-1, block), firsts, firsts[:, :1])
+    most_chars = int(chars[plain].max(initial=0))
+    plain_up_to = [plain & (chars <= most) for most in range(most_chars + 1)]
+    ends = np.zeros(vocabulary.size, np.bool_)
+    ends[list(vocabulary.eos_ids)] = True
+
+    def moved(array: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return VocabularyTensors(
+        block=block,
+        bytes=moved(rank_bytes),
+        lengths=moved(rank_lengths),
+        token_ids=moved(ids.astype(np.int32)),
+        reaches=moved(reaches),
+        block_reaches=moved(reaches.reshape(-1, block).max(1)),
+        block_bytes=moved(np.where((firsts == firsts[:, :1]).all(1), firsts[:, 0], -1).astype(np.int32)),
+        plain_masks=moved(_packed(np.stack(plain_up_to))),
+        end_mask=moved(_packed(ends[None])[0]),
+        starts=moved(starts),
+        text=moved(text.copy()),
+    )
+
+
+def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTensors | None:
+    """What is known of an automaton so far; None if it has too many symbols for the kernels."""
+    tables = automaton.tables
+    num_states = tables.num_states
+    if tables.num_symbols > MAX_SYMBOLS:
+        return None
+    gates = tables.gates[:num_states].copy()
+    is_gate = gates[:, LIMIT] >= 0
+    for column in (BELOW, AT):
+        gates[is_gate, column] |= np.where(is_gate[gates[is_gate, column]], GATE_BIT, 0)
+    entries = np.ascontiguousarray(tables.entries[:num_states, tables.classes])
+    stays = (entries >= 0) & (entries & (PUSH_BIT | POP_BIT) == 0)
+    entries[stays] |= np.where(is_gate[entries[stays] & TARGET_MASK], GATE_BIT, 0)
+    returns = tables.returns[: max(tables.num_symbols, 1), : max(tables.num_results, 1)].copy()
+    returns[returns >= 0] |= np.where(is_gate[returns[returns >= 0]], GATE_BIT, 0)
+    limits = automaton.plain_limits(np.arange(num_states))
+    infos = np.empty((num_states, 8), np.int32)
+    infos[:, 0], infos[:, 1], infos[:, 2], infos[:, 3] = (gates[:, i] for i in (LIMIT, COUNTER, BELOW, AT))
+    infos[:, 4:6] = tables.symbols[:num_states]
+    infos[:, 6] = np.where(limits == PLAIN_FOR_EVER, ENDLESS, limits.clip(max=ENDLESS - 1))
+    infos[:, 7] = tables.accepting[:num_states]
+    return AutomatonTensors(
+        entries=torch.from_numpy(entries).to(device),
+        infos=torch.from_numpy(infos).to(device),
+        returns=torch.from_numpy(np.ascontiguousarray(returns)).to(device),
+        cached=torch.full((num_states,), -1, dtype=torch.int32, device=device),
+    )
+
+
+def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) -> GrammarTensors:
+    """Automata by their place in the sequence."""
+    addresses = [
+        [*(t.data_ptr() for t in (one.entries, one.infos, one.returns, one.cached)), one.returns.shape[1]]
+        for one in automata
+    ]
+    return GrammarTensors(
+        automata=list(automata),
+        addresses=torch.tensor(addresses, dtype=torch.int64).view(-1, 5).to(device),
+        has_stacks=any(bool((one.infos[:, 4:6] >= 0).any()) for one in automata),
+        has_counters=any(bool((one.infos[:, 0] >= 0).any()) for one in automata),
+    )
+
+
+def empty_places(num_rows: int, max_depth: int, device: torch.device) -> Places:
+    """Places of request rows, none of which has a grammar."""
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+    return Places(
+        grammars=zeros(num_rows) - 1,
+        states=zeros(num_rows),
+        char_counts=zeros(num_rows),
+        item_counts=zeros(num_rows),
+        depths=zeros(num_rows),
+        stacks=zeros(num_rows, max_depth, 2),
+        statuses=zeros(num_rows),
+    )
+
+
+def set_place(places: Places, row: int, grammar: int, place: Place) -> bool:
+    """Put a request row at a place in the grammar of that number; False, and nothing changed, if the stack is deeper
+    than fits."""
+    frames = []
+    frame = place.stack
+    while frame is not None:
+        frames.append((frame.symbol, frame.item_count))
+        frame = frame.parent
+    if len(frames) > places.stacks.shape[1]:
+        return False
+    if frames:
+        places.stacks[row, : len(frames)] = torch.tensor(frames[::-1], dtype=torch.int32)
+    for column, value in (
+        (places.grammars, grammar),
+        (places.states, place.state),
+        (places.char_counts, place.char_count),
+        (places.item_counts, place.item_count),
+        (places.depths, len(frames)),
+        (places.statuses, OPEN),
+    ):
+        column[row] = value
+    return True
+
+
+def _filled(part: npt.NDArray[np.int64], block: int) -> npt.NDArray[np.int64]:
+    return np.concatenate([part, np.full(-len(part) % block, -1)])
+
+
+def _packed(allowed: npt.NDArray[np.bool_]) -> Int32Array:
+    """bool [N, V] → int32 [N, ceil(V / 32)]."""
+    padded = np.zeros((len(allowed), -(-allowed.shape[1] // 32) * 32), np.bool_)
+    padded[:, : allowed.shape[1]] = allowed
+    return np.packbits(padded, axis=1, bitorder="little").view(np.int32)
