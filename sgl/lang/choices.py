@@ -78,8 +78,9 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
     name = "greedy_token_selection"
 
     def _prefer(self, scores: Sequence[Scores]) -> tuple[int, dict[str, Any]]:
-        longest = max(len(score.logprobs) for score in scores)
-        matrix = [[*score.logprobs, *[_mean(score.logprobs)] * (longest - len(score.logprobs))] for score in scores]
+        rows = _unified(scores)
+        longest = max(map(len, rows))
+        matrix = [[*row, *[_mean(row)] * (longest - len(row))] for row in rows]
         left = list(range(len(matrix)))
         for column in range(longest):
             best = max(matrix[row][column] for row in left)
@@ -126,6 +127,19 @@ def method_named(method: str | ChoicesSamplingMethod | None) -> ChoicesSamplingM
             f"no choices_method {name!r}{hint}; there are {', '.join(METHODS)}", param="choices_method"
         )
     return METHODS[name]
+
+
+def _unified(scores: Sequence[Scores]) -> list[list[float]]:
+    """The log-probabilities, exactly equal where choices share their tokens so far: those of two forward passes
+    differ in their last digits."""
+    known: dict[tuple[int | None, ...], float] = {}
+    return [
+        [
+            known.setdefault(tuple(score.token_ids[: i + 1]), logprob) if score.token_ids else logprob
+            for i, logprob in enumerate(score.logprobs)
+        ]
+        for score in scores
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -122,7 +122,8 @@ class OpenAI(TextBackend):
 
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
         given = await self._echoed([prompt.text + choice for choice in choices])
-        scores = [_after(logprobs, len(prompt.text)) for logprobs in given]
+        start = min(_num_before(logprobs, len(prompt.text)) for logprobs in given)
+        scores = [Scores([logprob or 0.0 for logprob in logprobs["token_logprobs"][start:]]) for logprobs in given]
         if not unconditional:
             return scores
         alone = await self._echoed(list(choices))
@@ -254,7 +255,7 @@ def _merge_calls(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str,
         call["function"]["arguments"] += function.get("arguments") or ""
 
 
-def _after(logprobs: Mapping[str, Any], length: int) -> Scores:
-    """The tokens of an echoed text that reach beyond its first `length` characters."""
-    tokens = zip(logprobs["tokens"], logprobs["text_offset"], logprobs["token_logprobs"], strict=True)
-    return Scores([logprob or 0.0 for token, offset, logprob in tokens if offset + len(token) > length])
+def _num_before(logprobs: Mapping[str, Any], length: int) -> int:
+    """How many tokens of an echoed text lie within its first `length` characters."""
+    tokens = zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
+    return sum(offset + len(token) <= length for token, offset in tokens)

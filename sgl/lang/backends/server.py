@@ -99,14 +99,14 @@ class RuntimeEndpoint(TextBackend):
             yield completion
 
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
-        """One request for the prompt and for the prompt with each choice; a choice's tokens begin where the two
-        token sequences part, so that a token which merges both is scored."""
+        """One request for the prompt and for the prompt with each choice. All choices are scored from where the
+        first of these token sequences parts from the prompt's, so that a token which merges both is scored."""
         texts = [prompt.text + choice for choice in choices]
         alone, *given = await self._logprobs({"text": [prompt.text, *texts]})
-        scores = []
-        for entries in given:
-            start = min(_common(alone, entries), len(entries) - 1)
-            scores.append(Scores([entry[0] or 0.0 for entry in entries[start:]], [e[1] for e in entries[start:]]))
+        start = min(min(_common(alone, entries), len(entries) - 1) for entries in given)
+        scores = [
+            Scores([e[0] or 0.0 for e in entries[start:]], [e[1] for e in entries[start:]]) for entries in given
+        ]
         if not unconditional:
             return scores
         without = await self._logprobs({"input_ids": [list(score.token_ids) for score in scores]})
