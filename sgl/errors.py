@@ -26,10 +26,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class SglError(Exception):
-    """The base of every error that sgl raises on purpose."""
+    """The base of every error that sgl raises on purpose. All of them travel between processes by pickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args, self.__dict__)
 
 
 class ProgramError(SglError):
@@ -164,6 +168,13 @@ class QueueFull(SglError):
 
 class EngineDead(SglError, RuntimeError):
     """The engine is shut down, or its loop stopped on an error, which is chained."""
+
+
+def _rebuilt(cls: type[SglError], args: tuple[Any, ...], data: dict[str, Any]) -> SglError:
+    """An error as it was: without __init__, whose keyword arguments pickle does not know."""
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(data)
+    return error
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

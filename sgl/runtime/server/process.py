@@ -1,0 +1,248 @@
+"""An engine in a process of its own, as the server's event loop sees it: started, watched, restarted.
+
+While there is none, whoever asks gets EngineDead, and so does whoever was waiting when it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import itertools
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from sgl.errors import EngineDead, SglError
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.loop import Output
+from sgl.runtime.native import Call, NativeResult
+from sgl.runtime.server.channel import Channel, Message
+from sgl.runtime.server.handle import Method
+from sgl.runtime.server.worker import run_worker
+from sgl.runtime.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_SILENT_SECONDS = 2.0  # without a beat: four of them are missing
+_MAX_DELAY = 30.0  # seconds between two tries to start
+
+
+class EngineProcess:
+    """See EngineHandle. All methods and callbacks run on the event loop that called `start`."""
+
+    def __init__(
+        self, config: EngineConfig, *, configure: Callable[[], None], watchdog_timeout: float = 300.0
+    ) -> None:
+        """`configure` sets up logging in the process; it must be importable there."""
+        self.config = config
+        self.tokenizer: Tokenizer | None = None
+        self._configure = configure
+        self._watchdog_timeout = watchdog_timeout
+        self._ids = itertools.count()
+        self._waiting: dict[int, _Waiter] = {}
+        self._process: Any = None
+        self._channel: Channel | None = None
+        self._is_up = False
+        self._age, self._heard = math.inf, 0.0
+        self._started: asyncio.Future[EngineConfig] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Start the process and wait until the model is loaded. Raises what Engine raises, and EngineDead."""
+        loop = asyncio.get_running_loop()
+        path = self.config.tokenizer_path or self.config.model_path
+        loading = None
+        if not self.config.skip_tokenizer_init:
+            loading = loop.run_in_executor(None, Tokenizer.load, path)
+        try:
+            self.config = await self._start()
+        finally:
+            if loading is not None:
+                with contextlib.suppress(SglError):  # the engine has said it better
+                    self.tokenizer = await loading
+        self._spawn(self._watch())
+
+    async def generate(self, **arguments: Any) -> Any:
+        """See EngineHandle."""
+        async with self._call("generate", arguments) as waiter:
+            call = await self._accepted(waiter)
+            while call.unfinished:
+                call.take(await waiter.get())
+            return call.result()
+
+    async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """See EngineHandle."""
+        async with self._call("generate", {**arguments, "stream": True}) as waiter:
+            call = await self._accepted(waiter)
+            while call.unfinished:
+                yield call.take(await waiter.get())
+
+    async def call(self, method: Method, *arguments: Any) -> Any:
+        """See EngineHandle."""
+        async with self._call("call", method, arguments) as waiter:
+            return await waiter.get()
+
+    def heartbeat_age(self) -> float:
+        """See EngineHandle."""
+        if not self._is_up:
+            return math.inf
+        silent = time.monotonic() - self._heard
+        return self._age + silent if self._age > 0 or silent > _SILENT_SECONDS else 0.0
+
+    async def close(self) -> None:
+        """See EngineHandle."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._process is None:
+            return
+        if self._channel is not None:
+            self._channel.send(("stop",))
+        process = self._process
+        await asyncio.to_thread(process.join, 5.0)
+        if process.is_alive():
+            process.kill()
+            await asyncio.to_thread(process.join)
+
+    # ── messages ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.asynccontextmanager
+    async def _call(self, kind: str, *arguments: Any) -> Any:
+        """Send a request and listen for its answers; leaving early gives it up."""
+        if not self._is_up or self._channel is None:
+            raise EngineDead("the engine is not running: it is starting, or being restarted")
+        call_id, waiter = next(self._ids), _Waiter()
+        self._waiting[call_id] = waiter
+        self._channel.send((kind, call_id, *arguments))
+        try:
+            yield waiter
+        finally:
+            if self._waiting.pop(call_id, None) is not None and kind == "generate":
+                self._channel.send(("abort", call_id))
+
+    async def _accepted(self, waiter: _Waiter) -> Call:
+        is_list, headers = await waiter.get()
+        call = Call(is_list)
+        for header in headers:
+            call.add(header.uid, NativeResult(header, header.rid, self._token_text))
+        return call
+
+    def _token_text(self, token_id: int) -> str:
+        assert self.tokenizer is not None
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def _receive(self, channel: Channel, messages: list[Message]) -> None:
+        if channel is not self._channel:
+            return
+        self._heard = time.monotonic()
+        for kind, *rest in messages:
+            if kind == "outputs":
+                waiter = self._waiting.get(rest[0])
+                if waiter is not None:
+                    for packed in rest[1]:
+                        waiter.put(Output(*packed))
+            elif kind == "beat":
+                self._age = rest[0]
+            elif kind in ("ready", "failed"):
+                assert self._started is not None
+                if kind == "ready":
+                    self._is_up, self._age = True, 0.0
+                    self._started.set_result(rest[0])
+                else:
+                    self._started.set_exception(rest[0])
+            else:
+                waiter = self._waiting.get(rest[0])
+                if waiter is not None:
+                    waiter.put(rest[1] if len(rest) == 2 else tuple(rest[1:]))
+
+    # ── the life of the process ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _start(self) -> EngineConfig:
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        self._process = context.Process(
+            target=run_worker, args=(theirs, self.config, self._configure), name="sgl-engine", daemon=True
+        )
+        await asyncio.to_thread(self._process.start)
+        atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for it
+        theirs.close()
+
+        def on_loop(function: Callable[..., None], *arguments: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(function, channel, *arguments)
+
+        channel = Channel(ours, lambda messages: on_loop(self._receive, messages), lambda: on_loop(self._lost))
+        self._channel = channel
+        return await self._started
+
+    def _lost(self, channel: Channel) -> None:
+        """The process ended."""
+        if channel is not self._channel:
+            return
+        channel.close()
+        self._channel, was_up, self._is_up = None, self._is_up, False
+        error = EngineDead("the engine process ended; it is being restarted")
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(EngineDead("the engine process ended while it was starting"))
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting.values():
+            waiter.put(error)
+        if was_up and not self._is_closed:
+            logger.error("the engine process ended: %d requests failed, restarting it", len(waiting))
+            self._spawn(self._restart())
+
+    async def _restart(self) -> None:
+        for delay in itertools.chain((0.0, 1.0, 2.0, 4.0, 8.0, 16.0), itertools.repeat(_MAX_DELAY)):
+            await asyncio.sleep(delay)
+            await asyncio.to_thread(self._process.join)
+            atexit.unregister(self._process.kill)
+            logger.info("starting the engine again (it ended with code %s)", self._process.exitcode)
+            try:
+                await self._start()
+            except SglError as error:
+                logger.error("the engine did not start: %s", error)
+            else:
+                logger.info("the engine serves again")
+                return
+
+    async def _watch(self) -> None:
+        """Kill a process whose step never ends; its end is then handled like any other."""
+        while True:
+            await asyncio.sleep(1.0)
+            if self._is_up and self.heartbeat_age() > self._watchdog_timeout:
+                logger.error("the engine made no step for %.0f s: its threads' stacks follow", self.heartbeat_age())
+                os.kill(self._process.pid, signal.SIGUSR1)
+                await asyncio.sleep(1.0)
+                self._process.kill()
+                await asyncio.sleep(1.0)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Waiter:
+    """The answers to one request, in order."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, item: Any) -> None:
+        self._queue.put_nowait(item)
+
+    async def get(self) -> Any:
+        """The next answer. Raises it if it is an error."""
+        item = await self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item

@@ -1,0 +1,199 @@
+"""The engine's process: an Engine at one end of a channel.
+
+What arrives, and what is answered:
+
+    ("generate", id, arguments)      → ("accepted", id, is_list, headers), ("outputs", id, outputs) …, or ("raised", …)
+    ("abort", id)                    gives up that call; nothing more of it is answered
+    ("call", id, method, arguments)  → ("returned", id, value) or ("raised", id, error)
+    ("program", id, program)         → ("event", id, event) …, or ("raised", id, error)
+    ("segment", id, segment), ("cancel", id)
+    ("stop",)                        ends the process
+
+Unasked: ("ready", config) or ("failed", error) once, and ("beat", age) twice a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from sgl.errors import SglError
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.engine import Engine, Prepared
+from sgl.runtime.loop import Output
+from sgl.runtime.native import Asked
+from sgl.runtime.server.channel import Channel, Message
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the other side must know of a request to read its outputs: see native.Asked."""
+
+    uid: int
+    rid: str
+    prompt_len: int
+    prompt_ids: Int32Array  # [0] unless some of them are scored
+    logprob_start: int | None
+    top_logprobs: int
+    token_ids_logprob: Int32Array | None
+
+    @classmethod
+    def of(cls, uid: int, rid: str, asked: Asked) -> Header:
+        """The header of a request."""
+        ids = asked.prompt_ids if asked.logprob_start is not None else asked.prompt_ids[:0]
+        given = asked.token_ids_logprob
+        return cls(uid, rid, asked.prompt_len, ids, asked.logprob_start, asked.top_logprobs, given)
+
+
+def run_worker(connection: Connection, config: EngineConfig, configure: Callable[[], None]) -> None:
+    """The body of the process. `configure` sets up its logging."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server says when: it has requests to drain
+        signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    configure()
+    _Worker(connection, config).run()
+
+
+class _Worker:
+    def __init__(self, connection: Connection, config: EngineConfig) -> None:
+        self._config = config
+        self._stop = threading.Event()
+        self._inbox: list[Message] = []
+        self._engine: Engine | None = None
+        self._calls: dict[int, Prepared | None] = {}  # None: being prepared
+        self._programs: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="sgl-worker")
+        self._channel = Channel(connection, self._receive, self._stop.set)
+
+    def run(self) -> None:
+        try:
+            engine = Engine(**dataclasses.asdict(self._config))
+        except SglError as error:
+            self._channel.send(("failed", error))
+            self._channel.close()
+            return
+        self._engine = engine
+        self._channel.send(("ready", engine.config))
+        while not self._stop.wait(BEAT_SECONDS):
+            age = engine.heartbeat_age()
+            self._channel.send(("beat", age))
+            if age == math.inf:  # its callers have been told: let a new process take over
+                break
+        with contextlib.suppress(SglError):
+            engine.shutdown()
+        self._channel.close()
+        os._exit(0)  # whatever other threads still wait for
+
+    def _receive(self, messages: list[Message]) -> None:
+        for kind, *arguments in messages:
+            if kind == "stop":
+                self._stop.set()
+            elif self._engine is not None:
+                getattr(self, f"_on_{kind}")(self._engine, *arguments)
+
+    def _on_generate(self, engine: Engine, call_id: int, arguments: dict[str, Any]) -> None:
+        self._calls[call_id] = None
+        self._pool.submit(self._generate, engine, call_id, arguments)
+
+    def _generate(self, engine: Engine, call_id: int, arguments: dict[str, Any]) -> None:
+        with self._answering(call_id):
+            prepared = engine.prepare(**arguments)
+            call = prepared.call
+            headers = [Header.of(uid, result.rid, result.request) for uid, result in call.results.items()]
+            with self._lock:
+                if call_id not in self._calls:
+                    return
+                self._calls[call_id] = prepared
+            self._channel.send(("accepted", call_id, call.is_list, headers))
+            engine.submit(prepared, _CallSink(self, call_id, prepared))
+
+    def _on_abort(self, engine: Engine, call_id: int) -> None:
+        with self._lock:
+            prepared = self._calls.pop(call_id, None)
+        if prepared is not None:
+            engine.release(prepared)
+
+    def finished(self, call_id: int) -> None:
+        """All outputs of a call have left."""
+        assert self._engine is not None
+        self._on_abort(self._engine, call_id)
+
+    def _on_call(self, engine: Engine, call_id: int, method: str, arguments: tuple[Any, ...]) -> None:
+        def call() -> None:
+            with self._answering(call_id):
+                self.send(("returned", call_id, getattr(engine, method)(*arguments)))
+
+        self._pool.submit(call)
+
+    def _on_program(self, engine: Engine, call_id: int, program: Any) -> None:
+        with self._answering(call_id):
+            self._programs[call_id] = engine.open_program(
+                program, lambda event: self.send(("event", call_id, event))
+            )
+
+    def _on_segment(self, engine: Engine, call_id: int, segment: Any) -> None:
+        with self._answering(call_id):
+            if call_id in self._programs:
+                self._programs[call_id].send(segment)
+
+    def _on_cancel(self, engine: Engine, call_id: int) -> None:
+        session = self._programs.pop(call_id, None)
+        if session is not None:
+            session.cancel()
+
+    @contextlib.contextmanager
+    def _answering(self, call_id: int) -> Any:
+        try:
+            yield
+        except SglError as error:
+            self._raised(call_id, error)
+        except Exception as error:  # not everything can be pickled
+            logger.exception("a request failed")
+            self._raised(call_id, RuntimeError(f"{type(error).__name__}: {error}"))
+
+    def _raised(self, call_id: int, error: Exception) -> None:
+        self._calls.pop(call_id, None)
+        self.send(("raised", call_id, error))
+
+    def send(self, message: Message) -> None:
+        """Queue an answer."""
+        self._channel.send(message)
+
+
+class _CallSink:
+    """Sends a call's outputs; called by the loop's thread."""
+
+    def __init__(self, worker: _Worker, call_id: int, prepared: Prepared) -> None:
+        self._worker = worker
+        self._call_id = call_id
+        self._results = prepared.call.results
+        self._unfinished = len(self._results)
+
+    def put(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._results[output.uid].finish_reason = output.finish_reason
+                self._unfinished -= 1
+        packed = [
+            (o.uid, o.text, o.token_ids, o.finish_reason, o.detail) for o in outputs
+        ]  # half the cost of objects
+        self._worker.send(("outputs", self._call_id, packed))
+        if not self._unfinished:
+            self._worker.finished(self._call_id)

@@ -1,0 +1,253 @@
+"""`sgl serve` as an operator runs it: a process of its own, signals, a killed engine, and options that are wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+import sgl
+from sgl.cli import configs, main, option_docs
+from sgl.errors import ConfigError, ContextTooLong, QueueFull, SglError
+from sgl.runtime.config import EngineConfig, ServerConfig
+from tests.live_server import chat_checkpoint
+
+LONG = {"text": "hello", "sampling_params": {"max_new_tokens": 480, "temperature": 0, "ignore_eos": True}}
+
+
+class Served:
+    """An `sgl serve` process; `url` is where."""
+
+    def __init__(self, model: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "sgl", "serve", str(model), "--port", "0", "--log-format", "json", *flags]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"at (http://\S+) \(ready in [\d.]+ s\)", line)
+        assert found, line + self.process.communicate()[1]
+        self.url = found[1]
+
+    def generate(self, body: dict[str, Any], **options: Any) -> requests.Response:
+        return requests.post(self.url + "/generate", json=body, timeout=60, **options)
+
+    def engine_pids(self) -> list[int]:
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = [int(pid) for thread in threads for pid in thread.read_text().split()]
+        return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def stop(self, number: int = signal.SIGTERM) -> str:
+        """Its log."""
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=30)[1]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def serve(model: Path) -> Iterator[Callable[..., Served]]:
+    started: list[Served] = []
+
+    def start(*flags: str) -> Served:
+        started.append(Served(model, *flags))
+        return started[-1]
+
+    yield start
+    for served in started:
+        if served.process.poll() is None:
+            served.process.kill()
+        served.process.communicate()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
+def test_a_killed_engine_fails_its_requests_and_is_replaced(serve: Callable[..., Served]) -> None:
+    server = serve()
+    expected = server.generate({**LONG, "return_logprob": True, "return_text_in_logprobs": True})
+    assert expected.status_code == 200
+    [engine] = server.engine_pids()
+    answers: list[requests.Response] = []
+    bodies = [LONG, LONG, {**LONG, "stream": True}]
+    threads = [threading.Thread(target=lambda body=body: answers.append(server.generate(body))) for body in bodies]
+    for thread in threads:
+        thread.start()
+    while (
+        requests.get(server.url + "/server_info", timeout=60).json()["internal_states"][0]["num_running_reqs"] < 3
+    ):
+        pass
+    os.kill(engine, signal.SIGKILL)
+    for thread in threads:
+        thread.join(20)
+    for answer in answers:
+        if answer.status_code == 200:
+            assert '"code":"engine_unavailable"' in answer.text, "the stream says that it ended early"
+        else:
+            assert answer.status_code == 503
+            assert answer.headers["Retry-After"]
+    assert len(answers) == 3
+    assert requests.get(server.url + "/health", timeout=60).status_code == 503
+    assert server.generate(LONG).status_code == 503
+    deadline = time.monotonic() + 60
+    while requests.get(server.url + "/health_generate", timeout=60).status_code != 200:
+        assert time.monotonic() < deadline, "it never came back"
+        time.sleep(0.05)
+    again = server.generate({**LONG, "return_logprob": True, "return_text_in_logprobs": True})
+    assert (
+        again.json()["meta_info"]["output_token_logprobs"] == expected.json()["meta_info"]["output_token_logprobs"]
+    )
+    assert server.engine_pids() != [engine]
+    log = server.stop()
+    assert server.process.returncode == 0
+    assert "3 requests failed" in log
+    for line in log.splitlines():
+        assert {"time", "level", "logger", "message"} <= set(json.loads(line))
+
+
+def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Served]) -> None:
+    server = serve()
+    answers: list[requests.Response] = []
+    stream = server.generate({**LONG, "stream": True}, stream=True)
+    lines = stream.iter_lines()
+    next(lines)
+    thread = threading.Thread(target=lambda: answers.append(server.generate(LONG)))
+    thread.start()
+    while (
+        requests.get(server.url + "/server_info", timeout=60).json()["internal_states"][0]["num_running_reqs"] < 2
+    ):
+        pass
+    server.process.send_signal(signal.SIGTERM)
+    late = []
+    while server.process.poll() is None:
+        try:
+            late.append(requests.post(server.url + "/generate", json=LONG, timeout=60).status_code)
+        except requests.ConnectionError:
+            break
+    thread.join(20)
+    assert answers[0].json()["meta_info"]["completion_tokens"] == 480
+    assert list(lines)[-2] == b"data: [DONE]"
+    assert set(late) <= {200, 503}
+    assert server.process.wait(30) == 0
+
+
+def test_programs_and_engines_of_one_process_can_be_served(serve: Callable[..., Served]) -> None:
+    """The language's own client, over a server without an engine process."""
+    server = serve("--in-process", "--api-key", "secret", "--served-model-name", "tiny")
+    backend = sgl.RuntimeEndpoint(server.url, api_key="secret")
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a b " + sgl.gen("x", max_tokens=4, temperature=0, ignore_eos=True)
+        s += sgl.select("y", ["one", "two"])
+
+    state = program.run(backend=backend)
+    whole = server.generate(
+        {"text": "a b ", "sampling_params": {"max_new_tokens": 4, "temperature": 0, "ignore_eos": True}},
+        headers={"Authorization": "Bearer secret"},
+    )
+    assert state["x"] == whole.json()["text"]
+    assert state["y"] in ("one", "two")
+    assert server.stop(signal.SIGINT) is not None
+    assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve"], "model_path"),
+        (["serve", "x", "--max-runing-requests", "3"], "did you mean '--max-running-requests'"),
+        (["serve", "x", "--max-running", "3"], "unknown option"),
+        (["serve", "x", "--port", "many"], "port='many'"),
+        (["serve", "x", "--schedule-policy", "magic"], "lpm"),
+        (["serve", "x", "--config", "/nowhere.yaml"], "nowhere"),
+        (["serve", "x", "--chat-template", "/nowhere.jinja"], "nowhere"),
+        (["sreve"], "serve"),
+    ],
+)
+def test_wrong_options_are_explained(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said_at_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(SystemExit) as stopped:
+            main(["serve", str(model), "--port", port])
+    assert stopped.value.code == 2
+    assert "cannot listen" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_is_said_by_the_engine_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["NoSuchModel"], "model_type": "x"}))
+    with pytest.raises(SystemExit) as stopped:
+        main(["serve", str(tmp_path), "--port", "0"])
+    assert stopped.value.code == 1
+    assert "NoSuchModel" in capsys.readouterr().err
+
+
+def test_flags_win_over_the_file_and_the_file_over_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text("model-path: from-file\nport: 1\nmax_running_requests: 2\ndisable-radix-cache: true\n")
+    monkeypatch.setenv("SGL_PORT", "3")
+    monkeypatch.setenv("SGL_HOST", "::1")
+    engine, server = parsed(["serve", "--config", str(file), "--port", "4", "--no-check-ledger"])
+    assert (engine.model_path, engine.max_running_requests, engine.disable_radix_cache) == ("from-file", 2, True)
+    assert (server.port, server.host) == (4, "::1")
+    file.write_text("prot: 1")
+    with pytest.raises(ConfigError, match="did you mean 'port'"):
+        parsed(["serve", "x", "--config", str(file)])
+    file.write_text("- 1")
+    with pytest.raises(ConfigError, match="names and values"):
+        parsed(["serve", "x", "--config", str(file)])
+
+
+def parsed(arguments: list[str]) -> tuple[EngineConfig, ServerConfig]:
+    """The configs that a command line amounts to."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sgl.cli._serve", lambda options: found.append(options) or 0)
+        with pytest.raises(SystemExit):
+            main(arguments)
+    return configs(found[0])
+
+
+@pytest.mark.parametrize("cls", [EngineConfig, ServerConfig])
+def test_every_option_is_explained(cls: type) -> None:
+    import dataclasses
+
+    assert set(option_docs(cls)) >= {field.name for field in dataclasses.fields(cls)} - {"host_"}
+
+
+def test_errors_survive_the_way_between_processes() -> None:
+    import pickle
+
+    for error in (
+        QueueFull("full", limit=3),
+        ContextTooLong("long", tokens=9, limit=8),
+        ConfigError("bad", option="port"),
+        SglError("plain"),
+    ):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), copy.__dict__) == (type(error), str(error), error.__dict__)
