@@ -177,3 +177,35 @@ def test_a_text_that_the_vocabulary_cannot_spell_is_refused(tmp_path: Path) -> N
         result = engine.generate(input_ids=[2], sampling_params={"regex": "abx"})
         assert result["meta_info"]["finish_reason"]["err_type"] == "GrammarError"
         assert engine.generate(input_ids=[2], sampling_params={"regex": "abc"})["text"] == "abc"
+
+
+def test_jumps_give_the_same_texts_in_fewer_steps(folder: Path) -> None:
+    fields = ["identifier", "surname", "street", "postcode", "country", "telephone", "birthday", "member", "rank", "ok"]
+    schema = {
+        "type": "object",
+        "properties": {field: {"enum": ["red", "green", "blue"]} for field in fields},
+        "required": fields,
+        "additionalProperties": False,
+    }
+    params = {"json_schema": schema, "max_new_tokens": 400, "temperature": 0.0}
+    steps, texts = [], []
+    for disabled in (True, False):
+        with Engine(folder, dtype="float32", disable_jump_forward=disabled, check_ledger=True) as engine:
+            result = engine.generate(prompt="a record:", sampling_params=params)
+            assert_matches(result, params)
+            steps.append(len(result["output_ids"]) - result["meta_info"]["forced_tokens"])
+            texts.append(list(json.loads(result["text"])))
+            streamed = list(engine.generate(prompt="a record:", sampling_params=params, stream=True))[-1]
+            assert streamed["text"] == result["text"]
+            stopped = engine.generate(prompt="a record:", sampling_params={**params, "stop": "surname"})
+            assert result["text"].startswith(stopped["text"])
+            assert stopped["text"].endswith(',"')
+            for most in (1, 5, 30):
+                cut = engine.generate(prompt="a record:", sampling_params={**params, "max_new_tokens": most})
+                assert len(cut["output_ids"]) <= most
+                assert result["text"].startswith(cut["text"])
+            scored = engine.generate(prompt="a record:", sampling_params=params, return_logprob=True)
+            assert len(scored["meta_info"]["output_token_logprobs"]) == len(scored["output_ids"])
+            assert not scored["meta_info"]["forced_tokens"]
+    assert texts[0] == texts[1]
+    assert steps[0] > 1.5 * steps[1]

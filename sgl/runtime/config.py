@@ -78,6 +78,8 @@ class EngineConfig:
     """Longest time in seconds that a program's KV pages stay locked while it waits for its client."""
     stream_interval: PositiveInt = 1
     """Tokens between two events of a stream."""
+    disable_jump_forward: bool = False
+    """Sample every token of a constrained output, also where its constraint leaves no choice."""
     json_whitespace: JsonWhitespace = "compact"
     """What may stand between the tokens of constrained JSON: nothing, or a bounded amount of blanks and newlines."""
     random_seed: NonNegativeInt | None = None

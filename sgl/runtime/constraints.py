@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from sgl import grammar
 from sgl.errors import GrammarError, InvalidRequest
 from sgl.grammar import Grammar, Vocabulary
+from sgl.grammar.jump import forced_tokens
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import JsonWhitespace
 from sgl.runtime.sampling_params import SamplingParams
@@ -28,7 +29,9 @@ _MAX_GRAMMARS = 512
 class Guide:
     """Where one request's output stands in its grammar."""
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: Grammar, encode: Callable[[str], Sequence[int]]) -> None:
+        """encode: the tokenizer's own, without special tokens around the text."""
+        self._encode = encode
         self._matcher = grammar.matcher()
         self._vocabulary = grammar.vocabulary
         self._failure: GrammarError | None = None
@@ -62,6 +65,10 @@ class Guide:
         if not self._matcher.accept(token_id):
             raise GrammarError(f"token {token_id} is none that the constraint allows here")
 
+    def forced(self, output_ids: Sequence[int]) -> list[int]:
+        """The tokens that follow the output for certain; see `grammar.jump`."""
+        return forced_tokens(self._matcher, self._vocabulary, output_ids, self._encode)
+
     def is_complete(self) -> bool:
         """Whether the output matches and nothing can follow it."""
         if self._matcher.is_finished() or not self._matcher.is_accepting():
@@ -93,15 +100,15 @@ class Constraints:
         self._lock = threading.Lock()
         self._grammars: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
 
-    def grammar(self, params: SamplingParams) -> Grammar | None:
-        """The grammar that a request's output has to match; None if it is free.
+    def guides(self, params: SamplingParams) -> list[Guide | None]:
+        """What guides each of a request's n samples; None where it is free.
 
         Raises InvalidRequest without a tokenizer and for more than one constraint, and GrammarError for one that
         cannot be compiled.
         """
         given = [(kind, value) for kind in _KINDS if (value := getattr(params, kind)) is not None]
         if not given:
-            return None
+            return [None] * params.n
         if len(given) > 1:
             names = " and ".join(kind for kind, _ in given)
             raise InvalidRequest(f"give one constraint, not {names}", param=given[1][0])
@@ -122,15 +129,21 @@ class Constraints:
                 flight.set_exception(error)
                 with self._lock:
                     self._grammars.pop(key, None)
-        return flight.result()
+        grammar = flight.result()
+        return [Guide(grammar, self._encode) for _ in range(params.n)]
 
     def _compile(self, kind: str, source: str) -> Grammar:
         vocabulary = self._loaded_vocabulary()
         made = grammar.compile(**{kind: source}, vocabulary=vocabulary, whitespace=self._whitespace)  # type: ignore[arg-type]
-        first = Guide(made)  # the first mask takes longest, and only the caller waits for this thread
+        first = Guide(made, self._encode)  # the first mask takes longest, and only the caller waits for this thread
         first.fill_mask(np.zeros(first.words, np.int32))
         first.check()
         return made
+
+    def _encode(self, text: str) -> Sequence[int]:
+        assert self._tokenizer is not None, "there is no constraint without a tokenizer"
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, allow_special=False).tolist()
+        return ids
 
     def _loaded_vocabulary(self) -> Vocabulary:
         """The vocabulary with its trie, built for the first constraint."""

@@ -67,6 +67,7 @@ class Engine:
             started.runner,
             self._outlet.deliver,
             overlap=not self.config.disable_overlap_schedule,
+            jump_forward=not self.config.disable_jump_forward,
             stream_interval=self.config.stream_interval,
             check_ledger=self.config.check_ledger,
         )

@@ -19,7 +19,7 @@ import numpy as np
 from sgl.errors import ContextTooLong, InvalidRequest
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.constraints import Constraints, Guide
+from sgl.runtime.constraints import Constraints
 from sgl.runtime.loop import Submission
 from sgl.runtime.native import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
@@ -87,7 +87,7 @@ class Intake:
         for name, value in (("extra_key", ask.extra_key), ("rid", ask.rid)):
             if value is not None and not isinstance(value, str):
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
-        grammar = self._constraints.grammar(params)
+        guides = self._constraints.guides(params)
         now = time.monotonic()
         made = []
         for sample in range(params.n):
@@ -117,7 +117,7 @@ class Intake:
                     Submission(
                         request,
                         self._text_output(params, prompt_ids),
-                        guide=None if grammar is None else Guide(grammar),
+                        guide=guides[sample],
                         stream=ask.stream,
                     ),
                     NativeResult(request, rid, token_text),

@@ -40,6 +40,7 @@ class Detail:
     input_logprobs: list[Logprobs]  # all of them, with the first output that follows the prompt
     cached_len: int
     num_retractions: int
+    num_forced: int  # output tokens so far that followed for certain and were not sampled
     queue_seconds: float  # from submission to the first step
 
 
@@ -92,6 +93,7 @@ class EngineLoop:
         deliver: Callable[[list[Output]], None],
         *,
         overlap: bool,
+        jump_forward: bool = True,
         stream_interval: int = 1,
         check_ledger: bool = False,
     ) -> None:
@@ -99,6 +101,7 @@ class EngineLoop:
         self._runner = runner
         self._deliver = deliver
         self._overlap = overlap
+        self._jump_forward = jump_forward
         self._stream_interval = stream_interval
         self._check_ledger = check_ledger
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -270,6 +273,8 @@ class EngineLoop:
             submission: Submission = request.owner
             try:
                 reason = self._advance(submission)
+                if reason is None and submission.guide is not None and self._jump_forward:
+                    reason = self._jump(submission, submission.guide)
             except SglError as error:  # of this request alone: a stop regex that runs away
                 reason = FinishReason("abort", error=error)
             if reason is not None:
@@ -285,25 +290,50 @@ class EngineLoop:
 
     def _advance(self, submission: Submission) -> FinishReason | None:
         """Read the latest token as text; the reason if it ends the request."""
-        request, text = submission.request, submission.text
+        request = submission.request
         ids = request.output_ids
         if not request.max_new_tokens:
             return FinishReason("length")
-        token = ids[-1]
+        reason = self._read(submission, ids[-1])
+        if reason is None and submission.guide is not None and submission.guide.is_complete():
+            reason = FinishReason("stop")
+        return reason or (FinishReason("length") if len(ids) >= request.max_new_tokens else None)
+
+    def _jump(self, submission: Submission, guide: Guide) -> FinishReason | None:
+        """Append the tokens that follow for certain; the reason if they end the request. Not for requests whose
+        every token is to be scored or counted by the sampler."""
+        request = submission.request
+        if request.top_logprobs >= 0 or request.params.has_penalties:
+            return None
+        room = request.max_new_tokens - len(request.output_ids)
+        forced = guide.forced(request.output_ids)[:room]
+        reason = None
+        for num_read, token in enumerate(forced, 1):
+            reason = self._read(submission, token)
+            if reason is not None:
+                forced = forced[:num_read]
+                break
+        if not forced:
+            return None
+        self.scheduler.append(request, forced)
+        if reason is None and guide.is_complete():
+            reason = FinishReason("stop")
+        return reason or (FinishReason("length") if len(forced) == room else None)
+
+    def _read(self, submission: Submission, token: int) -> FinishReason | None:
+        """Follow the output by one token, in its text and its constraint; the reason if it ends the request."""
+        request, text = submission.request, submission.text
         if token in request.stop_ids:
             if submission.is_incremental and request.params.no_stop_trim and text is not None:
                 submission.pieces += text.feed(token)
             return FinishReason("stop", token)
-        guide = submission.guide
-        if guide is not None:
-            guide.accept(token)
+        if submission.guide is not None:
+            submission.guide.accept(token)
         if submission.is_incremental and text is not None:
             submission.pieces += text.feed(token)
             if text.matched is not None:
                 return FinishReason("stop", text.matched)
-        if guide is not None and guide.is_complete():
-            return FinishReason("stop")
-        return FinishReason("length") if len(ids) >= request.max_new_tokens else None
+        return None
 
     def _end(self, submission: Submission, reason: FinishReason) -> None:
         """Finish a request and send its last output."""
@@ -331,6 +361,7 @@ class EngineLoop:
                 input_logprobs=[] if emitted or first_logprob else request.input_logprobs,
                 cached_len=request.cached_len,
                 num_retractions=request.num_retractions,
+                num_forced=request.num_forced,
                 queue_seconds=max(0.0, submission.first_step - submission.submitted),
             )
             submission.emitted_logprobs = len(request.output_logprobs)

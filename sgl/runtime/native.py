@@ -79,6 +79,7 @@ class NativeResult:
             "finish_reason": _finish_reason(self.finish_reason, len(self.output_ids)),
             "prompt_tokens": self.request.prompt_len,
             "completion_tokens": len(self.output_ids),
+            "forced_tokens": detail.num_forced,
             "cached_tokens": detail.cached_len,
             "num_retractions": detail.num_retractions,
             "queue_time": detail.queue_seconds,

@@ -62,6 +62,7 @@ class Request:
     output_logprobs: list[Logprobs] = field(default_factory=list)
     cached_len: int = 0  # tokens that the first admission found in the cache
     num_retractions: int = 0
+    num_forced: int = 0  # output tokens that followed for certain and were not sampled
 
     tick: int = 0  # the scheduling round in which it arrived
     row: int = -1

@@ -8,7 +8,7 @@ results back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +54,8 @@ class Counters:
 
     prompt_tokens: int = 0  # of admitted requests, once each
     cached_tokens: int = 0  # of those, found in the cache
-    generated_tokens: int = 0
+    generated_tokens: int = 0  # sampled
+    forced_tokens: int = 0  # output tokens that followed for certain
     retractions: int = 0
     aborted: int = 0
     finished: int = 0
@@ -117,6 +118,19 @@ class Scheduler:
             self.counters.finished += 1
             if not request.params.ignore_eos:
                 self._lengths.finished(len(request.output_ids), request.max_new_tokens)
+
+    def append(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Give a request tokens that follow for certain behind its last one: the next step computes them with it,
+        and samples what comes then. For a request that was just advanced and has no step under way."""
+        request.output_ids.extend(token_ids)
+        request.num_forced += len(token_ids)
+        self.counters.forced_tokens += len(token_ids)
+        request.match = None
+        if request.phase is Phase.DECODE:
+            request.phase = Phase.PREFILL
+            request.target_len = request.num_known
+            self._rows.samples_left[request.row] -= len(token_ids)
+            self._decodes = None
 
     @property
     def num_running(self) -> int:
