@@ -17,7 +17,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # unit -> the units right below it. A module may import its own unit and whatever lies anywhere below; the longest
 # matching name decides a module's unit.
 BELOW: dict[str, tuple[str, ...]] = {
-    "sgl": ("sgl.cli", "sgl.test"),
+    "sgl": ("sgl.__main__", "sgl.test"),
+    "sgl.__main__": ("sgl.cli",),
     "sgl.test": ("sgl.utils",),
     "sgl.utils": ("sgl.lang",),
     "sgl.cli": ("sgl.runtime.server", "sgl.runtime.gateway", "sgl.lang"),
