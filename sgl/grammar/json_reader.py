@@ -9,21 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import combinations
-from typing import Final, NamedTuple, TypeVar
+from typing import Final
 
-from sgl.errors import GrammarTooLarge, RegexSyntaxError
-from sgl.grammar.formats import KNOWN_BUT_UNDECIDABLE, format_text
-from sgl.grammar.json_arrays import ANY_ARRAY, ArrayCase, Arrays, Count, EvaluatedItems, Items
 from sgl.grammar.json_document import Document, Location, UnresolvedReference
 from sgl.grammar.json_formula import (
     ALL_KINDS,
     ARRAY,
     FALSE,
     LITERAL,
-    NUMBER,
     OBJECT,
-    STRING,
     TRUE,
     Formula,
     Formulas,
@@ -31,28 +27,13 @@ from sgl.grammar.json_formula import (
     freeze,
     frozen_values,
 )
-from sgl.grammar.json_objects import ANY_OBJECT, Block, EvaluatedKeys, ObjectCase, Objects
-from sgl.grammar.json_report import Dropped, Report
-from sgl.grammar.json_strings import EVERY_STRING, Strings, StringSet, make_strings, not_in, pattern_strings
-from sgl.grammar.numbers import EVERY_NUMBER, INTEGERS, NO_NUMBER, NumberSet, Range, exact, make_set
+from sgl.grammar.json_keywords import TYPES, Keywords, Known
+from sgl.grammar.json_objects import Block, ObjectCase
+from sgl.grammar.json_report import Report
 
-Literals = frozenset[str]
-EVERY_LITERAL: Final = frozenset(("null", "true", "false"))
-KindSet = Literals | NumberSet | StringSet | Objects | Arrays
-EVERYTHING: Final[tuple[KindSet, ...]] = (EVERY_LITERAL, EVERY_NUMBER, EVERY_STRING, (ANY_OBJECT,), (ANY_ARRAY,))
-NOTHING: Final[tuple[KindSet, ...]] = (frozenset(), NO_NUMBER, StringSet(), (), ())
 Scope = frozenset[tuple[str, Location]]
 """The dynamic scope, as far as it matters: the outermost resource's anchor for each dynamic name."""
 
-_TYPES: Final = {
-    "null": 1 << LITERAL,
-    "boolean": 1 << LITERAL,
-    "integer": 1 << NUMBER,
-    "number": 1 << NUMBER,
-    "string": 1 << STRING,
-    "object": 1 << OBJECT,
-    "array": 1 << ARRAY,
-}
 _IN_PLACE: Final = frozenset(
     [
         "$ref",
@@ -83,15 +64,7 @@ _WITH_CHILDREN: Final = frozenset(
     ]
 )
 _VALUES: Final = frozenset(("enum", "const", "type", "nullable"))
-_T = TypeVar("_T")
 MOST_BRANCHES_WITH_UNEVALUATED: Final = 8
-
-
-class Known(NamedTuple):
-    """The values of one kind in a formula; a superset of them if `problem` names something that was dropped."""
-
-    value: KindSet
-    problem: Dropped | None = None
 
 
 class NeedsTracking(Exception):
@@ -209,9 +182,9 @@ class Reader:
             return ALL_KINDS
         kinds = 0
         for name in names:
-            if not isinstance(name, str) or name not in _TYPES:
+            if not isinstance(name, str) or name not in TYPES:
                 return ALL_KINDS
-            kinds |= _TYPES[name]
+            kinds |= TYPES[name]
         return kinds | 1 << LITERAL if "nullable" in keywords else kinds
 
     def _plain_values(self, location: Location, keyword: str) -> Formula:
@@ -228,8 +201,7 @@ class Reader:
 
     def _of_type(self, values: Formula, location: Location, keywords: frozenset[str]) -> dict[Frozen, object]:
         assert isinstance(values.subject, dict)
-        types = self._types(location, keywords)
-        names = types[0]
+        names = self._keywords(location, frozenset(), keywords).types()
         kept = {}
         for key, value in values.subject.items():
             tag, held = key
@@ -377,231 +349,8 @@ class Reader:
         """What a subschema's own keywords say about values of one kind."""
         subject = formula.subject
         assert isinstance(subject, SchemaSubject)
-        location, keywords = subject.location, subject.keywords
-        names, problem = self._types(location, keywords)
-        keyword_values = _KeywordValues(location, keywords, self.report)
-        known: Known
-        if kind == LITERAL:
-            literals = {"null"} if "null" in names else set()
-            if "boolean" in names:
-                literals |= {"true", "false"}
-            return Known(frozenset(literals), problem)
-        if kind == NUMBER:
-            if "number" not in names and "integer" not in names:
-                return Known(NO_NUMBER)
-            known = _numbers(keyword_values, EVERY_NUMBER if "number" in names else INTEGERS)
-        elif kind == STRING:
-            if "string" not in names:
-                return Known(StringSet())
-            known = _strings(keyword_values)
-        elif kind == OBJECT:
-            if "object" not in names:
-                return Known(())
-            known = self._objects(keyword_values, subject)
-        else:
-            if "array" not in names:
-                return Known(())
-            known = self._arrays(keyword_values, subject)
-        return Known(known.value, known.problem or problem)
+        return self._keywords(subject.location, subject.scope, subject.keywords).set_of(kind)
 
-    def _types(self, location: Location, keywords: frozenset[str]) -> tuple[frozenset[str], Dropped | None]:
-        if "type" not in keywords:
-            return frozenset(_TYPES), None
-        assert isinstance(location.schema, dict)
-        given = location.schema["type"]
-        names = [given] if isinstance(given, str) else given
-        if not isinstance(names, list) or not all(isinstance(name, str) and name in _TYPES for name in names):
-            problem = self.report.problem(location.path(), "type", f"{given!r} names no type of JSON values")
-            return frozenset(_TYPES), problem
-        is_openapi = not location.resource.dialect.is_declared
-        if "nullable" in keywords and location.schema["nullable"] is True and is_openapi:
-            return frozenset((*names, "null")), None
-        return frozenset(names), None
-
-    def _objects(self, values: _KeywordValues, subject: SchemaSubject) -> Known:
-        location, scope = subject.location, subject.scope
-        names = {
-            name: self._child(location, scope, "properties", name)
-            for name in values.of_type("properties", dict, {})
-        }
-        patterns = []
-        may_miss_keys = False
-        for pattern in values.of_type("patternProperties", dict, {}):
-            keys = values.pattern("patternProperties", pattern)
-            if keys is None:
-                may_miss_keys = True
-            else:
-                value = self._child(location, scope, "patternProperties", pattern)
-                patterns.append((keys.language(), value))
-        rest = self._child(location, scope, "additionalProperties") if values.has("additionalProperties") else TRUE
-        evaluated = EvaluatedKeys()
-        if self.is_tracking:
-            evaluated = EvaluatedKeys(
-                frozenset(names), frozenset(key for key, _ in patterns), values.has("additionalProperties")
-            )
-        if may_miss_keys:
-            rest = TRUE
-        blocks = []
-        if names or patterns or rest is not TRUE:
-            blocks.append(Block(names, tuple(patterns), rest))
-        if values.has("propertyNames"):
-            known = self.strings_of(self._child(location, scope, "propertyNames"))
-            assert isinstance(known.value, StringSet)
-            values.problem = values.problem or known.problem
-            if known.value != EVERY_STRING:
-                blocks.append(Block(patterns=((not_in(known.value.bodies()), FALSE),)))
-        case = ObjectCase(
-            tuple(blocks),
-            tuple(dict.fromkeys(values.strings("required"))),
-            values.count("minProperties") or 0,
-            values.count("maxProperties"),
-            evaluated=evaluated,
-        )
-        if not (blocks or case.required or case.low or self.is_tracking) and case.high is None:
-            case = ANY_OBJECT
-        return Known((case,), values.problem)
-
-    def _arrays(self, values: _KeywordValues, subject: SchemaSubject) -> Known:
-        location, scope, draft = subject.location, subject.scope, subject.location.resource.dialect.draft
-        prefix: list[Formula] = []
-        rest = TRUE
-        looks_at_all = False
-        behind = "items"
-        for keyword in ("prefixItems", "items"):
-            members = values.raw(keyword)
-            if isinstance(members, list):
-                prefix = [self._child(location, scope, keyword, index) for index in range(len(members))]
-                behind = "items" if keyword == "prefixItems" else "additionalItems"
-            elif keyword == "prefixItems" and values.has(keyword):
-                values.malformed(keyword, "a list of schemas is expected")
-        if values.has(behind) and not isinstance(values.raw(behind), list):
-            rest = self._child(location, scope, behind)
-            looks_at_all = True
-        counts = []
-        evaluated = EvaluatedItems(len(prefix), looks_at_all)
-        if values.has("contains"):
-            wanted = self._child(location, scope, "contains")
-            low = values.count("minContains")
-            counts.append(Count(0, wanted, 1 if low is None else low, values.count("maxContains")))
-            if draft >= 2020:
-                evaluated = EvaluatedItems(len(prefix), looks_at_all, (wanted,))
-        is_unique = values.of_type("uniqueItems", bool, False)
-        blocks = (Items(tuple(prefix), rest),) if prefix or rest is not TRUE else ()
-        case = ArrayCase(
-            blocks,
-            values.count("minItems") or 0,
-            values.count("maxItems"),
-            tuple(counts),
-            location.path() if is_unique else None,
-            evaluated if self.is_tracking else EvaluatedItems(),
-        )
-        is_plain = not (blocks or case.low or counts or is_unique or self.is_tracking) and case.high is None
-        return Known((ANY_ARRAY if is_plain else case,), values.problem)
-
-
-class _KeywordValues:
-    """The values of a subschema's keywords, checked as they are asked for; `problem` is the first that was
-    dropped."""
-
-    def __init__(self, location: Location, keywords: frozenset[str], report: Report) -> None:
-        assert isinstance(location.schema, dict)
-        self.location = location
-        self.keywords = keywords
-        self.schema = location.schema
-        self.report = report
-        self.problem: Dropped | None = None
-
-    def has(self, keyword: str) -> bool:
-        return keyword in self.keywords
-
-    def raw(self, keyword: str) -> object:
-        return self.schema[keyword] if keyword in self.keywords else None
-
-    def malformed(self, keyword: str, reason: str, cause: Exception | None = None) -> None:
-        """The keyword cannot be enforced; go on without it, if at all."""
-        problem = self.report.problem(self.location.path(), keyword, reason, cause)
-        self.problem = self.problem or problem
-
-    def of_type(self, keyword: str, expected: type[_T], default: _T) -> _T:
-        value = self.raw(keyword)
-        if value is None:
-            return default
-        if not isinstance(value, expected):
-            self.malformed(keyword, f"{expected.__name__} is expected, not {type(value).__name__}")
-            return default
-        return value
-
-    def count(self, keyword: str) -> int | None:
-        value = self.raw(keyword)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-            self.malformed(keyword, "a number of things is expected")
-            return None
-        return int(value)
-
-    def strings(self, keyword: str) -> list[str]:
-        value = self.of_type(keyword, list, [])
-        if not all(isinstance(item, str) for item in value):
-            self.malformed(keyword, "a list of names is expected")
-            return []
-        return value
-
-    def number(self, keyword: str) -> Fraction | None:
-        value = self.raw(keyword)
-        if value is None or isinstance(value, bool):
-            return None
-        if not isinstance(value, int | float):
-            self.malformed(keyword, "a number is expected")
-            return None
-        try:
-            return exact(value)
-        except (ValueError, OverflowError) as error:
-            self.malformed(keyword, str(error), error)
-            return None
-
-    def pattern(self, keyword: str, pattern: object) -> Strings | None:
-        if not isinstance(pattern, str):
-            self.malformed(keyword, "a pattern is a string")
-            return None
-        try:
-            return pattern_strings(pattern)
-        except (RegexSyntaxError, GrammarTooLarge) as error:
-            self.malformed(keyword, f"pattern {pattern!r}: {error}", error)
-            return None
-
-
-def _numbers(values: _KeywordValues, result: NumberSet) -> Known:
-    for plain, exclusive, is_low in (("minimum", "exclusiveMinimum", True), ("maximum", "exclusiveMaximum", False)):
-        bounds = [(values.number(plain), values.raw(exclusive) is True), (values.number(exclusive), True)]
-        for bound, is_open in bounds:
-            if bound is not None:
-                part = Range(low=bound, low_open=is_open) if is_low else Range(high=bound, high_open=is_open)
-                result &= make_set([part])
-    step = values.number("multipleOf")
-    if step is not None:
-        if step <= 0:
-            values.malformed("multipleOf", "a number greater than 0 is expected")
-        else:
-            result &= make_set([Range(multiple_of=step)])
-    return Known(result, values.problem)
-
-
-def _strings(values: _KeywordValues) -> Known:
-    strings = Strings(low=values.count("minLength") or 0, high=values.count("maxLength"))
-    if values.has("pattern"):
-        matching = values.pattern("pattern", values.raw("pattern"))
-        if matching is not None:
-            strings &= matching
-    if values.has("format"):
-        name = values.of_type("format", str, "")
-        path = values.location.path()
-        if not values.location.resource.dialect.asserts_formats:
-            values.report.note(path, "format", f"{name!r} is an annotation in the draft that $schema declares")
-        elif name in KNOWN_BUT_UNDECIDABLE:
-            values.malformed("format", f"{name!r}: {KNOWN_BUT_UNDECIDABLE[name]}")
-        else:
-            body = format_text(name)
-            if body is not None:
-                strings &= Strings(body=body)
-    return Known(make_strings([strings]), values.problem)
+    def _keywords(self, location: Location, scope: Scope, keywords: frozenset[str]) -> Keywords:
+        child = partial(self._child, location, scope)
+        return Keywords(location, keywords, self.report, child, self.strings_of, is_tracking=self.is_tracking)

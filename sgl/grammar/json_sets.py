@@ -30,7 +30,8 @@ from sgl.grammar.json_formula import (
     freeze,
 )
 from sgl.grammar.json_objects import Block, EvaluatedKeys, ObjectCase, Objects, TooManyCases
-from sgl.grammar.json_reader import EVERY_LITERAL, EVERYTHING, NOTHING, KindSet, Known, Reader, SchemaSubject
+from sgl.grammar.json_keywords import EVERY_LITERAL, EVERYTHING, NOTHING, KindSet, Known
+from sgl.grammar.json_reader import Reader, SchemaSubject
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import Strings, StringSet, make_strings
 from sgl.grammar.jsontext import string_body

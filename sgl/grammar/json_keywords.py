@@ -1,0 +1,275 @@
+"""What the keywords of one subschema say by themselves, as sets: one set for each kind of value.
+
+Keywords are checked as they are read; a malformed one is reported and left out. How keywords refer to other schemas
+for the same value is the reader's business, which calls this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Final, NamedTuple, TypeVar
+
+from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.grammar.formats import KNOWN_BUT_UNDECIDABLE, format_text
+from sgl.grammar.json_arrays import ANY_ARRAY, ArrayCase, Arrays, Count, EvaluatedItems, Items
+from sgl.grammar.json_document import Location
+from sgl.grammar.json_formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Formula
+from sgl.grammar.json_objects import ANY_OBJECT, Block, EvaluatedKeys, ObjectCase, Objects
+from sgl.grammar.json_report import Dropped, Report
+from sgl.grammar.json_strings import EVERY_STRING, Strings, StringSet, make_strings, not_in, pattern_strings
+from sgl.grammar.numbers import EVERY_NUMBER, INTEGERS, NO_NUMBER, NumberSet, Range, exact, make_set
+
+Literals = frozenset[str]
+EVERY_LITERAL: Final = frozenset(("null", "true", "false"))
+KindSet = Literals | NumberSet | StringSet | Objects | Arrays
+EVERYTHING: Final[tuple[KindSet, ...]] = (EVERY_LITERAL, EVERY_NUMBER, EVERY_STRING, (ANY_OBJECT,), (ANY_ARRAY,))
+NOTHING: Final[tuple[KindSet, ...]] = (frozenset(), NO_NUMBER, StringSet(), (), ())
+TYPES: Final = {
+    "null": 1 << LITERAL,
+    "boolean": 1 << LITERAL,
+    "integer": 1 << NUMBER,
+    "number": 1 << NUMBER,
+    "string": 1 << STRING,
+    "object": 1 << OBJECT,
+    "array": 1 << ARRAY,
+}
+"""The names of types and the kinds, as a mask, that they are about."""
+_T = TypeVar("_T")
+
+
+class Known(NamedTuple):
+    """The values of one kind in a formula; a superset of them if `problem` names something that was dropped."""
+
+    value: KindSet
+    problem: Dropped | None = None
+
+
+class Keywords:
+    """The values of a subschema's keywords; `problem` is the first that was dropped.
+
+    `child` gives the formula of the subschema under some keys, `strings_of` the strings of a formula.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        keywords: frozenset[str],
+        report: Report,
+        child: Callable[..., Formula],
+        strings_of: Callable[[Formula], Known],
+        *,
+        is_tracking: bool,
+    ) -> None:
+        assert isinstance(location.schema, dict)
+        self.location = location
+        self.keywords = keywords
+        self.schema = location.schema
+        self.report = report
+        self.child = child
+        self.strings_of = strings_of
+        self.is_tracking = is_tracking
+        self.problem: Dropped | None = None
+
+    def set_of(self, kind: int) -> Known:
+        """The values of one kind that the keywords allow."""
+        names = self.types()
+        value = NOTHING[kind]
+        if kind == LITERAL:
+            value = frozenset(text for text in EVERY_LITERAL if ("null" if text == "null" else "boolean") in names)
+        elif kind == NUMBER and not names.isdisjoint(("number", "integer")):
+            value = self._numbers(EVERY_NUMBER if "number" in names else INTEGERS)
+        elif kind == STRING and "string" in names:
+            value = self._strings()
+        elif kind == OBJECT and "object" in names:
+            value = self._objects()
+        elif kind == ARRAY and "array" in names:
+            value = self._arrays()
+        return Known(value, self.problem)
+
+    def types(self) -> frozenset[str]:
+        """The names of the types that `type` allows."""
+        if "type" not in self.keywords:
+            return frozenset(TYPES)
+        given = self.schema["type"]
+        names = [given] if isinstance(given, str) else given
+        if not isinstance(names, list) or not all(isinstance(name, str) and name in TYPES for name in names):
+            self.malformed("type", f"{given!r} names no type of JSON values")
+            return frozenset(TYPES)
+        if self.raw("nullable") is True and not self.location.resource.dialect.is_declared:
+            return frozenset((*names, "null"))  # OpenAPI 3.0, whose documents declare no draft
+        return frozenset(names)
+
+    def has(self, keyword: str) -> bool:
+        return keyword in self.keywords
+
+    def raw(self, keyword: str) -> object:
+        return self.schema[keyword] if keyword in self.keywords else None
+
+    def malformed(self, keyword: str, reason: str, cause: Exception | None = None) -> None:
+        """The keyword cannot be enforced; go on without it, if at all."""
+        self._note(self.report.problem(self.location.path(), keyword, reason, cause))
+
+    def of_type(self, keyword: str, expected: type[_T], default: _T) -> _T:
+        value = self.raw(keyword)
+        if value is None:
+            return default
+        if not isinstance(value, expected):
+            self.malformed(keyword, f"{expected.__name__} is expected, not {type(value).__name__}")
+            return default
+        return value
+
+    def count(self, keyword: str) -> int | None:
+        value = self.raw(keyword)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+            self.malformed(keyword, "a number of things is expected")
+            return None
+        return int(value)
+
+    def strings(self, keyword: str) -> list[str]:
+        value = self.of_type(keyword, list, [])
+        if not all(isinstance(item, str) for item in value):
+            self.malformed(keyword, "a list of names is expected")
+            return []
+        return value
+
+    def number(self, keyword: str) -> Fraction | None:
+        value = self.raw(keyword)
+        if value is None or isinstance(value, bool):
+            return None
+        if not isinstance(value, int | float):
+            self.malformed(keyword, "a number is expected")
+            return None
+        try:
+            return exact(value)
+        except (ValueError, OverflowError) as error:
+            self.malformed(keyword, str(error), error)
+            return None
+
+    def pattern(self, keyword: str, pattern: object) -> Strings | None:
+        if not isinstance(pattern, str):
+            self.malformed(keyword, "a pattern is a string")
+            return None
+        try:
+            return pattern_strings(pattern)
+        except (RegexSyntaxError, GrammarTooLarge) as error:
+            self.malformed(keyword, f"pattern {pattern!r}: {error}", error)
+            return None
+
+    def _note(self, problem: Dropped | None) -> None:
+        self.problem = self.problem or problem
+
+    def _numbers(self, result: NumberSet) -> NumberSet:
+        for plain, exclusive, is_low in (
+            ("minimum", "exclusiveMinimum", True),
+            ("maximum", "exclusiveMaximum", False),
+        ):
+            bounds = [(self.number(plain), self.raw(exclusive) is True), (self.number(exclusive), True)]
+            for bound, is_open in bounds:
+                if bound is not None:
+                    part = Range(low=bound, low_open=is_open) if is_low else Range(high=bound, high_open=is_open)
+                    result &= make_set([part])
+        step = self.number("multipleOf")
+        if step is not None:
+            if step <= 0:
+                self.malformed("multipleOf", "a number greater than 0 is expected")
+            else:
+                result &= make_set([Range(multiple_of=step)])
+        return result
+
+    def _strings(self) -> StringSet:
+        strings = Strings(low=self.count("minLength") or 0, high=self.count("maxLength"))
+        if self.has("pattern"):
+            matching = self.pattern("pattern", self.raw("pattern"))
+            if matching is not None:
+                strings &= matching
+        if self.has("format"):
+            name = self.of_type("format", str, "")
+            path = self.location.path()
+            if not self.location.resource.dialect.asserts_formats:
+                self.report.note(path, "format", f"{name!r} is an annotation in the draft that $schema declares")
+            elif name in KNOWN_BUT_UNDECIDABLE:
+                self.malformed("format", f"{name!r}: {KNOWN_BUT_UNDECIDABLE[name]}")
+            else:
+                body = format_text(name)
+                if body is not None:
+                    strings &= Strings(body=body)
+        return make_strings([strings])
+
+    def _objects(self) -> Objects:
+        names = {name: self.child("properties", name) for name in self.of_type("properties", dict, {})}
+        patterns = []
+        may_miss_keys = False
+        for pattern in self.of_type("patternProperties", dict, {}):
+            keys = self.pattern("patternProperties", pattern)
+            if keys is None:
+                may_miss_keys = True
+            else:
+                value = self.child("patternProperties", pattern)
+                patterns.append((keys.language(), value))
+        rest = self.child("additionalProperties") if self.has("additionalProperties") else TRUE
+        evaluated = EvaluatedKeys()
+        if self.is_tracking:
+            evaluated = EvaluatedKeys(
+                frozenset(names), frozenset(key for key, _ in patterns), self.has("additionalProperties")
+            )
+        if may_miss_keys:
+            rest = TRUE
+        blocks = []
+        if names or patterns or rest is not TRUE:
+            blocks.append(Block(names, tuple(patterns), rest))
+        if self.has("propertyNames"):
+            known = self.strings_of(self.child("propertyNames"))
+            assert isinstance(known.value, StringSet)
+            self._note(known.problem)
+            if known.value != EVERY_STRING:
+                blocks.append(Block(patterns=((not_in(known.value.bodies()), FALSE),)))
+        case = ObjectCase(
+            tuple(blocks),
+            tuple(dict.fromkeys(self.strings("required"))),
+            self.count("minProperties") or 0,
+            self.count("maxProperties"),
+            evaluated=evaluated,
+        )
+        if not (blocks or case.required or case.low or self.is_tracking) and case.high is None:
+            case = ANY_OBJECT
+        return (case,)
+
+    def _arrays(self) -> Arrays:
+        draft = self.location.resource.dialect.draft
+        prefix: list[Formula] = []
+        rest = TRUE
+        looks_at_all = False
+        behind = "items"
+        for keyword in ("prefixItems", "items"):
+            members = self.raw(keyword)
+            if isinstance(members, list):
+                prefix = [self.child(keyword, index) for index in range(len(members))]
+                behind = "items" if keyword == "prefixItems" else "additionalItems"
+            elif keyword == "prefixItems" and self.has(keyword):
+                self.malformed(keyword, "a list of schemas is expected")
+        if self.has(behind) and not isinstance(self.raw(behind), list):
+            rest = self.child(behind)
+            looks_at_all = True
+        counts = []
+        evaluated = EvaluatedItems(len(prefix), looks_at_all)
+        if self.has("contains"):
+            wanted = self.child("contains")
+            low = self.count("minContains")
+            counts.append(Count(0, wanted, 1 if low is None else low, self.count("maxContains")))
+            if draft >= 2020:
+                evaluated = EvaluatedItems(len(prefix), looks_at_all, (wanted,))
+        is_unique = self.of_type("uniqueItems", bool, False)
+        blocks = (Items(tuple(prefix), rest),) if prefix or rest is not TRUE else ()
+        case = ArrayCase(
+            blocks,
+            self.count("minItems") or 0,
+            self.count("maxItems"),
+            tuple(counts),
+            self.location.path() if is_unique else None,
+            evaluated if self.is_tracking else EvaluatedItems(),
+        )
+        is_plain = not (blocks or case.low or counts or is_unique or self.is_tracking) and case.high is None
+        return (ANY_ARRAY if is_plain else case,)
