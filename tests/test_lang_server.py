@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,7 +150,8 @@ def test_choices_are_scored_by_their_own_tokens_alone(prompt: str, name: str) ->
         assert len(server.requests) == (2 if name.startswith("uncond") else 1)
     alone = tokens_of(prompt)
     wholes = [tokens_of(prompt + choice) for choice in CHOICES]
-    start = min(len(os.path.commonprefix([alone, tokens])) for tokens in wholes)
+    whole_pairs = [list(itertools.zip_longest(alone, tokens)) for tokens in wholes]
+    start = min(next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs)) for pairs in whole_pairs)
     for tokens, entries in zip(wholes, meta["input_token_logprobs"], strict=True):
         expected = [logprob("".join(tokens[:i]), tokens[i]) for i in range(start, len(tokens))]
         if start == 0:

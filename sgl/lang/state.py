@@ -7,7 +7,8 @@ Appending records and never waits; reading ships what is recorded and waits for 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Self, TypeVar
 
@@ -99,13 +100,13 @@ class Recording:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """What the whole program has cost so far: requests to the backend, and the sum of what its gens report."""
-        totals: dict[str, Any] = {"requests": self._run.requests}
+        """What the whole program has cost so far: `requests` to the backend, and sums over its gens and selects:
+        `prompt_tokens`, of which `cached_tokens`; `completion_tokens`, of which `forced_tokens` were not sampled;
+        `queue_seconds` and `compute_seconds`, where the backend says so."""
+        totals = Counter[str](requests=self._run.requests)
         for cell in self._run.cells():
-            for key in _COUNTED:
-                if isinstance(amount := cell.meta.get(key), int | float):
-                    totals[key] = totals.get(key, 0) + amount
-        return totals
+            totals.update(_cost_of(cell.meta))
+        return dict(totals)
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Call `call` once when the program is done or has failed: at once, or on the thread that finishes it."""
@@ -368,4 +369,18 @@ async def _chunks(stream: Stream, name: str | None) -> AsyncIterator[Chunk]:
             await watched.wait_async(is_ready)
 
 
-_COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", "queue_s", "compute_s")
+_COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")
+
+
+def _cost_of(meta: Mapping[str, Any]) -> Counter[str]:
+    """What one node has cost, from an executor's usage or from the meta info of single calls."""
+    cost = Counter[str]()
+    usage = meta.get("usage")
+    if usage is None:
+        for sample in meta.get("samples", (meta,)):
+            cost.update({key: sample[key] for key in _COUNTED if isinstance(sample.get(key), int)})
+        return cost
+    cost.update({"prompt_tokens": usage["new_tokens"] + usage["cached_tokens"]})
+    cost.update({"completion_tokens": usage["generated_tokens"]})
+    cost.update({key: usage[key] for key in ("cached_tokens", "forced_tokens", "queue_seconds", "compute_seconds")})
+    return cost
