@@ -44,6 +44,9 @@ NAMED_SCHEMAS: Final = frozenset(
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
 )
 
+# Schemas with one of these are alike to no other.
+_OF_ITS_OWN: Final = frozenset(("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$schema"))
+
 _BASICS: Final = frozenset(
     [
         "$ref",
@@ -178,6 +181,8 @@ class Document:
             resource.uri = urldefrag(own)[0]
         self.root = resource.root
         self._indexed = False
+        self._contents: dict[tuple[int, Dialect], int] = {}
+        self._numbers: dict[object, int] = {}
         self._resources: dict[str, Resource] = {resource.uri: resource}
         self._by_schema: dict[int, Resource] = {id(schema): resource}
 
@@ -240,6 +245,37 @@ class Document:
             raise UnresolvedReference(f"there is no anchor {fragment!r}")
         return anchor
 
+    def content(self, schema: object, resource: Resource) -> object:
+        """A key that two subschemas of a resource share if they say the same, whatever their annotations."""
+        key = (id(schema), resource.dialect)
+        found = self._contents.get(key)
+        if found is None:
+            form = self._form(schema, resource)
+            found = self._contents[key] = self._numbers.setdefault(form, len(self._numbers))
+        return found
+
+    def _form(self, schema: object, resource: Resource) -> object:
+        """What a schema asserts, with the numbers of its subschemas in their places."""
+        if not isinstance(schema, dict) or not _OF_ITS_OWN.isdisjoint(schema):
+            return ("id", id(schema)) if isinstance(schema, dict | list) else (type(schema), schema)
+        form = []
+        for keyword in resource.dialect.keywords.intersection(schema):
+            value = schema[keyword]
+            inner: object
+            if isinstance(value, dict) and keyword in NAMED_SCHEMAS:
+                inner = tuple((name, self._part(member, resource)) for name, member in value.items())
+            elif isinstance(value, list) and keyword in LIST_OF_SCHEMAS:
+                inner = tuple(self.content(member, resource) for member in value)
+            elif keyword in ONE_SCHEMA:
+                inner = self.content(value, resource)
+            else:
+                inner = _plain(value)
+            form.append((keyword, inner))
+        return frozenset(form)
+
+    def _part(self, member: object, resource: Resource) -> object:
+        return _plain(member) if isinstance(member, list | str) else self.content(member, resource)
+
     def dynamic_anchor(self, resource: Resource, name: str) -> Location | None:
         """The $dynamicAnchor of that name in a resource ("": its $recursiveAnchor)."""
         self._index()
@@ -299,6 +335,13 @@ def subschemas(schema: dict[str, object]) -> Iterator[tuple[str | int, ...]]:
                 yield (keyword,)
         elif isinstance(value, list) and keyword in LIST_OF_SCHEMAS:
             yield from ((keyword, index) for index in range(len(value)))
+
+
+def _plain(value: object) -> object:
+    """Plain data as something hashable; long lists stand for themselves."""
+    if isinstance(value, list):
+        return tuple(map(_plain, value)) if len(value) <= 64 else ("id", id(value))
+    return ("id", id(value)) if isinstance(value, dict) else (type(value), value)
 
 
 def _own_address(schema: object, dialect: Dialect) -> str | None:

@@ -8,17 +8,17 @@ are formulas. The evaluator calls all of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 from sgl.errors import GrammarTooLarge
-from sgl.grammar.expr import Expr, difference, disjoint, intersect, is_empty, matches, union, words
+from sgl.grammar.expr import Expr, difference, intersect, is_empty, matches, union, words
 from sgl.grammar.json_formula import FALSE, TRUE, Formula, Formulas
 from sgl.grammar.jsontext import CANONICAL_BODY, string_body
 
-CASES_LIMIT: Final = 4096
+CASES_LIMIT: Final = 1024
 """How many alternatives one object may have before the schema is refused as too large."""
 FEW_KEYS: Final = 64
 """A key pattern with at most this many keys is written out as declared keys."""
@@ -44,6 +44,23 @@ class Block:
         return formulas.both(*found) if found else self.rest
 
 
+class Keys(NamedTuple):
+    """The keys whose canonical texts are in a language, but for some."""
+
+    language: Expr = CANONICAL_BODY
+    but: frozenset[str] = frozenset()
+
+    def has(self, name: str) -> bool:
+        """Whether a key is one of them."""
+        return name not in self.but and (
+            self.language is CANONICAL_BODY or matches(self.language, string_body(name))
+        )
+
+    def texts(self) -> Expr:
+        """The language of all of them."""
+        return difference(self.language, words(map(string_body, self.but))) if self.but else self.language
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluatedKeys:
     """The keys that some keyword has looked at, for unevaluatedProperties."""
@@ -67,7 +84,7 @@ class ObjectCase:
     required: tuple[str, ...] = ()
     low: int = 0
     high: int | None = None
-    exists: tuple[tuple[Expr, Formula], ...] = ()
+    exists: tuple[tuple[Keys, Formula], ...] = ()
     evaluated: EvaluatedKeys = EvaluatedKeys()
 
 
@@ -89,14 +106,14 @@ class ObjectDraft:
 
 def meet(left: Objects, right: Objects, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> Objects:
     """The objects that belong to both sets, without cases that are plainly empty."""
-    if len(left) * len(right) > CASES_LIMIT * 16:
+    if len(left) * len(right) > CASES_LIMIT * 8:
         raise too_many_cases()
     result: list[ObjectCase] = []
     for one, other in product(left, right):
         if one is ANY_OBJECT or other is ANY_OBJECT:
             result.append(other if one is ANY_OBJECT else one)
             continue
-        case = _join(one, other)
+        case = _join(one, other, formulas)
         if case is not None and not is_dead(case, formulas, is_empty_formula):
             result.append(case)
             if len(result) > CASES_LIMIT:
@@ -117,20 +134,42 @@ def too_many_cases() -> TooManyCases:
     )
 
 
-def _join(one: ObjectCase, other: ObjectCase) -> ObjectCase | None:
+def _join(one: ObjectCase, other: ObjectCase, formulas: Formulas) -> ObjectCase | None:
     low = max(one.low, other.low)
     high = one.high if other.high is None else other.high if one.high is None else min(one.high, other.high)
-    required = tuple(dict.fromkeys((*one.required, *other.required)))
+    required = dict.fromkeys((*one.required, *other.required))
+    blocks = dict.fromkeys((*one.blocks, *other.blocks))
+    exists = dict.fromkeys((*one.exists, *other.exists))
+    if exists:
+        for keys, value in list(exists):
+            names = _closed_names(blocks)
+            if names is None:
+                break
+            # Only a key that a closed block names can meet the demand: none, one, or one of several.
+            able = [name for name in names if keys.has(name) and not _clash(blocks, name, value, formulas)]
+            if not able:
+                return None
+            if len(able) == 1:
+                del exists[keys, value]
+                required[able[0]] = None
+                if value is not TRUE:
+                    blocks[Block({able[0]: value})] = None
     if high is not None and max(low, len(required)) > high:
         return None
-    return ObjectCase(
-        tuple(dict.fromkeys((*one.blocks, *other.blocks))),
-        required,
-        low,
-        high,
-        tuple(dict.fromkeys((*one.exists, *other.exists))),
-        one.evaluated | other.evaluated,
-    )
+    return ObjectCase(tuple(blocks), tuple(required), low, high, tuple(exists), one.evaluated | other.evaluated)
+
+
+def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
+    """The keys that a block without patterns allows to have values, if there is such a block that allows no others."""
+    closed = [block for block in blocks if block.rest is FALSE and not block.patterns]
+    if not closed:
+        return None
+    least = min(closed, key=lambda block: len(block.names))
+    return [name for name, value in least.names.items() if value is not FALSE]
+
+
+def _clash(blocks: Iterable[Block], name: str, value: Formula, formulas: Formulas) -> bool:
+    return formulas.both(value, *[block.under(name, formulas) for block in blocks]) is FALSE
 
 
 def is_dead(case: ObjectCase, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> bool:
@@ -157,7 +196,7 @@ def outside(case: ObjectCase, formulas: Formulas) -> Objects:
     if case.high is not None:
         result.append(ObjectCase(low=case.high + 1))
     for key, value in case.exists:
-        result.append(ObjectCase((Block(patterns=((key, formulas.negate(value)),)),)))
+        result.append(ObjectCase((Block(patterns=((key.texts(), formulas.negate(value)),)),)))
     return tuple(result)
 
 
@@ -170,11 +209,13 @@ def _violations(block: Block, formulas: Formulas) -> Iterator[ObjectCase]:
     for key, value in block.patterns:
         wrong = formulas.negate(value)
         if wrong is not FALSE:
-            yield ObjectCase(exists=((key, wrong),))
+            yield ObjectCase(exists=((Keys(key), wrong),))
     wrong = formulas.negate(block.rest)
     if wrong is not FALSE:
-        others = _without([*block.names], difference(CANONICAL_BODY, union(*[key for key, _ in block.patterns])))
-        yield ObjectCase(exists=((others, wrong),))
+        others = CANONICAL_BODY
+        if block.patterns:
+            others = difference(others, union(*[key for key, _ in block.patterns]))
+        yield ObjectCase(exists=((Keys(others, frozenset(block.names)), wrong),))
 
 
 def _without(names: list[str], keys: Expr) -> Expr:
@@ -217,9 +258,7 @@ def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
             yield ObjectDraft(chosen, frozenset(demanded), patterns, together, case.low, case.high)
 
 
-def _joint(
-    demands: list[tuple[Expr, Formula]], formulas: Formulas
-) -> Iterator[tuple[tuple[Expr, Formula], ...]]:
+def _joint(demands: list[tuple[Expr, Formula]], formulas: Formulas) -> Iterator[tuple[tuple[Expr, Formula], ...]]:
     """Every way in which different keys, or one key for several of them, can meet existence demands."""
     if not demands:
         yield ()
@@ -266,19 +305,21 @@ def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple
 def _ways_to_exist(
     names: dict[str, Formula],
     cells: list[tuple[Expr, Formula]],
-    key: Expr,
+    keys: Keys,
     value: Formula,
     formulas: Formulas,
 ) -> list[tuple[str | Expr, Formula]]:
     """The declared keys and the parts of undeclared ones that can meet an existence demand."""
     ways: list[tuple[str | Expr, Formula]] = []
     for name, own in names.items():
-        if formulas.both(own, value) is not FALSE and matches(key, string_body(name)):
+        if keys.has(name) and formulas.both(own, value) is not FALSE:
             ways.append((name, value))
-    for keys, own in cells:
+    for texts, own in cells:
         both = formulas.both(own, value)
-        if both is not FALSE and not disjoint(keys, key):
-            ways.append((intersect(keys, key), both))
+        if both is not FALSE:
+            shared = intersect(texts, keys.texts())
+            if not is_empty(shared):
+                ways.append((shared, both))
     return ways
 
 

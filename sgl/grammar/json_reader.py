@@ -13,7 +13,7 @@ from functools import partial
 from itertools import combinations
 from typing import Final
 
-from sgl.grammar.json_document import Document, Location, UnresolvedReference
+from sgl.grammar.json_document import Document, Location, Resource, UnresolvedReference
 from sgl.grammar.json_formula import (
     ALL_KINDS,
     ARRAY,
@@ -98,7 +98,7 @@ class Reader:
         self.report = report
         self.is_tracking = is_tracking
         self.strings_of = strings_of
-        self._formulas: dict[tuple[int, Scope], Formula] = {}
+        self._formulas: dict[tuple[object, Resource, Scope], tuple[Formula, Location]] = {}
 
     # Formulas
 
@@ -106,11 +106,13 @@ class Reader:
         """The formula of a subschema."""
         if self.is_tracking:
             scope = self._entered(location, scope)
-        key = (id(location.schema), scope)
+        key = (self.document.content(location.schema, location.resource), location.resource, scope)
         found = self._formulas.get(key)
         if found is None:
-            found = self._formulas[key] = self._make_formula(location, scope)
-        return found
+            found = self._formulas[key] = (self._make_formula(location, scope), location)
+        if found[1].schema is not location.schema:
+            self.report.same(found[1], location)
+        return found[0]
 
     def _entered(self, location: Location, scope: Scope) -> Scope:
         names = {name for name, _ in scope}

@@ -6,9 +6,13 @@ Everything that reads or works out schemas reports here; `Grammar.dropped` shows
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from sgl.errors import UnsupportedSchema
+from sgl.grammar.json_document import Location
+
+_MOST_RECORDS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,25 @@ class Report:
         self.lenient = lenient
         self.tick = tick or _no_tick
         self.dropped: dict[Dropped, None] = {}
+        self._same: dict[int, tuple[Location, Location]] = {}
+
+    def same(self, first: Location, other: Location) -> None:
+        """Two places say the same: it is worked out at the first only, and holds for the other."""
+        self._same[id(other.schema)] = (first, other)
+
+    def records(self) -> tuple[Dropped, ...]:
+        """What is not enforced, at every place that says it."""
+        found = dict(self.dropped)
+        pairs = [(first.path(), other.path()) for first, other in self._same.values()] if found else []
+        waiting = list(found)
+        for record in waiting:
+            for first, other in pairs:
+                if record.path == first or record.path.startswith(first + "/"):
+                    copy = replace(record, path=other + record.path[len(first) :])
+                    if copy not in found and len(found) < _MOST_RECORDS:
+                        found[copy] = None
+                        waiting.append(copy)
+        return tuple(found)
 
     def problem(self, path: str, keyword: str, reason: str, cause: Exception | None = None) -> Dropped:
         """A keyword cannot be enforced. Raises UnsupportedSchema unless lenient."""

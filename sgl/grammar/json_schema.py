@@ -59,7 +59,7 @@ def compile_schema(
             root = _Compilation(sets, any_spelling).root()
         except NeedsTracking:
             continue
-        return CompiledSchema(root, tuple(report.dropped))
+        return CompiledSchema(root, report.records())
     raise AssertionError("nothing asks for tracking while everything is tracked")
 
 

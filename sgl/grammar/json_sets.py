@@ -6,7 +6,8 @@ kind by kind. The schema compiler asks for the sets of each formula that it reac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -29,8 +30,8 @@ from sgl.grammar.json_formula import (
     Formulas,
     freeze,
 )
-from sgl.grammar.json_objects import Block, EvaluatedKeys, ObjectCase, Objects, TooManyCases
 from sgl.grammar.json_keywords import EVERY_LITERAL, EVERYTHING, NOTHING, KindSet, Known
+from sgl.grammar.json_objects import Block, EvaluatedKeys, ObjectCase, Objects, TooManyCases
 from sgl.grammar.json_reader import Reader, SchemaSubject
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import Strings, StringSet, make_strings
@@ -63,7 +64,8 @@ class Sets:
             strings_of=lambda formula: self.of(formula, STRING),
         )
         self.is_tracking = is_tracking
-        self._known: dict[tuple[Formula, int], Known | None] = {}
+        self._known: dict[tuple[Formula, int], Known] = {}
+        self._in_progress: set[tuple[Formula, int]] = set()
         self._plainly_empty: dict[Formula, bool] = {}
         self._depth = 0
 
@@ -74,24 +76,15 @@ class Sets:
         if formula is TRUE:
             return Known(EVERYTHING[kind])
         key = (formula, kind)
-        if key in self._known:
-            found = self._known[key]
-            if found is None:
-                raise ReferenceLoop(formula)
-            return found
-        self._known[key] = None
-        try:
+        found = self._known.get(key)
+        if found is None:
             self.report.tick()
             found = self._known[key] = self._work_out(formula, kind)
-        finally:
-            if self._known[key] is None:
-                del self._known[key]
         return found
 
     def _work_out(self, formula: Formula, kind: int) -> Known:
+        everything = EVERYTHING[kind]
         match formula.operator:
-            case "schema":
-                return self._of_schema(formula, kind)
             case "local":
                 return self.reader.keyword_set(formula, kind)
             case "values":
@@ -99,57 +92,167 @@ class Sets:
                 return Known(self._of_values(formula.subject.values(), kind))
             case "fact":
                 assert isinstance(formula.subject, tuple)
-                return Known(formula.subject if kind == OBJECT else EVERYTHING[kind])
+                return Known(formula.subject if kind == OBJECT else everything)
             case "unknown":
                 assert isinstance(formula.subject, Dropped)
-                return Known(EVERYTHING[kind], formula.subject)
-            case "and":
-                return self._all_of([self.of(member, kind) for member in formula.members], kind)
-            case "or":
-                return self._any_of([self.of(member, kind) for member in formula.members], kind)
-            case "one":
-                return self._one_of(formula, kind)
+                return Known(everything, formula.subject)
             case "not":
-                value, problem = self._outside(formula.members[0], kind)
+                value, problem = self._without(everything, formula.members[0], kind)
                 return Known(_as_not_looked_at(value) if self.is_tracking else value, problem)
-        raise AssertionError(f"{formula.operator} is worked out before it gets here")
+        return self._within(everything, formula, kind)
 
-    def _of_schema(self, formula: Formula, kind: int) -> Known:
+    # Combinations are worked out within a context, what the siblings leave: most alternatives end there at once.
+
+    def _within(self, context: KindSet, formula: Formula, kind: int) -> Known:
+        """What of a context belongs to a formula."""
+        match formula.operator:
+            case "schema":
+                return self._within_schema(context, formula, kind)
+            case "and":
+                problem = None
+                for member in sorted(formula.members, key=self._weight):
+                    context, own = self._within(context, member, kind)
+                    problem = problem or own
+                return Known(context, problem)
+            case "or":
+                return self._any_of((self._within(context, member, kind) for member in formula.members), kind)
+            case "one":
+                return self._within_one(context, formula, kind)
+            case "not" if not self.is_tracking:
+                return self._without(context, formula.members[0], kind)
+        value, problem = self.of(formula, kind)
+        return Known(self._meet(context, value, kind), problem)
+
+    def _weight(self, formula: Formula) -> int:
+        if formula.operator == "schema":
+            formula = self.reader.expand(formula)
+        return _WEIGHTS.get(formula.operator, 0)
+
+    def _within_schema(self, context: KindSet, formula: Formula, kind: int) -> Known:
         subject = formula.subject
         assert isinstance(subject, SchemaSubject)
-        try:
-            value, problem = self.of(self.reader.expand(formula), kind)
-        except ReferenceLoop as loop:
-            if loop.formula is not formula:
-                raise
-            return Known(EVERYTHING[kind], self._refuse(subject, "$ref", "the reference leads back to itself"))
-        except TooManyCases as error:
-            combinator = next(
-                name
-                for name in ("oneOf", "anyOf", "not", "if", "allOf", "$ref", "dependencies", "dependentSchemas")
-                if name in subject.keywords
-            )
-            dropped = self._refuse(subject, combinator, str(error), error)
-            return Known(self.of(self.reader.without_applicators(formula), kind).value, dropped)
+        if not formula.kinds >> kind & 1:
+            return Known(NOTHING[kind])
         unevaluated = self.reader.unevaluated(formula, kind)
-        if unevaluated is not None and problem is not None:
-            dropped = self._refuse(
-                subject,
-                "unevaluatedProperties" if kind == OBJECT else "unevaluatedItems",
-                f"{problem.keyword!r} beside it is not enforced",
-            )
-            return Known(value, dropped)
-        if unevaluated is not None:
-            if kind == OBJECT:
-                value = tuple(json_objects.evaluated_as(case, unevaluated) for case in as_objects(value))
-            else:
-                value = tuple(
-                    json_arrays.evaluated_as(case, unevaluated, self.formulas) for case in as_arrays(value)
-                )
-        return Known(value, problem)
+        is_simple = unevaluated is None and context is not EVERYTHING[kind]
+        if is_simple and self.reader.expand(formula).operator in ("local", "values"):
+            value, problem = self.of(formula, kind)
+            return Known(self._meet(context, value, kind), problem)
+        with self._active(formula, kind):
+            try:
+                start = context if unevaluated is None else EVERYTHING[kind]
+                value, problem = self._within(start, self.reader.expand(formula), kind)
+            except ReferenceLoop as loop:
+                if loop.formula is not formula:
+                    raise
+                dropped = self._refuse(subject, "$ref", "the reference leads back to itself")
+                return Known(context, dropped)
+            except TooManyCases as error:
+                combinators = ("oneOf", "anyOf", "not", "if", "allOf", "$ref", "dependencies", "dependentSchemas")
+                combinator = next(name for name in combinators if name in subject.keywords)
+                dropped = self._refuse(subject, combinator, str(error), error)
+                own = self.of(self.reader.without_applicators(formula), kind)
+                return Known(self._meet(context, own.value, kind), dropped)
+        if unevaluated is None:
+            return Known(value, problem)
+        keyword = "unevaluatedProperties" if kind == OBJECT else "unevaluatedItems"
+        if problem is not None:
+            problem = self._refuse(subject, keyword, f"{problem.keyword!r} beside it is not enforced")
+        elif kind == OBJECT:
+            value = tuple(json_objects.evaluated_as(case, unevaluated) for case in as_objects(value))
+        else:
+            value = tuple(json_arrays.evaluated_as(case, unevaluated, self.formulas) for case in as_arrays(value))
+        return Known(self._meet(context, value, kind), problem)
+
+    @contextmanager
+    def _active(self, formula: Formula, kind: int) -> Iterator[None]:
+        key = (formula, kind)
+        if key in self._in_progress:
+            raise ReferenceLoop(formula)
+        self._in_progress.add(key)
+        try:
+            yield
+        finally:
+            self._in_progress.remove(key)
 
     def _refuse(self, subject: SchemaSubject, keyword: str, reason: str, cause: Exception | None = None) -> Dropped:
         return self.report.problem(subject.location.path(), keyword, reason, cause)
+
+    def _within_one(self, context: KindSet, formula: Formula, kind: int) -> Known:
+        parts = []
+        for member in formula.members:
+            part = self._within(context, member, kind)
+            if not _is_nothing(part.value):
+                parts.append((member, part))
+        every = [part for _, part in parts]
+        if len(parts) < 2 or (kind == OBJECT and self._are_told_apart([as_objects(part.value) for part in every])):
+            return self._any_of(every, kind)
+        try:
+            return self._any_of([self._alone(i, parts, formula, kind) for i in range(len(parts))], kind)
+        except TooManyCases as error:
+            assert isinstance(formula.subject, str)
+            problem = self.report.problem(formula.subject, "oneOf", str(error), error)
+            return Known(self._any_of(every, kind).value, problem)
+
+    def _alone(self, index: int, parts: list[tuple[Formula, Known]], formula: Formula, kind: int) -> Known:
+        """What belongs to one branch of a oneOf and to no other."""
+        value, problem = parts[index][1]
+        for member, other in parts[:index] + parts[index + 1 :]:
+            if _is_nothing(self._meet(value, other.value, kind)):
+                continue
+            value, without = self._without(value, member, kind)
+            if other.problem is not None:
+                assert isinstance(formula.subject, str)
+                reason = f"{other.problem.keyword!r} in a branch is not enforced"
+                without = self.report.problem(formula.subject, "oneOf", reason)
+            problem = problem or without
+        return Known(value, problem)
+
+    def _without(self, context: KindSet, formula: Formula, kind: int) -> Known:
+        """What of a context does not belong to a formula."""
+        if not formula.kinds >> kind & 1:
+            return Known(context)
+        members = formula.members
+        match formula.operator:
+            case "true":
+                return Known(NOTHING[kind])
+            case "schema" if self.reader.unevaluated(formula, kind) is None:
+                with self._active(formula, kind):
+                    return self._without(context, self.reader.expand(formula), kind)
+            case "and":
+                return self._any_of((self._without(context, member, kind) for member in members), kind)
+            case "or":
+                problem = None
+                for member in members:
+                    context, own = self._without(context, member, kind)
+                    problem = problem or own
+                return Known(context, problem)
+            case "one":
+                none = self.formulas.both(*map(self.formulas.negate, members))
+                several = [self.formulas.both(*pair) for pair in combinations(members, 2)]
+                return self._within(context, self.formulas.either(none, *several), kind)
+            case "not":
+                return self._within(context, members[0], kind)
+        value, problem = self.of(formula, kind)
+        if problem is not None:
+            return Known(context, problem)
+        return self._minus(context, value, kind)
+
+    def _minus(self, context: KindSet, value: KindSet, kind: int) -> Known:
+        if isinstance(value, NumberSet | StringSet):
+            return Known(self._meet(context, ~value, kind))
+        if isinstance(value, frozenset):
+            return Known(self._meet(context, EVERY_LITERAL - value, kind))
+        problem = None
+        for case in value:
+            if isinstance(case, ObjectCase):
+                context = self._meet(context, json_objects.outside(case, self.formulas), kind)
+            elif case.unique is not None:
+                reason = "it stands under a negation, and arrays with items that repeat are no regular set"
+                problem = self.report.problem(case.unique, "uniqueItems", reason)
+            else:
+                context = self._meet(context, json_arrays.outside(case, self.formulas), kind)
+        return Known(context, problem)
 
     def _of_values(self, values: Iterable[object], kind: int) -> KindSet:
         """The members of one kind of a list of plain values."""
@@ -182,40 +285,12 @@ class Sets:
 
     # Operations
 
-    def _all_of(self, parts: list[Known], kind: int) -> Known:
-        value, problem = parts[0]
-        for other in parts[1:]:
-            value = self._meet(value, other.value, kind)
-            problem = problem or other.problem
-        return Known(value, problem)
-
     def _any_of(self, parts: Iterable[Known], kind: int) -> Known:
         value, problem = NOTHING[kind], None
         for part in parts:
             value = self._join(value, part.value, kind)
             problem = problem or part.problem
         return Known(value, problem)
-
-    def _one_of(self, formula: Formula, kind: int) -> Known:
-        members = [member for member in formula.members if member.kinds >> kind & 1]
-        parts = [self.of(member, kind) for member in members]
-        if kind == OBJECT and self._are_told_apart([as_objects(part.value) for part in parts]):
-            return self._any_of(parts, kind)
-        chosen = []
-        for i, part in enumerate(parts):
-            value = part.value
-            for j, (member, other) in enumerate(zip(members, parts, strict=True)):
-                if i == j or _is_nothing(self._meet(value, other.value, kind)):
-                    continue
-                without = self.of(self.formulas.negate(member), kind)
-                if other.problem is not None:
-                    assert isinstance(formula.subject, str)
-                    self.report.problem(
-                        formula.subject, "oneOf", f"{other.problem.keyword!r} in a branch is not enforced"
-                    )
-                value = self._meet(value, without.value, kind)
-            chosen.append(Known(value, part.problem))
-        return self._any_of(chosen, kind)
 
     def _are_told_apart(self, parts: list[Objects]) -> bool:
         """Whether every branch requires one key with values of its own: the usual discriminator, seen at once."""
@@ -236,45 +311,6 @@ class Sets:
             else:
                 return True
         return False
-
-    def _outside(self, formula: Formula, kind: int) -> Known:
-        """The values of one kind that do not belong to a formula."""
-        negate, members = self.formulas.negate, formula.members
-        match formula.operator:
-            case "schema" if self.reader.unevaluated(formula, kind) is None:
-                return self.of(negate(self.reader.expand(formula)), kind)
-            case "and":
-                return self._any_of((self.of(negate(member), kind) for member in members), kind)
-            case "or":
-                return self._all_of([self.of(negate(member), kind) for member in members], kind)
-            case "one":
-                none = self.formulas.both(*map(negate, members))
-                several = [self.formulas.both(*pair) for pair in combinations(members, 2)]
-                return self.of(self.formulas.either(none, *several), kind)
-        value, problem = self.of(formula, kind)
-        if problem is not None:
-            return Known(EVERYTHING[kind], problem)
-        return self._complement(value, kind)
-
-    def _complement(self, value: KindSet, kind: int) -> Known:
-        if isinstance(value, NumberSet | StringSet):
-            return Known(~value)
-        if isinstance(value, frozenset):
-            return Known(EVERY_LITERAL - value)
-        result: KindSet = EVERYTHING[kind]
-        problem = None
-        for case in value:
-            if isinstance(case, ObjectCase):
-                result = self._meet(result, json_objects.outside(case, self.formulas), kind)
-            elif case.unique is not None:
-                problem = self.report.problem(
-                    case.unique,
-                    "uniqueItems",
-                    "it stands under a negation, and arrays with items that repeat are no regular set",
-                )
-            else:
-                result = self._meet(result, json_arrays.outside(case, self.formulas), kind)
-        return Known(result, problem)
 
     def _meet(self, left: KindSet, right: KindSet, kind: int) -> KindSet:
         if left is EVERYTHING[kind]:
@@ -335,6 +371,10 @@ class Sets:
         return _is_nothing(value)
 
 
+# Alternatives last, so that they meet what is left after all others.
+_WEIGHTS: Final = {"schema": 1, "or": 2, "one": 3, "not": 4}
+
+
 def _is_nothing(value: KindSet) -> bool:
     if isinstance(value, NumberSet):
         return value.is_empty
@@ -345,11 +385,9 @@ def _as_not_looked_at(value: KindSet) -> KindSet:
     """The set as if nothing in it had looked at keys or items: what stands under a negation does not count."""
     if isinstance(value, NumberSet | StringSet | frozenset):
         return value
-    return tuple(
-        replace(case, evaluated=EvaluatedKeys())
-        if isinstance(case, ObjectCase)
-        else replace(case, evaluated=EvaluatedItems())
-        for case in value
+    objects = tuple(replace(case, evaluated=EvaluatedKeys()) for case in value if isinstance(case, ObjectCase))
+    return objects or tuple(
+        replace(case, evaluated=EvaluatedItems()) for case in value if isinstance(case, ArrayCase)
     )
 
 
