@@ -14,7 +14,7 @@ import torch
 
 from sgl.grammar.automaton import ENDLESS as PLAIN_FOR_EVER
 from sgl.grammar.automaton import Automaton
-from sgl.grammar.masks import Place
+from sgl.grammar.place import Place
 from sgl.grammar.tables import AT, BELOW, COUNT_SHIFT, COUNTER, LIMIT, POP_BIT, PUSH_BIT
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.kernels.mask_layout import (
