@@ -350,7 +350,20 @@ ANYTHING: Final[Expr] = Repeat(byte_set(ALL_BYTES), 0, None)
 
 def matches(expr: Expr, text: bytes) -> bool:
     """Whether `text` is in the language."""
-    for byte in text:
+    for i, byte in enumerate(text):
+        if expr.is_boolean and expr.known_arcs is None:
+            # Asking each part takes less than deriving the whole, which is for one use.
+            match expr:
+                case Intersection():
+                    check_time()
+                    return all(matches(member, text[i:]) for member in expr.members)
+                case Union():
+                    check_time()
+                    return any(matches(member, text[i:]) for member in expr.members)
+                case Complement():
+                    return not matches(expr.body, text[i:])
+        elif isinstance(expr, Literal | Words):
+            return expr.holds(text[i:])
         known = expr.known_arcs is not None or not expr.is_boolean
         for mask, target in expr.arcs() if known else expr._derive():
             if mask >> byte & 1:

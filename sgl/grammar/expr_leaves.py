@@ -95,6 +95,10 @@ class Literal(Expr):
         self.text = text
         self.start = start
 
+    def holds(self, text: bytes) -> bool:
+        """Whether `text` is the string."""
+        return len(text) == len(self.text) - self.start and self.text.endswith(text)
+
     def _derive(self) -> Arcs:
         return ((1 << self.text[self.start], _literal(self.text, self.start + 1)),)
 
@@ -114,6 +118,12 @@ class Words(Expr):
         self.low = low
         self.high = high
         self.depth = depth
+
+    def holds(self, text: bytes) -> bool:
+        """Whether `text` is one of the strings."""
+        whole = self.words[self.low][: self.depth] + text
+        place = bisect_left(self.words, whole, self.low, self.high)
+        return place < self.high and self.words[place] == whole
 
     def _derive(self) -> Arcs:
         words, depth, high = self.words, self.depth, self.high
