@@ -1,0 +1,160 @@
+"""Training: batches made by worker processes while the device computes, Muon for matrices, AdamW for the rest."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from tools.train_embedded.corpora import Corpora
+from tools.train_embedded.mixture import examples
+from tools.train_embedded.model import CONFIG, Decoder, loss_of
+from tools.train_embedded.prompts import Example
+from tools.train_embedded.tokenizer import CONTEXT
+
+ROUND = 64  # lengths are padded to multiples of it: a handful of shapes
+POOL = 10  # batches made at a time, of examples sorted by length
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a run depends on beside the data."""
+
+    steps: int
+    batch_tokens: int = 65536  # of a forward pass, padding included
+    accumulate: int = 2  # forward passes a step
+    learning_rate: float = 4e-3
+    warmup: int = 200  # steps
+    weight_decay: float = 0.02
+    prompt_weight: float = 0.1  # of tokens that the model reads, beside 1 of those that it is to write
+    seed: int = 1
+    workers: int = 14
+
+
+class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Endless batches (ids int16 [rows, length], weights uint8 [rows, length]: 0 padding, 1 read, 2 written)."""
+
+    def __init__(self, corpora: Corpora, tokenizer: str, recipe: Recipe) -> None:
+        self.corpora, self.tokenizer, self.recipe = corpora, tokenizer, recipe
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        worker = get_worker_info()
+        seed = self.recipe.seed * 1000 + (worker.id if worker else 0)
+        tokenizer = Tokenizer.from_str(self.tokenizer)
+        stream = examples(self.corpora, seed)
+        order = np.random.default_rng(seed)
+        while True:
+            rows: list[tuple[list[int], list[int]]] = []
+            tokens = 0
+            while tokens < POOL * self.recipe.batch_tokens:
+                made = encoded([next(stream) for _ in range(200)], tokenizer)
+                rows += [row for row in made if len(row[0]) <= CONTEXT]
+                tokens = sum(len(ids) for ids, _ in rows)
+            rows.sort(key=lambda row: len(row[0]), reverse=True)
+            batches = list(_padded(rows, self.recipe.batch_tokens))
+            for i in order.permutation(len(batches)):
+                yield batches[i]
+
+
+def encoded(made: list[Example], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
+    """Token ids and weights (1 read, 2 written) of each example."""
+    pieces = [piece for example in made for piece in example.pieces]
+    encodings = iter(tokenizer.encode_batch_fast([text for text, _ in pieces]))
+    rows = []
+    for example in made:
+        ids: list[int] = []
+        weights: list[int] = []
+        for _, learn in example.pieces:
+            found = next(encodings).ids
+            ids += found
+            weights += [2 if learn else 1] * len(found)
+        rows.append((ids, weights))
+    return rows
+
+
+def _padded(
+    rows: list[tuple[list[int], list[int]]], batch_tokens: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    while rows:
+        length = -(-len(rows[0][0]) // ROUND) * ROUND
+        taken, rows = rows[: batch_tokens // length], rows[batch_tokens // length :]
+        ids = np.zeros((len(taken), length), np.int16)
+        weights = np.zeros((len(taken), length), np.uint8)
+        for i, (row, wanted) in enumerate(taken):
+            ids[i, : len(row)] = row
+            weights[i, : len(row)] = wanted
+        yield torch.from_numpy(ids), torch.from_numpy(weights)
+
+
+def train(corpora: Corpora, tokenizer: Tokenizer, recipe: Recipe, log: Path) -> Decoder:
+    """A trained model. The loss goes to the file `log`, a line each fifty steps."""
+    torch.manual_seed(recipe.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    loader = DataLoader(
+        Batches(corpora, tokenizer.to_str(), recipe), batch_size=None, num_workers=recipe.workers,
+        pin_memory=device == "cuda", prefetch_factor=8 if recipe.workers else None,
+    )  # fmt: skip
+    batches = iter(loader)
+    model = Decoder(CONFIG).to(device)
+    loss_function = loss_of
+    if device == "cuda":
+        for layer in model.layers:
+            layer.compile(dynamic=True)
+        loss_function = torch.compile(loss_of, dynamic=True)
+    matrices = [p for p in model.layers.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    optimizers = [
+        torch.optim.Muon(
+            matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(
+            others, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=device == "cuda"
+        ),
+    ]
+    scale = torch.tensor([0.0, recipe.prompt_weight, 1.0], device=device)
+    start, seen, total = time.perf_counter(), 0, torch.zeros((), device=device)
+    with log.open("a", encoding="utf-8") as lines:
+        for step in range(1, recipe.steps + 1):
+            rate = recipe.learning_rate * _schedule(step, recipe)
+            for _ in range(recipe.accumulate):
+                ids, weights = next(batches)
+                ids = ids.to(device, non_blocking=True).long()
+                weights = scale[weights.to(device, non_blocking=True).long()]
+                with torch.autocast(device, torch.bfloat16):
+                    hidden = model(ids)
+                    loss = loss_function(hidden, model.embed_tokens.weight, ids, weights) / recipe.accumulate
+                loss.backward()
+                total += loss.detach()
+                seen += ids.numel()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            if step % 50 == 0 or step == recipe.steps:
+                mean = total.item() / (step % 50 or 50)
+                seconds = time.perf_counter() - start
+                print(
+                    f"step {step} loss {mean:.4f} {seen / seconds / 1e6:.2f} Mtok/s {seconds:.0f} s",
+                    file=lines,
+                    flush=True,
+                )
+                total.zero_()
+    return model
+
+
+def _schedule(step: int, recipe: Recipe) -> float:
+    """Linear warm-up, then a cosine to a hundredth."""
+    if step < recipe.warmup:
+        return step / recipe.warmup
+    progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return 0.01 + 0.99 * (1 + math.cos(math.pi * progress)) / 2
