@@ -55,7 +55,7 @@ class ProgramSession:
         self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams whose fork has not been executed yet
         self._values: dict[tuple[int, int], str] = {}  # texts of nodes, for those that refer to them
         self._awaited: dict[tuple[int, int], list[Stream]] = {}  # nodes that streams wait for
-        self._answers: dict[tuple[int, int], tuple[ir.Turn, ...] | None] = {}  # of waiting tool_results nodes
+        self._answers: dict[tuple[int, int], tuple[ir.Turn, ...]] = {}  # to tool_results nodes
         self._machine = Machine(services, self._program, sink, self._steps)
         self._machine.post(partial(self._add, Stream(0, "")))
 
@@ -81,11 +81,9 @@ class ProgramSession:
                 if stream.is_failed:
                     self._fail_dependents(stream)
         for stream_id, index, turns in segment.answers:
-            key = (stream_id, index)
-            if key not in self._answers:
-                raise InvalidRequest(f"no tool_results node {index} of stream {stream_id} waits", param="answers")
-            self._answers[key] = turns
-            self._machine.wake(self._streams[stream_id])
+            self._answers[stream_id, index] = turns
+            if stream_id in self._streams:
+                self._machine.wake(self._streams[stream_id])
         if segment.final:
             self._machine.is_final = True
             for stream in self._streams.values():
@@ -217,11 +215,10 @@ class ProgramSession:
 
     def _tool_results(self, stream: Stream) -> Steps[None]:
         key = (stream.id, stream.position)
-        self._answers[key] = None
         self._machine.emit(ir.Need(*key))
-        while (turns := self._answers[key]) is None:
+        while key not in self._answers:
             yield
-        del self._answers[key]
+        turns = self._answers.pop(key)
         start = len(stream.written)
         messages = []
         for turn in turns:
@@ -368,7 +365,7 @@ class ProgramSession:
             raise InvalidRequest("a select needs text before it", param="choices")
         for i, ids in enumerate(wholes):
             if len(ids) <= start:
-                raise InvalidRequest(f"choice {i} is empty", param="choices")
+                raise InvalidRequest(f"the tokenizer drops all of choice {i}", param="choices")
         return tokens, start, [tuple(ids[start:].tolist()) for ids in wholes]
 
     def _rows(self, trie: CandidateTrie) -> Pairs:
