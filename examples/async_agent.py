@@ -1,0 +1,64 @@
+"""Agents in an event loop: tools are Python functions, called in parallel; many agents run at once.
+
+python examples/async_agent.py [MODEL]
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from open_engine import chat_template, open_engine
+
+import sgl
+
+WEATHER = {"Lima": 19, "Oslo": -3, "Accra": 29}
+
+
+async def temperature_in(city: Literal["Lima", "Oslo", "Accra"]) -> str:
+    """The temperature in a city, in degrees Celsius.
+
+    Args:
+        city: where
+    """
+    await asyncio.sleep(0.01)  # a real one would ask a service
+    return f"{WEATHER[city]} degrees"
+
+
+def packing_list(weather: Literal["hot", "cold"]) -> list[str]:
+    """What to pack for a kind of weather."""
+    return ["sandals", "hat"] if weather == "hot" else ["coat", "gloves"]
+
+
+@sgl.function
+async def advise(s, question):
+    tools = [temperature_in, packing_list]
+    s += sgl.system(sgl.describe_tools(tools))
+    s += sgl.user(question)
+    # The first step must be a call; from then on the model decides when it knows enough.
+    s += sgl.assistant(sgl.gen("first", tools=tools, tool_choice="required", max_tokens=80))
+    answer = await sgl.agent(s, tools, max_steps=3, max_tokens=48)
+    return await s.value("first"), answer
+
+
+async def ask_all(engine: sgl.Engine) -> None:
+    questions = [f"What shall I pack for {city}?" for city in WEATHER]
+    batch = advise.arun_batch(
+        [{"question": question} for question in questions],
+        backend=engine,
+        chat_template=chat_template(engine),
+        max_concurrency=8,
+    )
+    async for state in batch:
+        [call], answer = state.ret_value
+        print(f"{call.name}({call.arguments}) gave {call.content()!r}; then: {answer!r}")
+        print(f"  {len(state.messages())} turns in {state.usage['requests']} requests")
+
+
+def main(engine: sgl.Engine) -> None:
+    asyncio.run(ask_all(engine))
+
+
+if __name__ == "__main__":
+    with open_engine() as engine:
+        main(engine)

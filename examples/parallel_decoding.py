@@ -1,0 +1,34 @@
+"""Fork and join: an outline is expanded point by point, all points at the same time.
+
+python examples/parallel_decoding.py [MODEL]
+"""
+
+from __future__ import annotations
+
+from open_engine import open_engine
+
+import sgl
+
+POINTS = ["what they eat", "where they live", "how they sleep"]
+
+
+@sgl.function
+def article(s, animal):
+    s += f"A short article about the {animal}.\n\n"
+    branches = s.fork(len(POINTS))
+    branches += lambda i: f"One sentence on {POINTS[i]}:" + sgl.gen("point", max_tokens=24, stop=["\n", "."])
+    for point, branch in zip(POINTS, branches, strict=True):
+        s += f"- {point}:" + branch.ref("point") + ".\n"  # a reference: nobody waits for the text here
+    branches.join()
+    s += "In one word:" + sgl.gen("summary", max_tokens=4)
+
+
+def main(engine: sgl.Engine) -> None:
+    state = article.run("otter", backend=engine, temperature=0.7)
+    print(state.text())
+    print(f"\n{len(state['point'])} branches and a summary in {state.usage['requests']} request")
+
+
+if __name__ == "__main__":
+    with open_engine() as engine:
+        main(engine)
