@@ -194,7 +194,9 @@ class Keywords:
                 self.malformed("format", f"{name!r}: {KNOWN_BUT_UNDECIDABLE[name]}")
             else:
                 body = format_text(name)
-                if body is not None:
+                if body is None:
+                    self.report.note(path, "format", f"{name!r} is no format of JSON Schema")
+                else:
                     strings &= Strings(body=body)
         return make_strings([strings])
 

@@ -5,7 +5,6 @@ Everything that reads or works out schemas reports here; `Grammar.dropped` shows
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,11 +24,10 @@ class Dropped:
 
 
 class Report:
-    """Collects what is dropped, or refuses it; also passes on the heartbeat that enforces the deadline."""
+    """Collects what is dropped, or refuses it."""
 
-    def __init__(self, *, lenient: bool, tick: Callable[[], None] | None) -> None:
+    def __init__(self, *, lenient: bool) -> None:
         self.lenient = lenient
-        self.tick = tick or _no_tick
         self.dropped: dict[Dropped, None] = {}
         self._same: dict[int, tuple[Location, Location]] = {}
 
@@ -64,7 +62,3 @@ class Report:
         record = Dropped(path, keyword, reason)
         self.dropped[record] = None
         return record
-
-
-def _no_tick() -> None:
-    return None

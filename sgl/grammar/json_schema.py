@@ -38,19 +38,17 @@ class CompiledSchema:
     dropped: tuple[Dropped, ...]
 
 
-def compile_schema(
-    schema: object, *, lenient: bool = False, any_spelling: bool = False, tick: Callable[[], None] | None = None
-) -> CompiledSchema:
+def compile_schema(schema: object, *, lenient: bool = False, any_spelling: bool = False) -> CompiledSchema:
     """Compile a schema of any draft from 4 to 2020-12.
 
     What cannot be enforced raises UnsupportedSchema, or is dropped if `lenient`. `any_spelling` also allows numbers
-    with exponents and trailing zeros. `tick` is called all along and may raise to stop. Raises GrammarTooLarge past
-    the limits on size, and GrammarError where no value at all satisfies the schema.
+    with exponents and trailing zeros. Raises GrammarTooLarge past the limits on size and time, and GrammarError where
+    no value at all satisfies the schema.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"a JSON Schema is an object or a boolean, not {type(schema).__name__}")
     for is_tracking in (False, True):
-        report = Report(lenient=lenient, tick=tick)
+        report = Report(lenient=lenient)
         dialect = dialect_of(schema)
         if dialect is None:
             report.problem("", "$schema", "no draft from 4 to 2020-12 has this address")

@@ -37,6 +37,7 @@ from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import Strings, StringSet, make_strings
 from sgl.grammar.jsontext import string_body
 from sgl.grammar.numbers import NumberSet, make_set
+from sgl.grammar.time_limit import check_time
 
 LOOK_AHEAD: Final = 4
 """How many required keys and items deep a case is searched for one that no value fits, before it is kept."""
@@ -78,7 +79,7 @@ class Sets:
         key = (formula, kind)
         found = self._known.get(key)
         if found is None:
-            self.report.tick()
+            check_time()
             found = self._known[key] = self._work_out(formula, kind)
         return found
 
@@ -101,10 +102,14 @@ class Sets:
                 return Known(_as_not_looked_at(value) if self.is_tracking else value, problem)
         return self._within(everything, formula, kind)
 
-    # Combinations are worked out within a context, what the siblings leave: most alternatives end there at once.
+    # Combinations of objects and arrays are worked out within a context, what the siblings leave: most alternatives
+    # end there at once.
 
     def _within(self, context: KindSet, formula: Formula, kind: int) -> Known:
         """What of a context belongs to a formula."""
+        if kind < OBJECT and context is not EVERYTHING[kind]:
+            value, problem = self.of(formula, kind)
+            return Known(self._meet(context, value, kind), problem)
         match formula.operator:
             case "schema":
                 return self._within_schema(context, formula, kind)
@@ -213,7 +218,7 @@ class Sets:
         if not formula.kinds >> kind & 1:
             return Known(context)
         members = formula.members
-        match formula.operator:
+        match formula.operator if kind >= OBJECT or context is EVERYTHING[kind] else "":
             case "true":
                 return Known(NOTHING[kind])
             case "schema" if self.reader.unevaluated(formula, kind) is None:
