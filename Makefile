@@ -39,10 +39,13 @@ fmt: $(STAMP) ## format, and fix what ruff can fix
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --fix --quiet .
 
-bench: bench-import bench-host bench-cpu ## the benchmarks that need no GPU
+bench: bench-import bench-client bench-host bench-cpu ## the benchmarks that need no GPU
 
 bench-import: $(STAMP) ## what `import sgl` costs a program
 	$(BIN)/python benchmarks/import_time.py
+
+bench-client: $(STAMP) ## what the language costs a client: programs, threads, forks
+	$(BIN)/python benchmarks/client_overhead.py
 
 bench-host: $(STAMP) ## what a step costs the host: scheduling, packing, detokenising
 	$(BIN)/python benchmarks/host_overhead.py $(ARGS)
