@@ -43,14 +43,18 @@ _RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves on within one, a r
 _TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # how pydantic names the branches of a union
 
 
-class NoSuchModel(InvalidRequest):
+class NotThere(InvalidRequest):
+    """What the path names does not exist, or no longer does."""
+
+
+class NoSuchModel(NotThere):
     """The request names another model than the one that is served."""
 
 
 def status_of(error: Exception) -> tuple[int, str, str | None]:
     """HTTP status, type and code of an error; 500 for what is not of our tree."""
-    if isinstance(error, NoSuchModel):
-        return 404, "invalid_request_error", "model_not_found"
+    if isinstance(error, NotThere):
+        return 404, "invalid_request_error", "model_not_found" if isinstance(error, NoSuchModel) else "not_found"
     for cls, status, kind, code in _TABLE:
         if isinstance(error, cls):
             return status, kind, code

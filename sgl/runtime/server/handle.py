@@ -10,11 +10,22 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, Literal, Protocol
 
+from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.text.tokenizer import Tokenizer
 
 Method = Literal["abort", "flush_cache", "get_server_info", "check_ledger"]
+
+
+class ProgramSession(Protocol):
+    """A program under execution; neither method blocks."""
+
+    def send(self, segment: ir.Segment) -> None:
+        """Take the next segment. Raises InvalidRequest and EngineDead."""
+
+    def cancel(self) -> None:
+        """Give up and release everything. Idempotent."""
 
 
 class EngineHandle(Protocol):
@@ -29,6 +40,9 @@ class EngineHandle(Protocol):
 
     def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
         """The events of Engine.async_generate(stream=True). Closing the generator aborts what is not finished."""
+
+    def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
+        """Engine.open_program, with events on the server's event loop. Raises InvalidRequest and EngineDead."""
 
     async def call(self, method: Method, *arguments: Any) -> Any:
         """A method of the engine that takes and returns plain data."""
@@ -58,6 +72,16 @@ class LocalEngine:
         async with contextlib.aclosing(events):
             async for event in events:
                 yield event
+
+    def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
+        """See EngineHandle."""
+        loop = asyncio.get_running_loop()
+
+        def on_loop(event: ir.Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(sink, event)
+
+        return self._engine.open_program(program, on_loop)
 
     async def call(self, method: Method, *arguments: Any) -> Any:
         """See EngineHandle."""

@@ -19,11 +19,12 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from sgl.errors import EngineDead, SglError
+from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop import Output
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.server.channel import Channel, Message
-from sgl.runtime.server.handle import Method
+from sgl.runtime.server.handle import Method, ProgramSession
 from sgl.runtime.server.worker import run_worker
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -45,7 +46,7 @@ class EngineProcess:
         self._configure = configure
         self._watchdog_timeout = watchdog_timeout
         self._ids = itertools.count()
-        self._waiting: dict[int, _Waiter] = {}
+        self._waiting: dict[int, _Waiter | _ProgramWaiter] = {}
         self._process: Any = None
         self._channel: Channel | None = None
         self._is_up = False
@@ -84,6 +85,14 @@ class EngineProcess:
             while call.unfinished:
                 yield call.take(await waiter.get())
 
+    def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
+        """See EngineHandle."""
+        channel = self._up()
+        call_id = next(self._ids)
+        self._waiting[call_id] = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
+        channel.send(("program", call_id, program))
+        return _RemoteSession(channel, call_id)
+
     async def call(self, method: Method, *arguments: Any) -> Any:
         """See EngineHandle."""
         async with self._call("call", method, arguments) as waiter:
@@ -116,16 +125,20 @@ class EngineProcess:
     @contextlib.asynccontextmanager
     async def _call(self, kind: str, *arguments: Any) -> Any:
         """Send a request and listen for its answers; leaving early gives it up."""
-        if not self._is_up or self._channel is None:
-            raise EngineDead("the engine is not running: it is starting, or being restarted")
+        channel = self._up()
         call_id, waiter = next(self._ids), _Waiter()
         self._waiting[call_id] = waiter
-        self._channel.send((kind, call_id, *arguments))
+        channel.send((kind, call_id, *arguments))
         try:
             yield waiter
         finally:
             if self._waiting.pop(call_id, None) is not None and kind == "generate":
-                self._channel.send(("abort", call_id))
+                channel.send(("abort", call_id))
+
+    def _up(self) -> Channel:
+        if not self._is_up or self._channel is None:
+            raise EngineDead("the engine is not running: it is starting, or being restarted")
+        return self._channel
 
     async def _accepted(self, waiter: _Waiter) -> Call:
         is_list, headers = await waiter.get()
@@ -246,3 +259,33 @@ class _Waiter:
         if isinstance(item, Exception):
             raise item
         return item
+
+
+class _ProgramWaiter:
+    """Hands the events of a program on. An error that comes in their place ends it."""
+
+    def __init__(self, sink: ir.Sink, done: Callable[[], object]) -> None:
+        self._sink = sink
+        self._done = done
+
+    def put(self, item: Any) -> None:
+        if isinstance(item, Exception):
+            self._sink(ir.NodeFailed(None, None, item))
+            item = ir.Done()
+        if isinstance(item, ir.Done):
+            self._done()
+        self._sink(item)
+
+
+class _RemoteSession:
+    """See handle.ProgramSession."""
+
+    def __init__(self, channel: Channel, call_id: int) -> None:
+        self._channel = channel
+        self._call_id = call_id
+
+    def send(self, segment: ir.Segment) -> None:
+        self._channel.send(("segment", self._call_id, segment))
+
+    def cancel(self) -> None:
+        self._channel.send(("cancel", self._call_id))

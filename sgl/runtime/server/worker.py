@@ -29,11 +29,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from sgl.errors import SglError
+from sgl.lang import ir
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine, Prepared
 from sgl.runtime.loop import Output
 from sgl.runtime.native import Asked
+from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.server.channel import Channel, Message
 
 logger = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class _Worker:
         self._inbox: list[Message] = []
         self._engine: Engine | None = None
         self._calls: dict[int, Prepared | None] = {}  # None: being prepared
-        self._programs: dict[int, Any] = {}
+        self._programs: dict[int, ProgramSession] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="sgl-worker")
         self._channel = Channel(connection, self._receive, self._stop.set)
@@ -142,13 +144,18 @@ class _Worker:
 
         self._pool.submit(call)
 
-    def _on_program(self, engine: Engine, call_id: int, program: Any) -> None:
-        with self._answering(call_id):
-            self._programs[call_id] = engine.open_program(
-                program, lambda event: self.send(("event", call_id, event))
-            )
+    def _on_program(self, engine: Engine, call_id: int, program: ir.Program) -> None:
+        def sink(event: ir.Event) -> None:
+            if isinstance(event, ir.Done):
+                self._programs.pop(call_id, None)
+            elif isinstance(event, ir.NodeFailed) and not isinstance(event.error, SglError):
+                event.error = RuntimeError(f"{type(event.error).__name__}: {event.error}")  # others cannot travel
+            self.send(("event", call_id, event))
 
-    def _on_segment(self, engine: Engine, call_id: int, segment: Any) -> None:
+        with self._answering(call_id):
+            self._programs[call_id] = engine.open_program(program, sink)
+
+    def _on_segment(self, engine: Engine, call_id: int, segment: ir.Segment) -> None:
         with self._answering(call_id):
             if call_id in self._programs:
                 self._programs[call_id].send(segment)
@@ -170,6 +177,8 @@ class _Worker:
 
     def _raised(self, call_id: int, error: Exception) -> None:
         self._calls.pop(call_id, None)
+        if (session := self._programs.pop(call_id, None)) is not None:
+            session.cancel()
         self.send(("raised", call_id, error))
 
     def send(self, message: Message) -> None:

@@ -1,0 +1,237 @@
+"""Whole programs over HTTP: segments in, events out, over one connection or as many as it takes.
+
+    POST   /v1/programs                 opens a program (or one for each row) and answers with its events
+    POST   /v1/programs/{id}/segments   brings the next segment
+    GET    /v1/programs/{id}/events     goes on after the event that Last-Event-ID names
+    DELETE /v1/programs/{id}            cancels
+
+Events are numbered and kept while the program lives, so a connection that breaks loses nothing. A program that
+nobody listens to for `lease_s` seconds is cancelled and forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from sgl.errors import InvalidRequest, QueueFull, SglError
+from sgl.lang import ir
+from sgl.lang.ir_check import Checker, program_from_wire
+from sgl.runtime.server import sse
+from sgl.runtime.server.errors import NotThere, error_body, json_response
+from sgl.runtime.server.handle import ProgramSession
+from sgl.runtime.server.service import Route, Service, read_body
+
+MAX_PROGRAMS = 20_000  # open at the same time
+MAX_ROWS = 10_000
+READ_SECONDS = 5.0  # for which a program is kept whose last event was sent: it may not have arrived
+
+_TYPES = {
+    ir.Delta: "delta",
+    ir.NodeDone: "node_done",
+    ir.Need: "need",
+    ir.NodeFailed: "node_failed",
+    ir.Done: "done",
+}
+
+
+class Row(BaseModel):
+    """What one run of a skeleton has of its own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    args: dict[str, str] = {}
+    seed: int | None = None
+
+
+class ProgramBody(BaseModel):
+    """A program and its first segment, as `sgl.lang.ir_check.json_schema()` describes them. With rows, the final
+    segment is executed once for each."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    program: dict[str, Any]
+    segment: dict[str, Any] | None = None
+    rows: list[Row] | None = Field(None, min_length=1, max_length=MAX_ROWS)
+
+
+class SegmentBody(BaseModel):
+    """The next segment."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    segment: dict[str, Any]
+
+
+class ProgramsApi:
+    """The handlers of one service, and the programs that are open."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._open: dict[str, _OpenProgram] = {}
+
+    def routes(self) -> list[Route]:
+        """Every endpoint of programs."""
+        one = "/v1/programs/{id}"
+        return [
+            Route(("POST",), "/v1/programs", self.open, "Run a program: its events", ProgramBody, streams=True),
+            Route(("POST",), one + "/segments", self.segment, "The next segment of a program", SegmentBody),
+            Route(("GET",), one + "/events", self.events, "Its events after Last-Event-ID", streams=True),
+            Route(("DELETE",), one, self.cancel, "Cancel a program"),
+        ]
+
+    async def open(self, request: web.Request) -> web.StreamResponse:
+        """Check everything, then answer with events."""
+        body = await read_body(request, ProgramBody)
+        self._service.check_is_up()
+        rows = body.rows or [Row()]
+        if len(self._open) >= MAX_PROGRAMS:
+            raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
+        if body.rows is not None and not (body.segment and body.segment.get("final") is True):
+            raise InvalidRequest("rows need a segment that is final", param="segment")
+        first = program_from_wire(body.program)
+        template = first.chat_template or self._service.chat_template
+        programs = [
+            dataclasses.replace(
+                first,
+                args={**first.args, **row.args},
+                seed=first.seed if row.seed is None else row.seed,
+                chat_template=template,
+            )
+            for row in rows
+        ]
+        opened = _OpenProgram(programs[0], self._forget, is_batch=body.rows is not None)
+        segment = None if body.segment is None else opened.checker.segment(body.segment)
+        self._open[opened.id] = opened
+        try:
+            opened.start(self._service, programs, segment)
+        except SglError:
+            opened.end()
+            raise
+        return await self._send(request, opened, 0)
+
+    async def segment(self, request: web.Request) -> web.Response:
+        """Take the next segment; what it brings comes among the events."""
+        opened = self._find(request)
+        body = await read_body(request, SegmentBody)
+        opened.send(opened.checker.segment(body.segment))
+        return json_response({"id": opened.id})
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """The events from where a connection broke."""
+        opened = self._find(request)
+        last = request.headers.get("Last-Event-ID", "0")
+        if not re.fullmatch(r"[0-9]{1,12}", last) or int(last) > len(opened.log):
+            raise InvalidRequest(f"Last-Event-ID is none of this program's: {last!r}", param="Last-Event-ID")
+        return await self._send(request, opened, int(last))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Release what the program holds, and forget it."""
+        opened = self._find(request)
+        opened.end()
+        return json_response({"id": opened.id})
+
+    async def _send(self, request: web.Request, opened: _OpenProgram, last: int) -> web.StreamResponse:
+        async with aclosing(opened.listen(last)) as events:
+            return await sse.send_events(request, events, self._service.config.write_timeout, done=b"")
+
+    def _find(self, request: web.Request) -> _OpenProgram:
+        opened = self._open.get(request.match_info["id"])
+        if opened is None:
+            raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
+        return opened
+
+    def _forget(self, program_id: str) -> None:
+        self._open.pop(program_id, None)
+
+
+class _OpenProgram:
+    """A program, or one for each row, with everything that it has said so far."""
+
+    def __init__(self, program: ir.Program, forget: Any, *, is_batch: bool) -> None:
+        self.id = uuid.uuid4().hex
+        self.checker = Checker(program)
+        self.log: list[bytes] = []  # event number n at n - 1
+        self._patience = program.lease_s
+        self._forget = forget
+        self._is_batch = is_batch
+        self._sessions: list[ProgramSession] = []
+        self._num_running = 0
+        self._num_listeners = 0
+        self._is_over = False  # ended and forgotten
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._await_listener(self._patience)
+
+    def start(self, service: Service, programs: list[ir.Program], segment: ir.Segment | None) -> None:
+        """Open a session for each. Raises what they raise."""
+        self._note({"type": "opened", "id": self.id})
+        for row, program in enumerate(programs):
+            self._num_running += 1
+            self._sessions.append(service.engine.open_program(program, partial(self._take, row)))
+        if segment is not None:
+            self.send(segment)
+
+    def send(self, segment: ir.Segment) -> None:
+        """Hand a segment on."""
+        for session in self._sessions:
+            session.send(segment)
+
+    def end(self) -> None:
+        """Cancel what runs and forget all of it. Idempotent."""
+        self._is_over = True
+        if self._num_running:
+            for session in self._sessions:
+                session.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._changed.set()
+        self._forget(self.id)
+
+    async def listen(self, last: int) -> AsyncGenerator[bytes, None]:
+        """Everything after event number `last`, until the program has ended."""
+        self._num_listeners += 1
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            while True:
+                news = self.log[last:]
+                if news:
+                    last += len(news)
+                    yield b"".join(news)
+                elif self._is_over or not self._num_running:
+                    return
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
+        finally:
+            self._num_listeners -= 1
+            if not self._num_listeners and not self._is_over:
+                is_read = not self._num_running and last == len(self.log)
+                self._await_listener(min(self._patience, READ_SECONDS) if is_read else self._patience)
+
+    def _await_listener(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
+
+    def _take(self, row: int, event: ir.Event) -> None:
+        if self._is_over:
+            return
+        if isinstance(event, ir.Done):
+            self._num_running -= 1
+        data = {"type": _TYPES[type(event)], **({"row": row} if self._is_batch else {})}
+        if isinstance(event, ir.NodeFailed):
+            error = {**error_body(event.error)["error"], "class": type(event.error).__name__}
+            data |= {"stream": event.stream, "index": event.index, "error": error}
+        else:
+            data |= dataclasses.asdict(event)
+        self._note(data)
+
+    def _note(self, data: dict[str, Any]) -> None:
+        self.log.append(sse.event(data, len(self.log) + 1))
+        self._changed.set()

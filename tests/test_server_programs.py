@@ -1,0 +1,214 @@
+"""Whole programs over HTTP: one round trip, several segments, rows, connections that break, clients that go away."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+
+from sgl.runtime.engine import Engine
+from sgl.runtime.server import programs as programs_module
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+
+PROGRAM = {"v": 1, "name": "p", "seed": 1, "defaults": {"temperature": 0.0, "ignore_eos": True}}
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[LiveServer]:
+    server = LiveServer(engine)
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(engine: Engine) -> Iterator[None]:
+    """After every test no request runs, no page is leased, and each has its owner."""
+    yield
+    deadline = time.monotonic() + 20
+    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+        assert time.monotonic() < deadline, "a program goes on for nobody"
+        time.sleep(0.005)
+    assert engine.check_ledger() == []
+
+
+def text(content: str, stream: int = 0) -> dict[str, Any]:
+    return {"st": stream, "op": "text", "text": content}
+
+
+def gen(name: str, max_tokens: int = 5, stream: int = 0, **params: Any) -> dict[str, Any]:
+    return {"st": stream, "op": "gen", "name": name, "params": {"max_tokens": max_tokens, **params}}
+
+
+def tokens(engine: Engine, content: str) -> list[int]:
+    """With BOS."""
+    assert engine.tokenizer is not None
+    ids: list[int] = engine.tokenizer.encode(content).tolist()
+    return ids
+
+
+class Events:
+    """The events of a program, read one by one from an open connection."""
+
+    def __init__(self, answer: requests.Response) -> None:
+        assert answer.status_code == 200, answer.text
+        self.answer = answer
+        self.numbers: list[int] = []
+        self._lines = answer.iter_lines()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for line in self._lines:
+            if line.startswith(b"id: "):
+                self.numbers.append(int(line[4:]))
+            elif line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+    def next(self, kind: str | None = None) -> dict[str, Any]:
+        """The next event, which must be of that type."""
+        event = next(iter(self))
+        assert kind in (None, event["type"]), event
+        return event
+
+
+def open_program(server: LiveServer, segment: Any = None, **more: Any) -> Events:
+    program = {**PROGRAM, **more.pop("program", {})}
+    body = {"program": program, **more, **({} if segment is None else {"segment": segment})}
+    return Events(server.post("/v1/programs", body, stream=True))
+
+
+def test_a_program_of_one_segment_takes_one_round_trip(server: LiveServer, engine: Engine) -> None:
+    events = list(open_program(server, {"nodes": [text("hello"), gen("x")], "final": True}))
+    assert [event["type"] for event in events] == ["opened", "node_done", "done"]
+    expected = engine.generate("hello", {**GREEDY, "max_new_tokens": 5})["text"]
+    assert (events[1]["stream"], events[1]["index"]) == (0, 1)
+    assert events[1]["text"] == events[1]["value"] == expected
+    assert events[1]["meta"]["completion_tokens"] == 5
+
+
+def test_deltas_come_in_stream_mode_and_join_to_the_text(server: LiveServer) -> None:
+    events = list(
+        open_program(server, {"nodes": [text("hello"), gen("x", 12)], "final": True}, program={"stream": True})
+    )
+    deltas = [event for event in events if event["type"] == "delta"]
+    assert len(deltas) > 3
+    assert "".join(delta["text"] for delta in deltas) == events[-2]["text"]
+
+
+def test_later_segments_go_on_where_the_program_stands(server: LiveServer, engine: Engine) -> None:
+    events = open_program(server, {"nodes": [text("hello"), gen("x")]})
+    program = events.next("opened")["id"]
+    events.next("node_done")
+    segment = {"nodes": [text(" and "), gen("y")], "final": True}
+    assert server.post(f"/v1/programs/{program}/segments", {"segment": segment}).status_code == 200
+    second = events.next("node_done")
+    params = {**GREEDY, "max_new_tokens": 5}
+    ids = [*tokens(engine, "hello"), *engine.generate("hello", params)["output_ids"], *tokens(engine, " and ")[1:]]
+    expected = engine.generate(input_ids=ids, sampling_params=params)["text"]
+    assert (second["index"], second["text"]) == (3, expected)
+    assert events.next("done")
+    assert list(events) == []
+    assert events.numbers == [1, 2, 3, 4]
+
+
+def test_a_program_may_begin_without_a_segment(server: LiveServer) -> None:
+    events = open_program(server)
+    program = events.next("opened")["id"]
+    assert server.post(f"/v1/programs/{program}/segments", {"segment": {"nodes": [], "final": True}}).ok
+    assert events.next("done")
+
+
+def test_rows_share_a_skeleton_and_keep_apart(server: LiveServer, engine: Engine) -> None:
+    rows = [{"args": {"word": word}, "seed": i} for i, word in enumerate(("one", "two", "three"))]
+    segment = {"nodes": [text("say "), {"st": 0, "op": "arg", "name": "word"}, gen("x")], "final": True}
+    events = list(open_program(server, segment, rows=rows))
+    texts = {event["row"]: event["text"] for event in events if event["type"] == "node_done"}
+    for i, word in enumerate(("one", "two", "three")):
+        assert texts[i] == engine.generate(f"say {word}", {**GREEDY, "max_new_tokens": 5})["text"]
+    assert sorted(event["row"] for event in events if event["type"] == "done") == [0, 1, 2]
+
+
+def test_a_broken_connection_resumes_after_the_last_event(server: LiveServer) -> None:
+    segment = {"nodes": [text("hello"), gen("x", 60)], "final": True}
+    whole = list(open_program(server, segment, program={"stream": True}))
+    events = open_program(server, segment, program={"stream": True})
+    seen = [events.next() for _ in range(4)]
+    events.answer.close()
+    program = seen[0]["id"]
+    headers = {"Last-Event-ID": "4"}
+    rest = Events(server.get(f"/v1/programs/{program}/events", headers=headers, stream=True))
+    seen += list(rest)
+    assert rest.numbers == list(range(5, len(seen) + 1))
+    assert [event["type"] for event in seen[-2:]] == ["node_done", "done"]
+    assert (
+        "".join(event["text"] for event in seen if event["type"] == "delta")
+        == seen[-2]["text"]
+        == whole[-2]["text"]
+    )
+    again = Events(server.get(f"/v1/programs/{program}/events", stream=True))
+    assert [event["type"] for event in again] == [event["type"] for event in seen], (
+        "from the beginning, as often as wanted"
+    )
+
+
+def test_a_program_that_nobody_listens_to_is_cancelled(server: LiveServer, engine: Engine) -> None:
+    program = {"lease_s": 0.1}
+    events = open_program(server, {"nodes": [text("hello"), gen("x", 400)]}, program=program)
+    identity = events.next("opened")["id"]
+    events.answer.close()
+    deadline = time.monotonic() + 20
+    while server.post(f"/v1/programs/{identity}/segments", {"segment": {"nodes": []}}).status_code != 404:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_delete_cancels_and_ends_the_events(server: LiveServer) -> None:
+    events = open_program(server, {"nodes": [text("hello"), gen("x", 400)]}, program={"stream": True})
+    identity = events.next("opened")["id"]
+    events.next("delta")
+    assert requests.delete(f"{server.url}/v1/programs/{identity}", timeout=60).status_code == 200
+    assert all(event["type"] == "delta" for event in events)
+    assert requests.delete(f"{server.url}/v1/programs/{identity}", timeout=60).status_code == 404
+    assert server.post(f"/v1/programs/{identity}/segments", {"segment": {"nodes": []}}).status_code == 404
+
+
+def test_failures_name_their_node(server: LiveServer) -> None:
+    nodes = [text("x" * 600), gen("x")]
+    *_, failed, done = list(open_program(server, {"nodes": nodes, "final": True}))
+    assert (failed["type"], failed["stream"], failed["index"]) == ("node_failed", 0, 1)
+    assert failed["error"]["class"] == "ContextTooLong"
+    assert done["type"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "program"),
+        ({"program": {"v": 2, "name": "x", "seed": 1}}, "version"),
+        ({"program": {**PROGRAM, "nam": "x"}}, "nam"),
+        ({"program": PROGRAM, "segment": {"nodes": [{"op": "gne", "st": 0}]}}, "gne"),
+        ({"program": PROGRAM, "segment": {"nodes": [text("x", stream=3)]}}, "stream 3"),
+        ({"program": PROGRAM, "segment": {"nodes": [{"st": 0, "op": "arg", "name": "a"}]}}, "argument 'a'"),
+        ({"program": PROGRAM, "rows": [{}]}, "final"),
+        ({"program": PROGRAM, "segment": {"nodes": [], "final": True}, "rows": []}, "rows"),
+        ({"program": PROGRAM, "sgement": {}}, "did you mean 'segment'"),
+    ],
+)
+def test_bad_programs_are_refused_before_anything_runs(server: LiveServer, body: Any, words: str) -> None:
+    answer = server.post("/v1/programs", body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_programs_have_a_limit(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs_module, "MAX_PROGRAMS", 0)
+    assert server.post("/v1/programs", {"program": PROGRAM}).status_code == 429
