@@ -37,6 +37,16 @@ def test_the_schema_file_is_the_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(json_schema())
 
 
+def test_the_example_of_the_documentation_is_a_program() -> None:
+    page = SCHEMA_FILE.with_name("ir.md").read_text(encoding="utf-8")
+    header, segment = page.split("```json\n")[1].split("```")[0].split("\n\n")
+    checker = Checker(program_from_wire(json.loads(header)))
+    assert len(checker.segment(json.loads(segment)).nodes) == 6
+    SEGMENTS.validate(json.loads(segment))
+    for op in ir.NODES:
+        assert f"`{op}`" in page
+
+
 def fields_of(node: type[ir.Node]) -> set[str]:
     """The fields that travel."""
     return {field.name for field in dataclasses.fields(node) if field.name != "client"}  # type: ignore[arg-type]
