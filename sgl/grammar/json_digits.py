@@ -18,6 +18,8 @@ from sgl.grammar.numbers import NumberSet, Range
 
 MAX_EXPONENT: Final = 308
 MIN_EXPONENT: Final = -324
+MOST_DIGITS: Final = 15
+"""Every decimal fraction of so many digits is told from all others by doubles."""
 LARGEST_PLAIN: Final = 10**21
 """Single values from here on are written with an exponent where it is shorter."""
 
@@ -229,9 +231,11 @@ class _Bound:
 class _Plain(_Form):
     """Texts without an exponent: digits, and perhaps a point and more digits.
 
-    A state is (phase, place, against low, against high, remainder of each multiple…): the place counts digits since
-    the start or the point as far as they matter; `against` is -1, 0, 1 while the digits read so far are less than,
-    equal to or greater than as many digits of the bound, or settled when the bound holds whatever follows.
+    A state is (phase, place, against low, against high, digits, remainder of each multiple…): the place counts digits
+    since the start or the point as far as they matter; `against` is -1, 0, 1 while the digits read so far are less
+    than, equal to or greater than as many digits of the bound, or settled when the bound holds whatever follows.
+    Where multiples matter all digits are counted, since a reader that keeps numbers as doubles would round a longer
+    fraction to what is a multiple or is none.
     """
 
     def __init__(
@@ -246,7 +250,8 @@ class _Plain(_Form):
         self.high = high
         self.multiples = multiples
         self.max_decimals = max_decimals
-        self.start = (_SETTLED if low is None else 0, _SETTLED if high is None else 0, *(0 for _ in multiples))
+        self.counts_digits = any(multiple != (1, 0, True) for multiple in multiples)
+        self.start = (_SETTLED if low is None else 0, _SETTLED if high is None else 0, 0, *(0 for _ in multiples))
 
     @staticmethod
     def of(part: Range, any_spelling: bool) -> _Plain:
@@ -264,7 +269,7 @@ class _Plain(_Form):
         return ("plain", (self.low, self.high, self.multiples, self.max_decimals))
 
     def accepts(self, state: tuple[int, ...]) -> bool:
-        phase, place, low, high, *remainders = state
+        phase, place, low, high, _, *remainders = state
         if phase in (_START, _POINT):
             return False
         if not _holds(self.low, low, phase, place, is_low=True) or not _holds(
@@ -306,13 +311,16 @@ class _Plain(_Form):
         return _grouped(found)
 
     def _digit(self, state: tuple[int, ...], digit: int) -> Expr | None:
-        phase, place, low, high, *remainders = state
+        phase, place, low, high, digits, *remainders = state
+        digits += self.counts_digits and digits <= MOST_DIGITS
         if phase in (_START, _INTEGER):
             low = _read_whole(self.low, low, place, digit, is_low=True)
             high = _read_whole(self.high, high, place, digit, is_low=False)
             after = _ZERO if phase == _START and digit == 0 else _INTEGER
             left = [(10 * old + digit) % step for old, (step, _, _) in zip(remainders, self.multiples, strict=True)]
             place = 0 if low == high == _SETTLED else place + 1
+        elif digits > MOST_DIGITS:
+            return None
         else:
             low = _read_fraction(self.low, low, place, digit, is_low=True)
             high = _read_fraction(self.high, high, place, digit, is_low=False)
@@ -329,7 +337,7 @@ class _Plain(_Form):
             place = min(place + 1, self._place_limit(low, high))
         if _DEAD in (low, high):
             return None
-        return self.node((after, place, low, high, *left))
+        return self.node((after, place, low, high, digits, *left))
 
     def _place_limit(self, low: int, high: int) -> int:
         """Beyond this many decimals one more zero changes nothing."""
@@ -342,7 +350,9 @@ class _Plain(_Form):
         return max(limits)
 
     def _point(self, state: tuple[int, ...]) -> Expr | None:
-        _, place, low, high, *remainders = state
+        _, place, low, high, digits, *remainders = state
+        if digits >= MOST_DIGITS:
+            return None
         if self.low is not None and low != _SETTLED:
             if place < len(self.low.whole) or low < 0:
                 return None
@@ -351,7 +361,7 @@ class _Plain(_Form):
             if place == len(self.high.whole) and high > 0:
                 return None
             high = _SETTLED if place < len(self.high.whole) or high < 0 else 0
-        return self.node((_POINT, 0, low, high, *remainders))
+        return self.node((_POINT, 0, low, high, digits, *remainders))
 
 
 def _read_whole(bound: _Bound | None, against: int, place: int, digit: int, *, is_low: bool) -> int:

@@ -57,6 +57,8 @@ def compile_schema(schema: object, *, lenient: bool = False, any_spelling: bool 
             root = _Compilation(sets, any_spelling).root()
         except NeedsTracking:
             continue
+        except UnicodeEncodeError as error:
+            raise GrammarError(f"the schema holds half of a surrogate pair, which has no UTF-8: {error}") from error
         return CompiledSchema(root, report.records())
     raise AssertionError("nothing asks for tracking while everything is tracked")
 
