@@ -162,6 +162,30 @@ def test_what_is_no_type_is_refused() -> None:
         sgl.gen("x", json_schema=Literal["a"])
 
 
+def test_objects_of_types_have_no_fields_but_theirs() -> None:
+    class Open(pydantic.BaseModel, extra="allow"):
+        inner: Model
+
+    class Tree(pydantic.BaseModel):
+        children: list[Tree] = []
+        properties: dict[str, int] = {}
+
+    Tree.model_rebuild(_types_namespace={"Tree": Tree})
+    person = {"name": "Ada", "age": 36}
+    for schema, good, bad in (
+        (Model, person, {**person, "more": 1}),
+        (list[Point], [{"x": 1}], [{"x": 1, "z": 2}]),
+        (Open, {"inner": person, "more": 1}, {"inner": {**person, "more": 1}}),
+        (Tree, {"children": [{"properties": {"a": 1}}]}, {"children": [{"more": 1}]}),
+        (Model | Point, {"x": 1}, {"x": 1, "name": "Ada"}),
+    ):
+        constraint = sgl.gen("x", schema=schema).constraint["json"]
+        jsonschema.validate(good, constraint)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, constraint)
+    assert sgl.gen("x", schema=PERSON).constraint["json"] == PERSON  # a schema is taken at its word
+
+
 def test_typed_dicts_keep_what_is_required() -> None:
     node = sgl.gen("x", schema=Nested)
     schema = node.constraint["json"]
