@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +13,8 @@ from typing import Any
 import pytest
 import requests
 
+import sgl
+from sgl.errors import ContextTooLong, ProgramError
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs as programs_module
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
@@ -212,3 +217,90 @@ def test_bad_programs_are_refused_before_anything_runs(server: LiveServer, body:
 def test_programs_have_a_limit(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs_module, "MAX_PROGRAMS", 0)
     assert server.post("/v1/programs", {"program": PROGRAM}).status_code == 429
+
+
+# ── the language's own client ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@sgl.function
+def story(s: Any, word: str) -> None:
+    s += "the " + word + sgl.gen("first", max_tokens=40)
+    branches = s.fork(2)
+    for branch in branches:
+        branch += " it " + sgl.gen("part", max_tokens=4)
+    s += branches[0]["part"] + sgl.select("end", ["yes", "no"]) + sgl.gen("last", max_tokens=4)
+
+
+class Cutter:
+    """A proxy whose connections to the server break after so many bytes of an answer."""
+
+    def __init__(self, url: str, after: int) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self._target, self._after, self.num_cut = (host, int(port)), after, 0
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._socket.accept()
+                server = socket.create_connection(self._target)
+                threading.Thread(target=self._pump, args=(client, server, None), daemon=True).start()
+                threading.Thread(target=self._pump, args=(server, client, self._after), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, left: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(512):
+                sink.sendall(data)
+                if left is not None and (left := left - len(data)) < 0:
+                    self.num_cut += 1
+                    break
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_programs_of_the_language_are_shipped_whole(server: LiveServer, engine: Engine) -> None:
+    def num_posts() -> int:
+        return sum(
+            count for (path, _), count in server.service.metrics.responses.items() if path != "/get_model_info"
+        )
+
+    expected = story.run("cat", backend=engine, seed=3, **GREEDY).text()
+    backend = sgl.RuntimeEndpoint(server.url)
+    before = num_posts()
+    state = story.run("cat", backend=backend, seed=3, **GREEDY)
+    assert state.text() == expected
+    assert num_posts() - before <= 3, "a request for each time that the body looked at a value, and no more"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_programs_survive_connections_that_break(server: LiveServer, stream: bool) -> None:
+    whole = story.run("dog", backend=sgl.RuntimeEndpoint(server.url), seed=3, **GREEDY).text()
+    cutter = Cutter(server.url, 2500)
+    try:
+        backend = sgl.RuntimeEndpoint(cutter.url, max_retries=20)
+        state = story.run("dog", backend=backend, seed=3, stream=stream, **GREEDY)
+        if stream:
+            assert "".join(state.text_iter()) == whole
+        assert state.text() == whole
+        assert cutter.num_cut > stream, "some were cut in the middle"
+    finally:
+        backend.shutdown()
+        cutter.close()
+
+
+def test_errors_of_a_program_keep_their_class_on_the_way(server: LiveServer) -> None:
+    @sgl.function
+    def too_long(s: Any) -> None:
+        s += "x" * 600 + sgl.gen("y")
+
+    state = too_long.run(backend=sgl.RuntimeEndpoint(server.url))
+    with pytest.raises(ProgramError, match="601 tokens") as raised:
+        state["y"]
+    assert isinstance(raised.value.__cause__, ContextTooLong)
+    assert raised.value.__cause__.limit == 512

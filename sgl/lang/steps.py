@@ -81,7 +81,7 @@ class TextBackend(Backend):
         decision = method(node.choices, scores)
         return Completion(decision.decision, decision.meta_info)
 
-    def open(self, program: ir.Program, sink: ir.Sink) -> StepSession:
+    def open(self, program: ir.Program, sink: ir.Sink) -> Session:
         return StepSession(self, program, sink)
 
 

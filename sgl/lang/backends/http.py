@@ -34,7 +34,7 @@ class HttpClient:
         self.base_url = base_url.rstrip("/")
         self._headers = {"User-Agent": "sgl", **(headers or {})}
         self._timeout = timeout
-        self._max_retries = max_retries
+        self.max_retries = max_retries
         self._max_connections = max_connections
         self._verify = verify
         self._session: Any = None
@@ -47,19 +47,37 @@ class HttpClient:
         """The JSON answer to a POST; None if the answer is not JSON."""
         return await self._json("POST", path, body)
 
+    async def delete(self, path: str) -> Any:
+        """The JSON answer to a DELETE."""
+        return await self._json("DELETE", path, None)
+
     async def events(self, path: str, body: Any) -> AsyncIterator[Any]:
         """The JSON objects of a POST's server-sent events, up to `[DONE]`. Retried until the first one only."""
-        async with self._answer("POST", path, body) as response:
-            rest = b""
+        async for _, event in self.sse("POST", path, body):
+            if isinstance(event, dict) and event.get("error"):
+                detail = event["error"]
+                message = detail.get("message", detail) if isinstance(detail, dict) else detail
+                raise BackendError(f"the server failed while streaming: {message}")
+            yield event
+
+    async def sse(
+        self, method: str, path: str, body: Any = None, *, last_event_id: int | None = None
+    ) -> AsyncIterator[tuple[int, Any]]:
+        """Server-sent events, up to `[DONE]`: their numbers, 0 where they have none, and their JSON."""
+        headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
+        async with self._answer(method, path, body, headers) as response:
+            rest, number = b"", 0
             async for chunk in self._chunks(response):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
+                    if line.startswith(b"id:"):
+                        number = int(line[3:])
                     if not line.startswith(b"data:"):
                         continue
                     data = line[5:].strip()
                     if data == b"[DONE]":
                         return
-                    yield _event(data)
+                    yield number, _event(data)
 
     async def close(self) -> None:
         """Close the connections. A later request opens new ones."""
@@ -87,26 +105,28 @@ class HttpClient:
             raise self._late() from error
 
     @asynccontextmanager
-    async def _answer(self, method: str, path: str, body: Any) -> AsyncIterator[Any]:
+    async def _answer(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Any]:
         """A response of status 200, after as many tries as it takes and is allowed."""
-        for attempt in range(self._max_retries + 1):
+        for attempt in range(self.max_retries + 1):
             try:
-                response = await self._try(method, path, body)
+                response = await self._try(method, path, body, headers)
             except BackendError as error:
-                if not error.retryable or attempt == self._max_retries or isinstance(error, RequestTimeout):
+                if not error.retryable or attempt == self.max_retries or isinstance(error, RequestTimeout):
                     raise
-                await asyncio.sleep(_delay(attempt, getattr(error, "retry_after", None)))
+                await asyncio.sleep(retry_delay(attempt, getattr(error, "retry_after", None)))
                 continue
             async with response:
                 yield response
             return
 
-    async def _try(self, method: str, path: str, body: Any) -> Any:
+    async def _try(self, method: str, path: str, body: Any, headers: Mapping[str, str] | None) -> Any:
         import aiohttp
 
         url = self.base_url + path
         try:
-            response = await self._in_time(self._client().request(method, url, json=body))
+            response = await self._in_time(self._client().request(method, url, json=body, headers=headers))
         except (aiohttp.ClientError, ConnectionError) as error:
             raise BackendError(f"{url} cannot be reached: {error}", retryable=True) from error
         if response.status == 200:
@@ -137,7 +157,7 @@ class HttpClient:
         return self._session
 
 
-def _delay(attempt: int, asked: float | None) -> float:
+def retry_delay(attempt: int, asked: float | None = None) -> float:
     """Seconds before the next try: what the server asks for, or a doubling time with some chance in it."""
     return min(30.0, asked) if asked is not None else 0.2 * 2**attempt * (0.5 + random.random())
 
@@ -159,11 +179,6 @@ def _status_error(url: str, status: int, text: str, retry_after: str | None) -> 
 
 def _event(data: bytes) -> Any:
     try:
-        event = json.loads(data)
+        return json.loads(data)
     except ValueError as error:
         raise BackendError(f"the server sent an event that is not JSON: {data[:200]!r}") from error
-    if isinstance(event, dict) and event.get("error"):
-        detail = event["error"]
-        message = detail.get("message", detail) if isinstance(detail, dict) else detail
-        raise BackendError(f"the server failed while streaming: {message}")
-    return event

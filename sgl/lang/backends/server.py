@@ -1,18 +1,22 @@
-"""A server that speaks the native `/generate` protocol, call by call.
+"""A server over HTTP: one that executes programs gets them whole, another gets single calls of `/generate`.
 
-It knows that protocol (also that of servers of the original language); retries and connections are `http`'s
-business.
+It knows the native protocol (also that of servers of the original language); `remote` knows that of programs, and
+retries and connections are `http`'s business.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
 from sgl.errors import BackendError
+from sgl.lang import ir
 from sgl.lang.aio import io
+from sgl.lang.backends.base import Session
 from sgl.lang.backends.engine import CONSTRAINT_NAMES, LOGPROB_OPTIONS, native_sampling
 from sgl.lang.backends.http import HttpClient
+from sgl.lang.backends.remote import RemoteSession
 from sgl.lang.chat import ChatTemplate, as_template, jinja_template
 from sgl.lang.choices import Scores
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
@@ -43,11 +47,19 @@ class RuntimeEndpoint(TextBackend):
         self.model_info: dict[str, Any] = io.run(self._http.get("/get_model_info")).result()
         self._is_incremental: bool | None = None
         self._seed_name = "seed" if self.model_info.get("engine") == "sgl" else "sampling_seed"
+        self._template_name = chat_template_name
         self.chat_template: ChatTemplate | None = None
         if chat_template_name is not None:
             self.chat_template = as_template(chat_template_name)
         elif source := self.model_info.get("chat_template"):
             self.chat_template = jinja_template(source, special_tokens=self.model_info.get("special_tokens"))
+
+    def open(self, program: ir.Program, sink: ir.Sink) -> Session:
+        if not self.model_info.get("programs"):
+            return super().open(program, sink)
+        if program.chat_template is None and self._template_name is not None:
+            program = dataclasses.replace(program, chat_template=self._template_name)
+        return RemoteSession(self._http, program, sink)
 
     @property
     def base_url(self) -> str:

@@ -169,6 +169,7 @@ class NativeApi:
                 "chat_template": template,
                 "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
                 "engine": "sgl",
+                "programs": tokenizer is not None,
                 "version": VERSION,
             }
         )

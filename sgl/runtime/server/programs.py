@@ -63,10 +63,12 @@ class ProgramBody(BaseModel):
 
 
 class SegmentBody(BaseModel):
-    """The next segment."""
+    """The next segment. With its number, counted from 1 after the one that the program opened with, it may be sent
+    again when it is not certain that it arrived."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     segment: dict[str, Any]
+    number: int | None = None
 
 
 class ProgramsApi:
@@ -120,7 +122,12 @@ class ProgramsApi:
         """Take the next segment; what it brings comes among the events."""
         opened = self._find(request)
         body = await read_body(request, SegmentBody)
-        opened.send(opened.checker.segment(body.segment))
+        if body.number is not None and body.number > opened.num_segments + 1:
+            raise InvalidRequest(f"segment {opened.num_segments + 1} is missing", param="number")
+        if body.number is None or body.number == opened.num_segments + 1:
+            segment = opened.checker.segment(body.segment)
+            opened.num_segments += 1
+            opened.send(segment)
         return json_response({"id": opened.id})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -157,6 +164,7 @@ class _OpenProgram:
     def __init__(self, program: ir.Program, forget: Any, *, is_batch: bool) -> None:
         self.id = uuid.uuid4().hex
         self.checker = Checker(program)
+        self.num_segments = 0  # beside the one that it opened with
         self.log: list[bytes] = []  # event number n at n - 1
         self._patience = program.lease_s
         self._forget = forget
@@ -227,6 +235,7 @@ class _OpenProgram:
         data = {"type": _TYPES[type(event)], **({"row": row} if self._is_batch else {})}
         if isinstance(event, ir.NodeFailed):
             error = {**error_body(event.error)["error"], "class": type(event.error).__name__}
+            error["data"] = {name: value for name, value in vars(event.error).items() if _is_plain(value)}
             data |= {"stream": event.stream, "index": event.index, "error": error}
         else:
             data |= dataclasses.asdict(event)
@@ -235,3 +244,7 @@ class _OpenProgram:
     def _note(self, data: dict[str, Any]) -> None:
         self.log.append(sse.event(data, len(self.log) + 1))
         self._changed.set()
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, bool))

@@ -1,0 +1,131 @@
+"""A program that a server executes: segments go out, numbered events come back, over connections that may break.
+
+It knows the protocol of /v1/programs; `server` uses it where a server offers it. Everything runs on the io thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from sgl import errors
+from sgl.errors import BackendError, SglError
+from sgl.lang import ir
+from sgl.lang.aio import io
+from sgl.lang.backends.base import Session
+from sgl.lang.backends.http import HttpClient, retry_delay
+
+_EVENTS: dict[str, type[Any]] = {"delta": ir.Delta, "node_done": ir.NodeDone, "need": ir.Need}
+
+
+class RemoteSession(Session):
+    """One program. The first segment opens it; a lost connection is taken up again after the last event seen."""
+
+    def __init__(self, http: HttpClient, program: ir.Program, sink: ir.Sink) -> None:
+        self._http = http
+        self._program = program
+        self._sink = sink
+        self._path: str | None = None  # of the program, once it is open
+        self._is_open = asyncio.Event()
+        self._last = 0  # number of the last event seen
+        self._segments: asyncio.Queue[ir.Segment] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_over = False
+
+    def send(self, segment: ir.Segment) -> None:
+        if self._is_over:
+            return
+        if self._tasks:
+            self._segments.put_nowait(segment)
+        else:
+            loop = asyncio.get_running_loop()
+            body = {"program": ir.to_json(self._program), "segment": ir.to_json(segment)}
+            self._tasks = [loop.create_task(self._listen(body)), loop.create_task(self._send())]
+
+    def cancel(self) -> None:
+        if self._is_over:
+            return
+        self._end()
+        if self._path is not None:
+            io.run(self._delete(self._path))
+
+    async def _delete(self, path: str) -> None:
+        with contextlib.suppress(SglError):  # it ended by itself, or its lease will
+            await self._http.delete(path)
+
+    async def _send(self) -> None:
+        """Ship later segments in order, once the program has a path. Their numbers make it safe to repeat one."""
+        await self._is_open.wait()
+        for number in itertools.count(1):
+            body = {"segment": ir.to_json(await self._segments.get()), "number": number}
+            try:
+                await self._http.post(f"{self._path}/segments", body)
+            except SglError as error:
+                self._fail(error)
+
+    async def _listen(self, body: Any) -> None:
+        """Take in events until the program is done; try again where the connection breaks and nothing else is
+        wrong, as long as tries bring something new."""
+        failures = 0
+        while True:
+            before = self._last
+            try:
+                if self._path is None:
+                    events = self._http.sse("POST", "/v1/programs", body)
+                else:
+                    events = self._http.sse("GET", f"{self._path}/events", last_event_id=self._last)
+                async for number, data in events:
+                    self._take(number, data)
+                if self._is_over:
+                    return
+                raise BackendError(f"{self._http.base_url} ended the program's events early", retryable=True)
+            except SglError as error:
+                failures = 0 if self._last > before else failures + 1
+                if not getattr(error, "retryable", False) or failures > self._http.max_retries:
+                    self._fail(error)
+                    return
+            await asyncio.sleep(retry_delay(failures))
+
+    def _take(self, number: int, data: Mapping[str, Any]) -> None:
+        kind = data.get("type")
+        if kind is None:
+            raise BackendError(f"the server failed while it sent events: {data}", retryable=True)
+        if number <= self._last:
+            return
+        self._last = number
+        if kind == "opened":
+            self._path = f"/v1/programs/{data['id']}"
+            self._is_open.set()
+        elif kind == "done":
+            self._end()
+            self._sink(ir.Done())
+        elif kind == "node_failed":
+            self._sink(ir.NodeFailed(data["stream"], data["index"], _error(data["error"])))
+        else:
+            self._sink(_EVENTS[kind](**{name: value for name, value in data.items() if name != "type"}))
+
+    def _fail(self, error: Exception) -> None:
+        self._end()
+        self._sink(ir.NodeFailed(None, None, error))
+        self._sink(ir.Done())
+
+    def _end(self) -> None:
+        self._is_over = True
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
+
+
+def _error(data: Mapping[str, Any]) -> Exception:
+    """The error that the server met, as its own class where that is one of ours."""
+    cls = getattr(errors, str(data.get("class")), None)
+    if not (isinstance(cls, type) and issubclass(cls, SglError)):
+        cls = BackendError
+    error: Exception = cls.__new__(cls, data["message"])
+    error.__dict__.update({"retryable": False, "status": None} if issubclass(cls, BackendError) else {})
+    error.__dict__.update(data.get("data") or {})
+    return error
