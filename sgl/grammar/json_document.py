@@ -116,10 +116,12 @@ class Dialect:
 
     @property
     def id_keyword(self) -> str:
+        """The keyword by which a schema names itself."""
         return "id" if self.draft == 4 else "$id"
 
     @property
     def ref_hides_siblings(self) -> bool:
+        """Whether nothing beside a $ref counts."""
         return self.draft <= 7
 
     @property

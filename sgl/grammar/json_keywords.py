@@ -101,9 +101,11 @@ class Keywords:
         return frozenset(names)
 
     def has(self, keyword: str) -> bool:
+        """Whether the keyword is there and means something in this draft."""
         return keyword in self.keywords
 
     def raw(self, keyword: str) -> object:
+        """Its value as it stands; None where it is absent."""
         return self.schema[keyword] if keyword in self.keywords else None
 
     def malformed(self, keyword: str, reason: str, cause: Exception | None = None) -> None:
@@ -111,6 +113,7 @@ class Keywords:
         self._note(self.report.problem(self.location.path(), keyword, reason, cause))
 
     def of_type(self, keyword: str, expected: type[_T], default: _T) -> _T:
+        """Its value, or the default where it is absent or malformed."""
         value = self.raw(keyword)
         if value is None:
             return default
@@ -120,6 +123,7 @@ class Keywords:
         return value
 
     def count(self, keyword: str) -> int | None:
+        """A number that is not negative; None where it is absent or malformed."""
         value = self.raw(keyword)
         if value is None:
             return None
@@ -129,6 +133,7 @@ class Keywords:
         return int(value)
 
     def strings(self, keyword: str) -> list[str]:
+        """A list of strings, empty where it is absent or malformed."""
         value = self.of_type(keyword, list, [])
         if not all(isinstance(item, str) for item in value):
             self.malformed(keyword, "a list of names is expected")
@@ -136,6 +141,7 @@ class Keywords:
         return value
 
     def number(self, keyword: str) -> Fraction | None:
+        """An exact number; None where it is absent, malformed or a boolean."""
         value = self.raw(keyword)
         if value is None or isinstance(value, bool):
             return None
@@ -149,6 +155,7 @@ class Keywords:
             return None
 
     def pattern(self, keyword: str, pattern: object) -> Strings | None:
+        """The strings in which a pattern matches; None, and reported, where it cannot be compiled."""
         if not isinstance(pattern, str):
             self.malformed(keyword, "a pattern is a string")
             return None

@@ -15,9 +15,9 @@ from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar import json_arrays, json_objects
 from sgl.grammar.expr import EMPTY, Expr, union, words
 from sgl.grammar.json_arrays import ArrayCase, ArrayDraft, Undecidable
-from sgl.grammar.json_digits import number_text
 from sgl.grammar.json_document import Dialect, Document, dialect_of
 from sgl.grammar.json_formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula
+from sgl.grammar.json_numbers import number_text
 from sgl.grammar.json_objects import ObjectCase, ObjectDraft, TooManyCases
 from sgl.grammar.json_reader import NeedsTracking, SchemaSubject
 from sgl.grammar.json_report import Dropped, Report
@@ -42,8 +42,8 @@ def compile_schema(schema: object, *, lenient: bool = False, any_spelling: bool 
     """Compile a schema of any draft from 4 to 2020-12.
 
     What cannot be enforced raises UnsupportedSchema, or is dropped if `lenient`. `any_spelling` also allows numbers
-    with exponents and trailing zeros. Raises GrammarTooLarge past the limits on size and time, and GrammarError where
-    no value at all satisfies the schema.
+    with exponents and trailing zeros. Raises GrammarTooLarge past the limits on size and time, and GrammarError
+    where no value at all satisfies the schema.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"a JSON Schema is an object or a boolean, not {type(schema).__name__}")

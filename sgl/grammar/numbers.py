@@ -1,7 +1,7 @@
 """Sets of numbers as JSON Schema constrains them: ranges, multiples and single values, closed under the set
 operations.
 
-Bounds are exact fractions, so 0.1 means a tenth. How such a set is written as JSON text is in json_digits.py; the
+Bounds are exact fractions, so 0.1 means a tenth. How such a set is written as JSON text is in json_numbers.py; the
 schema compiler calls both.
 """
 
