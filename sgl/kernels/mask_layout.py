@@ -54,8 +54,8 @@ class VocabularyTensors:
     """
 
     block: int
-    bytes: torch.Tensor  # uint8 [longest, N]
-    lengths: torch.Tensor  # int32 [N], in bytes
+    runs: torch.Tensor  # int16 [most, N]: a byte, plus 256 times how often it comes again right behind, at most 127
+    lengths: torch.Tensor  # int32 [N], in runs
     token_ids: torch.Tensor  # int32 [N]
     reaches: torch.Tensor  # int32 [N] characters of plain tokens, NOT_PLAIN of others
     block_reaches: torch.Tensor  # int32 [N / block] the most of each block

@@ -96,11 +96,12 @@ def _mask(
     info = automaton.infos[places.states[row]]
     limit = int(info[6])
     lanes = _Lanes(places, row, automaton, len(vocabulary.lengths))
-    for position in range(len(vocabulary.bytes)):
+    for position, runs in enumerate(vocabulary.runs):
         is_active = (position < vocabulary.lengths) & (lanes.states >= 0)
         if not is_active.any():
             break
-        lanes.follow(vocabulary.bytes[position], is_active)
+        for repeat in range(int((runs[is_active] >> 8).max()) + 1):
+            lanes.follow(runs & 0xFF, is_active & (runs >> 8 >= repeat))
     is_known = lanes.states != UNKNOWN
     alive = (lanes.states >= 0) & (vocabulary.lengths > 0)
     allowed = torch.zeros(len(vocabulary.end_mask) * 32, dtype=torch.int64)

@@ -94,7 +94,7 @@ def find_masks_(
         places.depths,
         places.stacks,
         grammars.addresses,
-        vocabulary.bytes,
+        vocabulary.runs,
         vocabulary.lengths,
         vocabulary.token_ids,
         vocabulary.reaches,
@@ -151,9 +151,12 @@ def _apply(logits, masks, mask_rows, vocab_size, logits_stride, masks_stride, bl
         tokens = tl.program_id(0) * block + tl.arange(0, block)
         is_token = tokens < vocab_size
         words = tl.load(masks + mask_row.to(tl.int64) * masks_stride + (tokens >> 5), mask=is_token, other=0)
-        is_dropped = is_token & (((words >> (tokens & 31)) & 1) == 0)
         at = logits + row.to(tl.int64) * logits_stride + tokens
-        tl.store(at, tl.full([block], float("-inf"), tl.float32), mask=is_dropped)
+        nothing = tl.full([block], float("-inf"), tl.float32)
+        if tl.max((words != 0).to(tl.int32), 0) == 0:  # most blocks of most masks: whole vectors are stored
+            tl.store(at, nothing, mask=is_token)
+        else:
+            tl.store(at, nothing, mask=is_token & (((words >> (tokens & 31)) & 1) == 0))
 
 
 @triton.jit
@@ -215,7 +218,7 @@ def _walk(
     place_depths,
     place_stacks,
     addresses,
-    token_bytes,
+    runs,
     lengths,
     token_ids,
     reaches,
@@ -265,7 +268,7 @@ def _walk(
                 infos,
                 returns,
                 num_results,
-                token_bytes,
+                runs,
                 lengths,
                 token_ids,
                 reaches,
@@ -295,7 +298,7 @@ def _walk_block(
     infos,
     returns,
     num_results,
-    token_bytes,
+    runs,
     lengths,
     token_ids,
     reaches,
@@ -309,8 +312,8 @@ def _walk_block(
     """Allow the tokens of one block that stay alive; the flags of the mask."""
     flag = 0
     first = tl.load(block_bytes + which)
-    entry = tl.load(entries + start * 256 + tl.maximum(first, 0))
-    if (tl.load(block_reaches + which) > left) & ((first < 0) | (entry != DEAD)):
+    first_entry = tl.load(entries + start * 256 + tl.maximum(first, 0))
+    if (tl.load(block_reaches + which) > left) & ((first < 0) | (first_entry != DEAD)):
         ranks = which * block + tl.arange(0, block)
         length = tl.load(lengths + ranks)
         is_walked = (length > 0) & (tl.load(reaches + ranks) > left)
@@ -323,34 +326,50 @@ def _walk_block(
         num_open = tl.zeros([block], tl.int32)
         num_closed = tl.zeros([block], tl.int32)
         depends = tl.zeros([block], tl.int32)
-        num_left = tl.max(tl.where(is_walked, length, 0), 0)
-        position = 0
-        while num_left > 0:
-            is_active = (position < length) & (state >= 0)
-            byte = tl.load(token_bytes + position * num_ranks + ranks, mask=is_active, other=0)
-            state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = _follow(
-                byte.to(tl.int32),
-                is_active,
-                state,
-                chars,
-                items,
-                open_symbols,
-                open_items,
-                outer_items,
-                num_open,
-                num_closed,
-                depends,
-                entries,
-                infos,
-                returns,
-                num_results,
-                stack,
-                depth,
-                has_stacks,
-                has_counters,
-            )
-            position += 1
-            num_left = tl.max(tl.where(state >= 0, length, 0), 0) - position
+        run = tl.load(runs + ranks, mask=is_walked, other=0).to(tl.int32)
+        upcoming = tl.load(runs + num_ranks + ranks, mask=is_walked & (length > 1), other=0)
+        index = tl.zeros([block], tl.int32)
+        top = 0
+        while top >= 0:
+            byte = run & 0xFF
+            is_active = (index < length) & (state >= 0)
+            entry = tl.load(entries + state * 256 + byte, mask=is_active, other=DEAD)
+            # A byte that leaves everything as it is does so however often it comes.
+            is_through = is_active & ((entry == state) | (run < 256))
+            index += is_through.to(tl.int32)
+            run = tl.where(is_through, upcoming.to(tl.int32), run - 256)
+            has_next = is_through & (index + 1 < length)
+            upcoming = tl.load(runs + (index + 1) * num_ranks + ranks, mask=has_next, other=upcoming)
+            top = tl.max(entry, 0)
+            if has_stacks or has_counters:
+                if top <= TARGET_MASK:  # nothing but steps to other states, as almost always
+                    state = tl.where(is_active, entry, state)
+                else:
+                    state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = (
+                        _follow(
+                            entry,
+                            byte,
+                            is_active,
+                            state,
+                            chars,
+                            items,
+                            open_symbols,
+                            open_items,
+                            outer_items,
+                            num_open,
+                            num_closed,
+                            depends,
+                            infos,
+                            returns,
+                            num_results,
+                            stack,
+                            depth,
+                            has_stacks,
+                            has_counters,
+                        )
+                    )
+            else:
+                state = tl.where(is_active, entry, state)
         tokens = tl.load(token_ids + ranks, mask=state >= 0, other=0)
         tl.atomic_or(mask + (tokens >> 5), 1 << (tokens & 31), mask=state >= 0, sem="relaxed")
         flag = tl.max(tl.where(state == UNKNOWN, INCOMPLETE, 0), 0)
@@ -360,6 +379,7 @@ def _walk_block(
 
 @triton.jit
 def _follow(
+    entry,
     byte,
     is_active,
     state,
@@ -371,7 +391,6 @@ def _follow(
     num_open,
     num_closed,
     depends,
-    entries,
     infos,
     returns,
     num_results,
@@ -380,12 +399,11 @@ def _follow(
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """One byte further in the active lanes, as `mask_layout` says.
+    """Where the entries of a byte lead the active lanes, as `mask_layout` says.
 
     A token's own frames live in registers: symbols by 16 bits, item counts by 8 except that of the frame below
     the first, `outer_items`. Pops beyond them, `num_closed`, read the request's stack, which is never written.
     """
-    entry = tl.load(entries + state * 256 + byte, mask=is_active, other=DEAD)
     following = tl.where(entry < 0, entry, entry & (TARGET_MASK | GATE_BIT))
     if has_stacks:
         is_push = (entry >= 0) & ((entry & PUSH_BIT) != 0)
@@ -485,9 +503,11 @@ def _advance(
     position = 0
     while num_left > 0:
         is_active = is_open & (position < length) & (state >= 0)
-        byte = tl.load(text + start + position, mask=is_active, other=0)
+        byte = tl.load(text + start + position, mask=is_active, other=0).to(tl.int32)
+        entry = tl.load(entries + state * 256 + byte, mask=is_active, other=DEAD)
         state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = _follow(
-            byte.to(tl.int32),
+            entry,
+            byte,
             is_active,
             state,
             chars,
@@ -498,7 +518,6 @@ def _advance(
             num_open,
             num_closed,
             depends,
-            entries,
             infos,
             returns,
             num_results,

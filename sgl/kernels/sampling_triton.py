@@ -35,7 +35,7 @@ def draw(
     """
     num_rows, vocab_size = logits.shape
     num_blocks = triton.cdiv(vocab_size, _BLOCK)
-    values = torch.empty(num_rows, num_blocks, dtype=torch.float64, device=logits.device)
+    values, tops = torch.empty(2, num_rows, num_blocks, device=logits.device)
     indices = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=logits.device)
     chosen = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     has_masks = masks is not None
@@ -47,6 +47,7 @@ def draw(
         masks,
         mask_rows,
         values,
+        tops,
         indices,
         vocab_size,
         logits.stride(0),
@@ -58,7 +59,15 @@ def draw(
         num_warps=8,
     )
     _best_of_row[(num_rows,)](
-        values, indices, chosen, num_blocks, block=triton.next_power_of_2(num_blocks), num_warps=1
+        values,
+        tops,
+        indices,
+        temperature,
+        chosen,
+        num_blocks,
+        temperature.stride(0),
+        block=triton.next_power_of_2(num_blocks),
+        num_warps=1,
     )
     return chosen
 
@@ -72,6 +81,7 @@ def _best_of_block(
     masks,
     mask_rows,
     values,
+    tops,
     indices,
     vocab_size,
     logits_stride,
@@ -90,32 +100,43 @@ def _best_of_block(
             at = masks + mask_row.to(tl.int64) * masks_stride + (tokens >> 5)
             words = tl.load(at, mask=is_allowed, other=0)
             is_allowed = is_allowed & (((words >> (tokens & 31)) & 1) > 0)
-    best = tl.full([], float("-inf"), tl.float64)
-    which = tl.program_id(0) * 0
+    best = float("-inf")
+    top = float("-inf")
+    which = 0
     if tl.max(is_allowed.to(tl.int32), 0) > 0:
         at = logits + row.to(tl.int64) * logits_stride + tokens
-        scores = tl.load(at, mask=is_allowed, other=float("-inf")).to(tl.float64)
+        scores = tl.load(at, mask=is_allowed, other=float("-inf"))
+        top = tl.max(scores, 0)
         warmth = tl.load(temperature + row * temperature_stride)
-        if warmth > 0:
-            scores = scores / warmth.to(tl.float64)
+        if (warmth > 0) & (top > float("-inf")):
             seed = tl.load(seeds + row * seeds_stride)
             position = tl.load(positions + row).to(tl.int32)
-            scores += _gumbel(tokens, seed, position).to(tl.float64)
-        best = tl.max(scores, 0)
-        which = tl.argmax(scores, 0)
+            scores = (scores - top) * (1 / warmth) + _gumbel(tokens, seed, position)
+            best, which = tl.max(scores, 0, return_indices=True)
+        else:
+            best, which = tl.max(scores, 0, return_indices=True)
+            best = 0.0
     at = row * tl.num_programs(0) + tl.program_id(0)
     tl.store(values + at, best)
+    tl.store(tops + at, top)
     tl.store(indices + at, tl.program_id(0) * block + which)
 
 
 @triton.jit
-def _best_of_row(values, indices, chosen, num_blocks, block: tl.constexpr):
+def _best_of_row(values, tops, indices, temperature, chosen, num_blocks, temperature_stride, block: tl.constexpr):
+    """Blocks measure from their own largest logit, which keeps the bits that matter: bring them together."""
     row = tl.program_id(0)
-    blocks = tl.arange(0, block)
-    found = tl.load(values + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
-    best = tl.argmax(found, 0)
-    is_any = tl.max(found, 0) > float("-inf")
-    tl.store(chosen + row, tl.where(is_any, tl.load(indices + row * num_blocks + best), 0).to(tl.int64))
+    at = row * num_blocks + tl.arange(0, block)
+    is_block = tl.arange(0, block) < num_blocks
+    top = tl.load(tops + at, mask=is_block, other=float("-inf"))
+    best_top = tl.max(top, 0)
+    warmth = tl.load(temperature + row * temperature_stride)
+    value = tl.load(values + at, mask=is_block, other=float("-inf")).to(tl.float64)
+    if best_top > float("-inf"):
+        value += ((top - best_top) / tl.where(warmth > 0, warmth, 1.0)).to(tl.float64)
+    best = tl.argmax(value, 0)
+    found = tl.load(indices + row * num_blocks + best)
+    tl.store(chosen + row, tl.where(best_top > float("-inf"), found, 0).to(tl.int64))
 
 
 @triton.jit

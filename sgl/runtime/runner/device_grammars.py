@@ -35,6 +35,9 @@ Int32Array = npt.NDArray[np.int32]
 _FEW_CHARS = 16
 """Plain tokens with more characters stand apart: they alone are walked where almost all are known to be allowed."""
 
+_MAX_RUN = 128
+"""A run of equal bytes takes 16 bits; a longer one is several."""
+
 assert COUNT_SHIFT == OPERATION_SHIFT, "entries are copied as they are"
 
 
@@ -50,13 +53,14 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
     ids = np.where(is_token, ranks, 0)
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     text = np.frombuffer(b"".join(vocabulary.token_bytes) + b"\0", np.uint8)
-    rank_lengths = np.where(is_token, lengths[ids], 0).astype(np.int32)
-    rank_bytes = np.zeros((int(lengths.max(initial=0)), len(ranks)), np.uint8)
-    for position, row in enumerate(rank_bytes):
-        has_byte = np.flatnonzero(rank_lengths > position)
-        row[has_byte] = text[starts[ids[has_byte]] + position]
+    first_runs, runs = _runs(text[:-1], starts)
+    rank_lengths = np.where(is_token, first_runs[ids + 1] - first_runs[ids], 0).astype(np.int32)
+    rank_runs = np.zeros((int(rank_lengths.max(initial=1)), len(ranks)), np.int16)
+    for position, row in enumerate(rank_runs):
+        has_run = np.flatnonzero(rank_lengths > position)
+        row[has_run] = runs[first_runs[ids[has_run]] + position]
     reaches = np.where(is_token, np.where(plain[ids], chars[ids], NOT_PLAIN), 0).astype(np.int32)
-    firsts = rank_bytes[0].astype(np.int32).reshape(-1, block)
+    firsts = (rank_runs[0] & 0xFF).astype(np.int32).reshape(-1, block)
     firsts = np.where(is_token.reshape(-1, block), firsts, firsts[:, :1])
     most_chars = int(chars[plain].max(initial=0))
     plain_up_to = [plain & (chars <= most) for most in range(most_chars + 1)]
@@ -68,7 +72,7 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
 
     return VocabularyTensors(
         block=block,
-        bytes=moved(rank_bytes),
+        runs=moved(rank_runs),
         lengths=moved(rank_lengths),
         token_ids=moved(ids.astype(np.int32)),
         reaches=moved(reaches),
@@ -163,6 +167,22 @@ def set_place(places: Places, row: int, grammar: int, place: Place) -> bool:
     ):
         column[row] = value
     return True
+
+
+def _runs(text: npt.NDArray[np.uint8], starts: Int32Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
+    """The runs of equal bytes in every token, one token after another, and where each token's begin, [V + 1]."""
+    begins = np.ones(len(text) + 1, np.bool_)
+    begins[1:-1] = text[1:] != text[:-1]
+    begins[starts] = True
+    at = np.flatnonzero(begins)
+    lengths = np.diff(at)
+    pieces = -(-lengths // _MAX_RUN)  # of runs that are too long for one
+    index = np.repeat(np.arange(len(lengths)), pieces)
+    is_last = np.ones(len(index), np.bool_)
+    is_last[:-1] = index[1:] != index[:-1]
+    repeats = np.where(is_last, (lengths - 1)[index] % _MAX_RUN, _MAX_RUN - 1)
+    first = np.concatenate(([0], np.cumsum(pieces)))
+    return first[np.searchsorted(at, starts)], (text[at[:-1]][index] | repeats << 8).astype(np.int16)
 
 
 def _filled(part: npt.NDArray[np.int64], block: int) -> npt.NDArray[np.int64]:
