@@ -41,13 +41,13 @@ class ArrayPlan:
         bound = max(shape.min_items, shape.max_items or 0)
         self.counts_commas = bound > FEW_ITEMS and shape.contains is None and shape.distinct is None
         self.count_cap = len(shape.prefix) if self.counts_commas else max(bound, len(shape.prefix))
+        self.start = Items(0, self.region_at(0) if self.counts_commas else 1, 0, 0)
 
     def threads_at_start(self) -> tuple[Thread, ...]:
         """The threads right behind the opening bracket."""
-        start = Items(0, self.region_at(0) if self.counts_commas else 1, 0, 0)
         threads: list[Thread] = []
         if self.shape.max_items != 0:
-            threads += self.item_threads(start)
+            threads += self.item_threads(self.start)
         if self.shape.min_items == 0 and (self.shape.contains is None or self.shape.contains.min_count == 0):
             threads.append(self.builder.lexeme(concat(self.builder.space, literal(b"]")), CLOSING))
         return tuple(dict.fromkeys(threads))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.automaton import MAX_STATES, Automaton
+from sgl.grammar.budget import Budget
 from sgl.grammar.expr import EPSILON, Expr, is_empty, words
 from sgl.grammar.json_report import Dropped
 from sgl.grammar.json_schema import compile_schema
@@ -62,10 +63,11 @@ class Grammar:
         self.dropped = dropped
         """What lenient mode did not enforce: keyword and path of each."""
         self.masks = MaskCache(automaton, vocabulary, mask_cache_bytes)
+        self.budget = Budget(automaton, vocabulary)
 
     def matcher(self) -> Matcher:
         """A cursor at the start of the text."""
-        return Matcher(self.automaton, self.vocabulary, self.masks)
+        return Matcher(self.automaton, self.vocabulary, self.masks, self.budget)
 
     def to_bytes(self) -> bytes:
         """The grammar for `from_bytes`, in any process with the same vocabulary."""

@@ -8,11 +8,13 @@ key, so that no key ever counts twice, and one key in `modulus` is refused that 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.byteset import bytes_of
 from sgl.grammar.expr import Expr
+from sgl.grammar.shortest import shortest
 from sgl.grammar.time_limit import check_time
 
 Mark = bytes | int
@@ -38,37 +40,53 @@ class KeyMarks:
 
     def step(self, mark: Mark, byte: int) -> Mark:
         """The mark once `byte` is typed."""
-        if isinstance(mark, bytes):
-            return mark + bytes([byte])
-        return (mark * _FACTOR + byte + 1) % self.modulus
+        return _step(mark, byte, self.modulus)
 
     def num_unused(self, expr: Expr, used: frozenset[Mark], enough: int) -> int:
         """How many marks the keys of a language have that are not in use, at most `enough`."""
-        found: set[Mark] = set()
-        for end in self.ends(expr, self.start):
-            if end not in used:
-                found.add(end)
-            if len(found) >= enough:
-                break
-        return min(len(found), enough)
+        return min(len(_all_marks(expr, self.start, self.modulus) - used), enough)
 
     def ends(self, expr: Expr, mark: Mark) -> Iterator[Mark]:
         """The marks of what `mark` becomes by the texts of an expression, nearest first, some more than once."""
-        level = {(expr, mark): None}
-        seen = set(level)
-        while level:
-            following: dict[tuple[Expr, Mark], None] = {}
-            for place, before in level:
-                check_time()
-                if place.nullable:
-                    yield before
-                for mask, target in place.arcs():
-                    for byte in bytes_of(mask):
-                        reached = target, self.step(before, byte)
-                        if reached not in seen:
-                            seen.add(reached)
-                            following[reached] = None
-            level = following
+        nearest: Mark = mark
+        for byte in shortest(expr) or b"":
+            nearest = self.step(nearest, byte)
+        yield nearest
+        yield from _ends(expr, mark, self.modulus)
+
+
+def _step(mark: Mark, byte: int, modulus: int) -> Mark:
+    if isinstance(mark, bytes):
+        return mark + bytes([byte])
+    return (mark * _FACTOR + byte + 1) % modulus
+
+
+def _ends(expr: Expr, mark: Mark, modulus: int) -> Iterator[Mark]:
+    level = {(expr, mark): None}
+    seen = set(level)
+    while level:
+        following: dict[tuple[Expr, Mark], None] = {}
+        for place, before in level:
+            check_time()
+            if place.nullable:
+                yield before
+            for mask, target in place.arcs():
+                for byte in bytes_of(mask):
+                    reached = target, _step(before, byte, modulus)
+                    if reached not in seen:
+                        seen.add(reached)
+                        following[reached] = None
+        level = following
+
+
+@lru_cache(maxsize=1024)
+def _all_marks(expr: Expr, start: Mark, modulus: int) -> frozenset[Mark]:
+    found: set[Mark] = set()
+    for end in _ends(expr, start, modulus):
+        found.add(end)
+        if isinstance(start, int) and len(found) == modulus:
+            break
+    return frozenset(found)
 
 
 def _has_few_texts(expr: Expr) -> bool:

@@ -1,4 +1,4 @@
-"""Token masks, kept for the next time: a mask is found again at any depth and any count that cannot tell the difference.
+"""Token masks, kept for the next time: found again at any depth and count that cannot tell the difference.
 
 Knows nothing of requests; `walk.py` works the masks out.
 """
@@ -13,10 +13,13 @@ import numpy.typing as npt
 
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.place import Place
+from sgl.grammar.time_limit import time_limit
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.grammar.walk import ANY_COUNT, Walk
 
 Int32Array = npt.NDArray[np.int32]
+MASK_SECONDS = 2.0
+"""How long one mask may take: a step waits for it."""
 
 
 @dataclass(slots=True)
@@ -28,6 +31,8 @@ class Mask:
     num_frames: int
     chars: tuple[int, int]
     items: tuple[tuple[int, int], ...]  # [num_frames + 1]
+    growth: int | None = None
+    """What `budget.py` found out about the mask."""
 
     def holds(self, place: Place) -> bool:
         """Whether the counts of a place with the same states and symbols are within the bounds."""
@@ -59,18 +64,19 @@ class MaskCache:
         self._num_frames: dict[int, int] = {}
         self._allowed = np.zeros(vocabulary.words * 32, np.bool_)
 
-    def row(self, place: Place) -> Int32Array:
-        """The mask at a place, [words], not to be written to."""
+    def find(self, place: Place) -> Mask:
+        """The mask at a place. Raises GrammarTooLarge if it takes more than MASK_SECONDS."""
         key = self._key(place, self._num_frames.get(place.state, 0))
         for mask in self._masks.get(key, ()):
             if mask.holds(place):
                 self._masks.move_to_end(key)
-                return mask.row
-        mask = self._compute(place)
+                return mask
+        with time_limit(MASK_SECONDS):
+            mask = self._compute(place)
         if mask.num_frames > self._num_frames.get(place.state, 0):
             self._num_frames[place.state] = mask.num_frames
         self._keep(self._key(place, self._num_frames.get(place.state, 0)), mask)
-        return mask.row
+        return mask
 
     def _key(self, place: Place, num_frames: int) -> tuple[int, ...]:
         key = [place.state]

@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.grammar.automaton import Automaton
-from sgl.grammar.masks import MaskCache
+from sgl.grammar.budget import FAR, Budget
+from sgl.grammar.masks import MASK_SECONDS, Mask, MaskCache
 from sgl.grammar.place import Place, advance, start_of
+from sgl.grammar.time_limit import time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
@@ -21,10 +23,15 @@ _MAX_FORCED = 4096
 class Matcher:
     """Where one text stands in its grammar. Only one matcher of a grammar may be in use at a time."""
 
-    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, masks: MaskCache) -> None:
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, masks: MaskCache, budget: Budget) -> None:
         self._automaton = automaton
         self._vocabulary = vocabulary
         self._masks = masks
+        self._budget = budget
+        self._most_needed: int | None = None
+        """A bound on the bytes that suffice to end the document, if known."""
+        self._growth: int | None = None
+        """By how much one token may raise that bound, if known."""
         self._place = start_of(automaton)
         self._history: list[Place | None] = []
         """Places before each accepted step; None stands for the end of the text having been accepted."""
@@ -44,7 +51,13 @@ class Matcher:
             self._is_finished = True
             return True
         data = self._vocabulary.token_bytes[token_id]
-        return bool(data) and self.accept_bytes(data)
+        most_needed = (
+            None if self._most_needed is None or self._growth is None else self._most_needed + self._growth
+        )
+        if not data or not self.accept_bytes(data):
+            return False
+        self._most_needed = most_needed
+        return True
 
     def accept_bytes(self, data: bytes) -> bool:
         """Go on by bytes, all of them or none; they count as one step for `rollback`."""
@@ -55,14 +68,38 @@ class Matcher:
             return False
         self._history.append(self._place)
         self._place = place
+        self._most_needed = self._growth = None
         return True
 
-    def fill_mask(self, row: Int32Array) -> None:
-        """Write the token bitmask, [ceil(V / 32)]: bit i % 32 of word i // 32 is 1 if token i is allowed next."""
+    def fill_mask(self, row: Int32Array, remaining: int | None = None) -> None:
+        """Write the token bitmask, [ceil(V / 32)]: bit i % 32 of word i // 32 is 1 if token i is allowed next.
+
+        `remaining` is how many tokens may still be generated, this one included and without an end-of-sequence
+        token: near the end the mask keeps only tokens from which the document can still be completed, or, if it
+        can no more, the ones that come nearest. Budgets beyond 4,096 tokens restrict nothing. Raises
+        GrammarTooLarge if the mask takes too long.
+        """
         if self._is_finished:
             row[:] = 0
-        else:
-            row[: self._vocabulary.words] = self._masks.row(self._place)
+            return
+        mask = self._masks.find(self._place)
+        row[: self._vocabulary.words] = mask.row
+        if remaining is not None and remaining <= FAR:
+            with time_limit(MASK_SECONDS):
+                self._keep_to(remaining, mask, row[: self._vocabulary.words])
+
+    def _keep_to(self, remaining: int, mask: Mask, row: Int32Array) -> None:
+        budget = self._budget
+        growth = budget.growth(mask, self._place)
+        if self._most_needed is None or self._most_needed + growth >= remaining:
+            self._most_needed = budget.need(self._place)
+        if self._most_needed + growth >= remaining:
+            budget.restrict(self._place, row, remaining)
+        self._growth = growth
+
+    def shortest_end(self) -> bytes:
+        """A short text that completes the document from here."""
+        return b"" if self._is_finished else self._budget.finish.text(self._place)
 
     def is_accepting(self) -> bool:
         """Whether the text may end here, or has ended."""
@@ -93,6 +130,7 @@ class Matcher:
         """Take back the last accepted steps; ValueError if there were fewer."""
         if not 0 <= num_steps <= len(self._history):
             raise ValueError(f"{num_steps} steps cannot be taken back, {len(self._history)} were accepted")
+        self._most_needed = self._growth = None
         for _ in range(num_steps):
             before = self._history.pop()
             if before is None:
@@ -104,6 +142,7 @@ class Matcher:
         """A cursor at the same place that goes its own way."""
         other = Matcher.__new__(Matcher)
         other._automaton, other._vocabulary, other._masks = self._automaton, self._vocabulary, self._masks
+        other._budget, other._most_needed, other._growth = self._budget, None, None
         other._place = self._place
         other._history = self._history.copy()
         other._is_finished = self._is_finished

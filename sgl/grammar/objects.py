@@ -56,7 +56,7 @@ class ObjectPlan:
         self.marks = KeyMarks([p.key for p in shape.patterns], max(shape.min_properties, len(shape.exists)))
         self.start = Seen(0, 0, 0, _NO_MARKS)
         self._live: dict[tuple[Expr, Mark, Seen, int], bool] = {}
-        self._tracked: dict[tuple[Seen, Expr, Schema, int, Mark], Thread] = {}
+        self._tracked: dict[tuple[Seen, Expr, Schema, int, Mark], TrackedKey] = {}
 
     def threads_at_start(self) -> tuple[Thread, ...]:
         """The threads right behind the opening brace."""
@@ -83,7 +83,7 @@ class ObjectPlan:
             then = self.builder.nodes[key] = AfterProperty(self, seen)
         return value_node(self.builder, schema, then)
 
-    def tracked_key(self, seen: Seen, key: Expr, value: Schema, met: int, mark: Mark) -> Thread:
+    def tracked_key(self, seen: Seen, key: Expr, value: Schema, met: int, mark: Mark) -> TrackedKey:
         """The thread with `key` still to come of an undeclared key."""
         place = seen, key, value, met, mark
         found = self._tracked.get(place)

@@ -309,6 +309,8 @@ class After(Node):
     """A lexeme before another node."""
 
     def __init__(self, builder: Builder, expr: Expr, then: Node) -> None:
+        self.expr = expr
+        self.then = then
         self._threads = builder.enter(expr, then)
 
     def threads(self) -> tuple[Thread, ...]:

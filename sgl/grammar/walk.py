@@ -72,9 +72,12 @@ class Walk:
         self.automaton = automaton
         self.trie = vocabulary.trie
         self.plain = vocabulary.plain
+        self.chars = vocabulary.chars
         self.allowed = allowed
         self.counts = counts
         self.place = place
+        self.groups: list[Int32Array] | None = None
+        """If set, the allowed tokens are put here by the place they lead to; counts must be on."""
         self.num_frames = 0
         self.steady_states: set[int] = set()
         self.char_bounds = ANY_COUNT
@@ -102,7 +105,8 @@ class Walk:
                 counts.chars += self.trie.exit_chars[step.origins]
         while True:
             if step is None:
-                step = self._chase(nodes, states) if len(nodes) <= _FEW else self._children(nodes, states)
+                chases = len(nodes) <= _FEW and self.groups is None
+                step = self._chase(nodes, states) if chases else self._children(nodes, states)
                 stacks = stacks[step.parents]
                 counts = None if counts is None else counts.of(step.parents)
             nodes, entries, before = step.nodes, step.entries, step.before
@@ -119,6 +123,7 @@ class Walk:
                 self._move(moved, before, entries, self.trie.byte[nodes], states, stacks, counts)
             if counts is not None:
                 self._open_gates(states, counts)
+                self._group(nodes, states, stacks, counts)
             nodes = self._take_plain(nodes, states, counts)
 
     def _children(self, nodes: Int64Array, states: Int64Array) -> Step:
@@ -167,7 +172,7 @@ class Walk:
         """
         automaton, trie, place = self.automaton, self.trie, self.place
         steady = automaton.steady(place.state)
-        if steady is None:
+        if steady is None or (self.groups is not None and len(automaton.members[place.state]) > 1):
             return None
         states, limits = [place.state], [steady[0]]
         while limits[-1] != ENDLESS and automaton.plain_limit(steady[1]) != NOT_PLAIN:
@@ -185,6 +190,7 @@ class Walk:
             )
         self.steady_states = set(states)
         left = limits[-1] - place.char_count
+        self._group_plain(trie.plain_tokens[trie.plain_chars <= left])
         if left >= trie.most_chars:
             self.allowed[: len(self.plain)] |= self.plain
         else:
@@ -218,6 +224,11 @@ class Walk:
         """
         trie = self.trie
         limits = self.automaton.plain_limits(states)
+        if self.groups is not None:
+            # Other threads than the one that stays where it is may lead elsewhere by some of the plain tokens.
+            limits = np.where(
+                [len(self.automaton.members[state]) == 1 for state in states.tolist()], limits, NOT_PLAIN
+            )
         chosen = np.flatnonzero(limits != NOT_PLAIN)
         if not len(chosen):
             return nodes
@@ -227,6 +238,7 @@ class Walk:
             if node < trie.full_size:
                 start, end = trie.plain_start.item(node), trie.plain_end.item(node)
                 if end - start == len(trie.plain_tokens) and (limit == ENDLESS or counts is None):
+                    self._group_plain(trie.plain_tokens)
                     self.allowed[: len(self.plain)] |= self.plain
                 elif start != end:
                     tokens, chars = trie.plain_tokens[start:end], trie.plain_chars[start:end]
@@ -255,7 +267,29 @@ class Walk:
                 bounds = base, base
             if not counts.is_fixed[i]:
                 self._bound_chars(*bounds)
+        self._group_plain(tokens)
         self.allowed[tokens] = True
+
+    def _group(self, nodes: Int64Array, states: Int64Array, stacks: Int64Array, counts: Counts) -> None:
+        """Note which tokens end at the same place."""
+        if self.groups is None:
+            return
+        ended = np.flatnonzero(self.trie.token[nodes] >= 0)
+        keys = np.stack([states, stacks, counts.chars, counts.items])[:, ended]
+        _, group = np.unique(keys, axis=1, return_inverse=True)
+        tokens = self.trie.token[nodes[ended]]
+        order = np.argsort(group, kind="stable")
+        for found in np.split(tokens[order], np.flatnonzero(np.diff(group[order])) + 1):
+            if len(found):
+                self.groups.append(found)
+        for node in nodes[self.trie.has_twins[nodes]].tolist():
+            self.groups.append(np.array(self.trie.twins[node], np.int32))
+
+    def _group_plain(self, tokens: Int32Array) -> None:
+        """As `_group`, of tokens that go on with plain characters alone from one node: their number decides."""
+        if self.groups is not None:
+            chars = self.chars[tokens]
+            self.groups += [tokens[chars == number] for number in np.unique(chars)]
 
     def _move(
         self,

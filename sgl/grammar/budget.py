@@ -1,0 +1,96 @@
+"""Masks near the end of a token budget: they keep what still leads to a complete document.
+
+A token is kept if a short way to the end behind it (`finish.py`) takes no more tokens than are left. That way is one of
+the document's own, so a document that could be finished before a kept token can be finished behind it, and one that is
+kept to its budget from the start is always finished, unless even its shortest text needs more tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.grammar.automaton import Automaton
+from sgl.grammar.finish import Finish
+from sgl.grammar.masks import Mask
+from sgl.grammar.place import Place, advance
+from sgl.grammar.vocabulary import Vocabulary
+from sgl.grammar.walk import Walk
+
+Int32Array = npt.NDArray[np.int32]
+FAR: Final = 4096
+"""Budgets beyond so many tokens restrict nothing."""
+_NEVER: Final = 1 << 40
+_MAX_KNOWN: Final = 4096
+
+
+class Budget:
+    """Restricts the masks of one grammar."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
+        self.automaton = automaton
+        self.vocabulary = vocabulary
+        self.finish = Finish(automaton)
+        self._tokens: dict[bytes, int] = {b"": 0}
+
+    def need(self, place: Place) -> int:
+        """How many bytes suffice to end the document."""
+        return len(self.finish.text(place))
+
+    def growth(self, mask: Mask, place: Place) -> int:
+        """How many bytes more, at most, suffice behind a token of the mask than before it."""
+        if mask.growth is None:
+            need = self.need(place)
+            grown = max((self.need(end) - need for _, end in self._ways(place)), default=0)
+            frame = place.stack
+            while frame is not None:
+                if len(self.automaton.callers[frame.symbol]) > 1:
+                    return grown  # what is shortest may hang on the frames below, so this holds here alone
+                frame = frame.parent
+            mask.growth = grown
+        return mask.growth
+
+    def restrict(self, place: Place, row: Int32Array, remaining: int) -> None:
+        """Take from a mask the tokens behind which more than `remaining` - 1 would be needed; where all of them are,
+        those behind which more than the least possible are."""
+        ways = [(tokens, self._num_tokens(self.finish.text(end))) for tokens, end in self._ways(place)]
+        if not ways:
+            return
+        most = max(remaining - 1, min(needed for _, needed in ways))
+        dropped = [tokens for tokens, needed in ways if needed > most]
+        if dropped:
+            bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+            bits[np.concatenate(dropped)] = 0
+            row[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def _ways(self, place: Place) -> list[tuple[Int32Array, Place]]:
+        """The allowed tokens by where they lead."""
+        allowed = np.zeros(self.vocabulary.words * 32, np.bool_)
+        walk = Walk(self.automaton, self.vocabulary, place, allowed, counts=True)
+        walk.groups = []
+        walk.run()
+        found = []
+        for tokens in walk.groups:
+            end = advance(self.automaton, place, self.vocabulary.token_bytes[tokens.item(0)])
+            assert end is not None, "the walk came there"
+            found.append((tokens, end))
+        return found
+
+    def _num_tokens(self, text: bytes) -> int:
+        """The least number of tokens that spell a text."""
+        found = self._tokens.get(text)
+        if found is None:
+            if len(self._tokens) > _MAX_KNOWN:
+                self._tokens = {b"": 0}
+            found = self._tokens[text] = self._count(text)
+        return found
+
+    def _count(self, text: bytes) -> int:
+        ids, longest = self.vocabulary.ids, self.vocabulary.max_token_len
+        needed = [0] * (len(text) + 1)  # of text[i:]
+        for start in range(len(text) - 1, -1, -1):
+            ends = range(start + 1, min(start + longest, len(text)) + 1)
+            needed[start] = 1 + min((needed[end] for end in ends if text[start:end] in ids), default=_NEVER)
+        return needed[0]
