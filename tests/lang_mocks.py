@@ -74,7 +74,10 @@ class MockBackend(TextBackend):
         """Letters are tokens, and the likelier the later in the alphabet."""
         self.calls.append((prompt, None))  # type: ignore[arg-type]
         rows = [[-1.0 / (1 + ord(letter) % 32) for letter in choice] for choice in choices]
-        return [Scores(row, list(range(len(row))), [None, *row[1:]] if unconditional else None) for row in rows]
+        return [
+            Scores(row, [ord(letter) for letter in choice], [None, *row[1:]] if unconditional else None)
+            for choice, row in zip(choices, rows, strict=True)
+        ]
 
     def _text(self, prompt: Prompt, params: GenParams, seed: int) -> str:
         if self.reply is not None:
