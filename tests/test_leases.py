@@ -109,6 +109,19 @@ def test_leases_give_way_oldest_first_and_only_as_many_as_are_needed() -> None:
     driver.check()
 
 
+def test_a_request_that_only_leases_keep_out_is_admitted_at_once() -> None:
+    driver = Driver(Setting(page_size=4, num_pages=25, context=96, budget=None, overlap=False))
+    for i in range(2):
+        request = run_one(driver, i, [10 * i + k for k in range(16)])
+        driver.scheduler.memory.leases.take(request.key(), None)
+    for uid, length in ((2, 30), (3, 20)):
+        request = make_request(uid, [60 + uid + i for i in range(length)], 10)
+        driver.scheduler.add(request)
+        driver.step()
+        assert request.phase is Phase.DECODE
+    assert len(driver.scheduler.memory.leases) == 1
+
+
 def test_a_request_that_others_keep_out_costs_no_lease() -> None:
     driver = Driver(Setting(page_size=4, num_pages=25, context=96, budget=None, overlap=False))
     first = run_one(driver, 0, list(range(8)))

@@ -165,6 +165,33 @@ def test_cancelling_is_acknowledged_and_may_be_repeated(engine: Engine) -> None:
     assert len(finished.of(ir.Done)) == 1
 
 
+def test_when_a_cancel_is_acknowledged_the_pages_are_back(engine: Engine) -> None:
+    found: list[tuple[int, int]] = []
+    ended = threading.Event()
+    memory = engine._scheduler.memory
+
+    def sink(event: ir.Event) -> None:
+        if isinstance(event, ir.Delta):
+            session.cancel()
+        elif isinstance(event, ir.Done):
+            found.append((len(memory.running), memory.cache.locked_pages))
+            ended.set()
+
+    session = engine.open_program(ir.Program("x", 1, stream=True), sink)
+    session.send(ir.Segment(((0, ir.Text("X")), (0, gen(max_tokens=900, logit_bias=PRINTABLE)))))
+    assert ended.wait(SECONDS)
+    assert found == [(0, 0)]
+
+
+def test_a_timer_from_an_earlier_wait_does_not_end_a_lease_too_soon(engine: Engine) -> None:
+    client = Client(engine)
+    client.send(ir.Text("x" * 20), gen())
+    client.wait(ir.NodeDone)
+    engine._loop.call(client.session._machine._expire_leases)
+    assert num_leases(engine) == 1
+    client.finish()
+
+
 nodes = st.lists(
     st.sampled_from(
         ["text", "gen", "long", "select", "n", "fork", "join", "append", "ship", "pause", "bad", "role"]

@@ -136,6 +136,8 @@ def test_what_a_tokenizer_puts_before_a_text_comes_once_and_not_before_a_templat
     assert encoder.extend(NO_TOKENS, []).ids.tolist() == [bos]
     assert encoder.extend(NO_TOKENS, [("<s>", True), ("the cat", False)]).ids.tolist().count(bos) == 1
     assert encoder.extend(first, [("<s>", True)]).ids.tolist().count(bos) == 1
+    long = encoder.extend(NO_TOKENS, [("the cat sat " * 40, False)])
+    assert encoder.extend(long, [("<s>", True)]).ids.tolist().count(bos) == 1
 
 
 @given(st.sampled_from(["byte level", "byte fallback"]), st.lists(WORDS, min_size=1, max_size=8), st.data())
@@ -165,6 +167,15 @@ def test_half_characters_are_not_kept() -> None:
     assert tokenizer.decode(smile) == "😀"
     assert Encoder(tokenizer).num_kept(prompt, [prompt[0], *smile[:2]], tokenizer.decode(prompt[:1])) == (1, "")
     assert Encoder(tokenizer).num_kept(prompt, smile, "") == (0, "")
+
+
+def test_a_token_that_begins_another_character_is_not_kept(unpacked: Callable[[str], Path]) -> None:
+    """GPT-2 writes a space and the beginning of an opening quote as one token."""
+    tokenizer = Tokenizer.load(unpacked("tokenizers") / "gpt2")
+    output = tokenizer.encode("so “on”").tolist()
+    assert tokenizer.decode(output[:2]) == "so \ufffd"
+    assert Encoder(tokenizer).num_kept(tokenizer.encode("and"), output, "so ") == (1, " ")
+    assert Encoder(tokenizer).num_kept(tokenizer.encode("and"), output, "so “")[1] == ""
 
 
 def test_a_tokenizer_without_a_table_works_too() -> None:
