@@ -202,10 +202,20 @@ def test_jumps_give_the_same_texts_in_fewer_steps(folder: Path) -> None:
             assert stopped["text"].endswith(',"')
             for most in (1, 5, 30):
                 cut = engine.generate(prompt="a record:", sampling_params={**params, "max_new_tokens": most})
-                assert len(cut["output_ids"]) <= most
-                assert result["text"].startswith(cut["text"])
+                assert len(cut["output_ids"]) == most
+                assert cut["meta_info"]["finish_reason"]["type"] == "length"
             scored = engine.generate(prompt="a record:", sampling_params=params, return_logprob=True)
             assert len(scored["meta_info"]["output_token_logprobs"]) == len(scored["output_ids"])
             assert not scored["meta_info"]["forced_tokens"]
     assert texts[0] == texts[1]
     assert steps[0] > 1.5 * steps[1]
+
+
+@pytest.mark.parametrize("most", [60, 90, 150])
+def test_a_document_is_closed_before_its_tokens_run_out(engine: Engine, most: int) -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
+    schema["required"] = ["text", "n"]
+    params = {"json_schema": schema, "max_new_tokens": most, "n": 6, "seed": 2}
+    for result in engine.generate(prompt="an essay:", sampling_params=params):
+        jsonschema.validate(json.loads(result["text"]), schema)
+        assert len(result["output_ids"]) <= most

@@ -41,11 +41,14 @@ class Guide:
         """Number of int32 in a token mask."""
         return self._vocabulary.words
 
-    def fill_mask(self, row: Int32Array) -> bool:
+    def fill_mask(self, row: Int32Array, remaining: int | None = None) -> bool:
         """Write the packed mask of the next token, [words]; False, after which `accept` raises, if no token of the
-        vocabulary is possible or the grammar grew too large."""
+        vocabulary is possible or the grammar grew too large.
+
+        remaining: tokens that may still be generated; near the end only what can still be completed is allowed.
+        """
         try:
-            self._matcher.fill_mask(row)
+            self._matcher.fill_mask(row, remaining)
         except GrammarError as error:
             self._failure = error
             return False

@@ -439,7 +439,8 @@ def _fill_masks(step: Step) -> None:
     batch.token_masks = np.zeros((len(guides), guides[0][1].words), np.int32)
     batch.mask_rows = np.full(len(sampling), -1, np.int32)
     for row, (i, guide) in enumerate(guides):
-        if guide.fill_mask(batch.token_masks[row]):
+        request = step.requests[sampling[i]]
+        if guide.fill_mask(batch.token_masks[row], request.max_new_tokens - len(request.output_ids)):
             batch.mask_rows[i] = row
 
 
