@@ -146,7 +146,7 @@ class Bench:
 
     def host_masks(self, chosen: list[tuple[int, Place]]) -> list[np.ndarray]:
         """The host's masks."""
-        return [self.grammars[number].masks.row(place) for number, place in chosen]
+        return [self.grammars[number].masks.find(place).row for number, place in chosen]
 
 
 def text_of(value: Any) -> bytes:
@@ -293,8 +293,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--tokens", type=int, default=128_256, help="use the first so many of the vocabulary")
-    parser.add_argument("--block", type=int, nargs="*", default=[512])
-    parser.add_argument("--warps", type=int, nargs="*", default=[2])
+    parser.add_argument("--block", type=int, nargs="*", default=[64])
+    parser.add_argument("--warps", type=int, nargs="*", default=[1])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     whole = Vocabulary.from_tokenizer(Tokenizer.from_file(str(arguments.tokenizer)), eos_ids=[])

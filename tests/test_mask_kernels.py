@@ -20,6 +20,7 @@ from sgl.grammar.threads import Builder
 from sgl.grammar.values import value_node
 from sgl.kernels import mask, sampling
 from sgl.kernels.mask_layout import DEPENDS, FINISHED, INCOMPLETE, MAX_OPEN, OPEN, REFUSED, STUCK, Places
+from sgl.runtime.batch import Batch, RowSetup
 from sgl.runtime.runner.device_grammars import (
     automaton_tensors,
     empty_places,
@@ -28,6 +29,8 @@ from sgl.runtime.runner.device_grammars import (
     vocabulary_tensors,
 )
 from sgl.runtime.runner.mask_table import MaskTable
+from sgl.runtime.runner.sampler import Sampler
+from sgl.runtime.sampling_params import SamplingParams
 from tests.grammar_shapes import dumps, random_schema, random_values
 
 if not torch.cuda.is_available():
@@ -419,6 +422,47 @@ def test_where_nothing_is_allowed_the_first_token_is_drawn_and_nothing_is_read_b
     zeros = torch.zeros(2, dtype=torch.int32, device=ON_GPU)
     warm = torch.ones(2, device=ON_GPU)
     assert sampling_triton.draw(logits, warm, zeros.long(), zeros.long(), masks, zeros).tolist() == [0, 0]
+
+
+@needs_triton
+def test_the_sampler_draws_the_same_in_one_pass() -> None:
+    params = [
+        {"temperature": 0},
+        {"temperature": 1.3},
+        {"top_k": 5},
+        {"temperature": 0.2},
+        {"top_p": 0.6, "frequency_penalty": 1.0},
+        {"logit_bias": {3: 4.0}},
+    ]
+    prompt, nothing = np.arange(1, 4, dtype=np.int32), np.empty(0, np.int32)
+    setups = [RowSetup(row, SamplingParams(**one), 7 * row, prompt, nothing) for row, one in enumerate(params)]
+    generator = np.random.default_rng(0)
+    allowed, packed = random_masks(generator, 3, 40)
+    packed = packed[:2]
+    mask_rows = np.array([0, 1, 1, -1, 0, 0], np.int32)
+    size = len(params)
+    batch = Batch(
+        rows=np.arange(size, dtype=np.int32),
+        q_lens=np.ones(size, np.int32),
+        kv_lens=np.arange(5, 5 + size, dtype=np.int32),
+        token_ids=np.zeros(size, np.int32),
+        page_writes=np.empty((0, 3), np.int32),
+        samples=np.ones(size, np.bool_),
+        score_from=np.full(size, -1, np.int32),
+        top_logprobs=np.full(size, -1, np.int32),
+        token_masks=packed,
+        mask_rows=mask_rows,
+    )
+    logits = torch.from_numpy(generator.normal(0, 2, (20, size, 40)).astype(np.float32))
+    drawn = []
+    for in_one_pass in (False, True):
+        sampler = Sampler(max_rows=8, vocab_size=40, device=ON_GPU)
+        sampler.setup(setups)
+        sampler._takes_one_pass = in_one_pass  # as it is on a GPU
+        drawn.append([sampler(one.clone().to(ON_GPU), batch).ids.tolist() for one in logits])
+    for ids in drawn[1]:
+        assert all(allowed[mask_row, i] for mask_row, i in zip(mask_rows, ids, strict=True) if mask_row >= 0)
+    assert drawn[0] == drawn[1]
 
 
 def test_the_mask_table_holds_what_was_asked_for_last() -> None:

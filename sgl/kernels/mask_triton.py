@@ -18,8 +18,8 @@ from sgl.kernels.mask_layout import GrammarTensors, Places, VocabularyTensors
 _APPLY_BLOCK = 4096
 _BASE_BLOCK = 1024
 _ADVANCE_BLOCK = 16
-_RESIDENT = 2048
-"""Programs that are worth starting: a few for each multiprocessor, each with several blocks, beat many with one."""
+_RESIDENT = 8192
+"""How many programs of one warp run at a time; beyond that, several blocks to each beat one to each of more."""
 _MAX_SHARE = 16
 
 DEAD = tl.constexpr(layout.DEAD)
@@ -57,7 +57,7 @@ def find_masks_(
     grammars: GrammarTensors,
     vocabulary: VocabularyTensors,
     *,
-    num_warps: int = 2,
+    num_warps: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `mask.find_masks_`. num_warps is that of the walk."""
     num_rows, num_words = len(rows), masks.shape[1]

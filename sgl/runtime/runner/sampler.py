@@ -54,6 +54,7 @@ class Sampler:
         self._device = device
         self._eos_ids = frozenset(eos_ids)
         self._uploader = Uploader(device)
+        self._takes_one_pass = device.type == "cuda"
         self._floats = torch.zeros(max_rows, 6, dtype=torch.float32, device=device)
         self._ints = torch.zeros(max_rows, 2, dtype=torch.int64, device=device)
         self._occurrences: torch.Tensor | None = None  # int32 [max_rows, V] once a request has penalties
@@ -127,9 +128,15 @@ class Sampler:
             self._penalize(logits, penalised_index, penalised_rows)
         if len(values):
             sampling.add_edits_(logits, edit_rows, edit_ids, values)
+        masks = None
         if batch.token_masks is not None and batch.mask_rows is not None:
-            apply_token_mask_(logits, *self._uploader.upload(batch.token_masks, batch.mask_rows))
-        ids = self._choose(logits, rows, index, places)
+            masks = self._uploader.upload(batch.token_masks, batch.mask_rows)
+        if self._takes_one_pass:
+            ids = self._choose_in_one_pass(logits, rows, index, places, masks)
+        else:
+            if masks is not None:
+                apply_token_mask_(logits, *masks)
+            ids = self._choose(logits, rows, index, places)
         self.next_tokens.index_copy_(0, index, ids)
         if len(penalised):
             self._count(penalised_rows, ids.index_select(0, penalised_index))
@@ -155,6 +162,34 @@ class Sampler:
             min_p=floats[:, _MIN_P] if self._has_min_p[rows].any() else None,
             max_top_k=max_top_k,
         )
+
+    def _choose_in_one_pass(
+        self,
+        logits: torch.Tensor,
+        rows: Int64Array,
+        index: torch.Tensor,
+        positions: torch.Tensor,
+        masks: list[torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Every row goes the way that its own parameters say: only those that cut off tails take several passes."""
+        from sgl.kernels import sampling_triton
+
+        cut = np.flatnonzero((self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows])
+        floats = self._floats.index_select(0, index)
+        ints = self._ints.index_select(0, index)
+        ids = sampling_triton.draw(
+            logits, floats[:, _TEMPERATURE], ints[:, _SEED], positions, *(masks or (None, None))
+        )
+        if len(cut):
+            (some,) = self._uploader.upload(cut)
+            cut_logits = logits.index_select(0, some)
+            if masks is not None:
+                apply_token_mask_(cut_logits, masks[0], masks[1].index_select(0, some))
+            chosen = self._choose(
+                cut_logits, rows[cut], index.index_select(0, some), positions.index_select(0, some)
+            )
+            ids.index_copy_(0, some, chosen)
+        return ids
 
     def _set_edits(self, row: int, params: SamplingParams, prompt_len: int) -> None:
         self._biases.pop(row, None)
