@@ -1,0 +1,43 @@
+"""The pages say what is there: links lead somewhere, every option is listed with its default, examples run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+from sgl import Engine
+from sgl.runtime.config import EngineConfig
+from tests.tiny_models import tiny_checkpoint
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_every_option_of_the_engine_is_listed_with_its_default() -> None:
+    text = (REPOSITORY / "docs" / "engine.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, re.MULTILINE))
+    assert list(listed) == [field.name for field in fields(EngineConfig)]
+    for field in fields(EngineConfig):
+        default = "required" if field.default is MISSING else repr(field.default).replace("'", '"')
+        assert listed[field.name].replace("'", '"') == default, field.name
+
+
+def test_the_examples_of_the_engine_run(tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / "engine.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    folder = tiny_checkpoint(tmp_path, with_tokenizer=True)
+    exec(first.replace("path/to/checkpoint", str(folder)), {"print": lambda *_: None})
+    with Engine(folder) as engine:
+        names: dict[str, object] = {"engine": engine}
+        exec(second, names)
+    assert names["result"]["text"].startswith('{"name":"')  # type: ignore[index]
