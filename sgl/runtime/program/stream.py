@@ -109,11 +109,12 @@ class Call:
         """
         requests, lease, now = self.requests, self.stream.lease, time.monotonic()
         cached = sum(request.cached_len for request in requests)
+        forced = sum(request.num_forced for request in requests)
         return {
             "new_tokens": sum(request.prompt_len for request in requests) - cached,
             "cached_tokens": cached,
-            "generated_tokens": sum(len(request.output_ids) for request in requests),
-            "forced_tokens": forced_tokens,
+            "generated_tokens": sum(len(request.output_ids) for request in requests) - forced,
+            "forced_tokens": forced + forced_tokens,
             "queue_seconds": max(each.first_step - each.submitted for each in self.submissions),
             "compute_seconds": max(now - each.first_step for each in self.submissions),
             "lease": None if lease is None else lease.lost or "held",
