@@ -9,35 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sgl.lang.api import AsyncProgramState as AsyncProgramState
-    from sgl.lang.api import ProgramState as ProgramState
-    from sgl.lang.api import SglFunction as SglFunction
-    from sgl.lang.api import agent as agent
-    from sgl.lang.api import assistant as assistant
-    from sgl.lang.api import assistant_begin as assistant_begin
-    from sgl.lang.api import assistant_end as assistant_end
-    from sgl.lang.api import describe_tools as describe_tools
-    from sgl.lang.api import flush_cache as flush_cache
-    from sgl.lang.api import function as function
-    from sgl.lang.api import gen as gen
-    from sgl.lang.api import gen_int as gen_int
-    from sgl.lang.api import gen_string as gen_string
-    from sgl.lang.api import get_server_info as get_server_info
-    from sgl.lang.api import global_config as global_config
-    from sgl.lang.api import greedy_token_selection as greedy_token_selection
-    from sgl.lang.api import image as image
-    from sgl.lang.api import select as select
-    from sgl.lang.api import separate_reasoning as separate_reasoning
-    from sgl.lang.api import set_default_backend as set_default_backend
-    from sgl.lang.api import system as system
-    from sgl.lang.api import system_begin as system_begin
-    from sgl.lang.api import system_end as system_end
-    from sgl.lang.api import token_length_normalized as token_length_normalized
-    from sgl.lang.api import unconditional_likelihood_normalized as unconditional_likelihood_normalized
-    from sgl.lang.api import user as user
-    from sgl.lang.api import user_begin as user_begin
-    from sgl.lang.api import user_end as user_end
-    from sgl.lang.api import video as video
+    from sgl.lang.api import *  # noqa: F403 - all of its names, for type checkers
     from sgl.lang.backends.launch import Runtime as Runtime
     from sgl.lang.backends.openai import Anthropic as Anthropic
     from sgl.lang.backends.openai import Crusoe as Crusoe

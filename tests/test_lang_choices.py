@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.backends.base import Backend
-from sgl.lang.backends.engine import EngineBackend, engine_backend
+from sgl.lang.backends.engine import engine_backend
 from sgl.lang.choices import METHODS, Scores, method_named
 from sgl.runtime.engine import Engine
+from tests.engine_calls import CallByCall
 
 # Arithmetic
 
@@ -137,7 +138,7 @@ def models(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) ->
 @pytest.fixture(params=["program", "call by call"])
 def backend(request: pytest.FixtureRequest, models: tuple[Engine, Reference]) -> Backend:
     """The engine's executor of programs, and its single calls."""
-    return engine_backend(models[0]) if request.param == "program" else EngineBackend(models[0])
+    return engine_backend(models[0]) if request.param == "program" else CallByCall(models[0])
 
 
 @pytest.mark.parametrize("method", METHODS)

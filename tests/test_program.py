@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ import sgl.errors
 import sgl.lang.choices
 from sgl.errors import InvalidRequest, ProgramError, RequestTimeout
 from sgl.lang import ir
-from sgl.lang.backends.engine import EngineBackend, ProgramEngineBackend, engine_backend
+from sgl.lang.backends.engine import EngineBackend, engine_backend
 from sgl.runtime.engine import Engine
+from tests.engine_calls import CallByCall
 from tests.program_client import PRINTABLE, SECONDS, Client, assert_idle, gen
 from tests.tiny_models import byte_tokenizer, tiny_checkpoint
 
@@ -138,7 +140,7 @@ def test_a_program_writes_what_it_writes_call_by_call(
 ) -> None:
     """Texts, values, messages, and the number of tokens of each prompt and output."""
     states = []
-    for backend in (EngineBackend(engine), ProgramEngineBackend(engine)):
+    for backend in (CallByCall(engine), EngineBackend(engine)):
         state = random_program.run(
             plan=plan,
             is_chat=is_chat,
@@ -385,6 +387,28 @@ def test_usage_counts_every_token_once(engine: Engine) -> None:
     ]
 
 
+def test_constraints_hold_and_forced_tokens_are_counted(engine: Engine) -> None:
+    first, number, chosen = Client(engine).finish(
+        *(ir.Text("X"), ir.Gen("a", {"max_tokens": 40}, {"regex": "[ab]{3} and so on"})),
+        *(
+            ir.Gen("b", {"max_tokens": 8}, dtype="int"),
+            ir.Gen("c", {"max_tokens": 60}, {"json": {"enum": ["yes", "no"]}}),
+        ),
+    )
+    assert re.fullmatch("[ab]{3} and so on", first.text)
+    assert re.fullmatch(ir.REGEX_INT, number.text)
+    assert chosen.text in ('"yes"', '"no"')
+    usage = first.meta["usage"]
+    assert usage["generated_tokens"] + usage["forced_tokens"] == first.meta["completion_tokens"]
+    assert usage["forced_tokens"] >= 8
+
+
+def test_a_constraint_that_cannot_be_compiled_fails_its_node(engine: Engine) -> None:
+    client = Client(engine)
+    client.finish(ir.Text("X"), ir.Gen("a", {}, {"regex": "("}))
+    assert isinstance(client.error(), sgl.errors.GrammarError)
+
+
 def test_streamed_pieces_join_to_the_text_and_lose_no_logprob(engine: Engine) -> None:
     client = Client(engine, stream=True)
     [done] = client.finish(ir.Text("X"), gen(max_tokens=40, stop=["aa", "bcd"], return_logprob=True))
@@ -620,4 +644,4 @@ def test_thousands_of_programs_that_wait_need_no_thread_and_no_step(engine: Engi
         client.session.cancel()
         assert client.is_done.wait(SECONDS)
     assert engine.get_server_info()["internal_states"][0]["steps"] >= steps
-    assert isinstance(engine_backend(engine), ProgramEngineBackend)
+    assert isinstance(engine_backend(engine), EngineBackend)

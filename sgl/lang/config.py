@@ -8,6 +8,7 @@ from typing import Any
 
 from sgl.errors import ProgramError
 from sgl.lang.backends.base import Backend
+from sgl.lang.backends.engine import engine_backend
 
 
 @dataclass
@@ -41,9 +42,7 @@ def backend_of(value: Any = None) -> Backend:
     value = getattr(value, "endpoint", value)
     if isinstance(value, Backend):
         return value
-    if hasattr(value, "async_generate") or hasattr(value, "open_program"):
-        from sgl.lang.backends.engine import engine_backend
-
+    if hasattr(value, "open_program"):
         return engine_backend(value)
     raise ProgramError(f"{type(value).__name__} is no backend")
 

@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,6 +95,7 @@ def gen(
     nothing. `timeout` is in seconds; `extra` goes
     to the backend as it is. Raises `InvalidRequest` or `RegexSyntaxError` for what no backend could serve.
     """
+    given = dict(locals())
     if choices is not None:
         _only(
             choices=choices,
@@ -106,29 +108,7 @@ def gen(
         )
         return select(name, choices, temperature or 0.0, choices_method)
     params = sampling_params(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        n=n,
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        stop_regex=stop_regex,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        repetition_penalty=repetition_penalty,
-        ignore_eos=ignore_eos,
-        return_logprob=return_logprob,
-        logprob_start_len=logprob_start_len,
-        top_logprobs_num=top_logprobs_num,
-        return_text_in_logprobs=return_text_in_logprobs,
-        seed=seed,
-        logit_bias=logit_bias,
-        priority=priority,
-        timeout=timeout,
-        extra=extra,
+        **{key: value for key, value in given.items() if value is not None and key in ir.DEFAULTS}
     )
     if (dtype, regex, json_schema, schema, ebnf, tools) == _NOTHING:
         return ir.Gen(name, params)
@@ -211,34 +191,10 @@ def role_turn(role: str, expr: ir.Node | str | None) -> ir.Exprs:
     return begin + end if expr is None else begin + expr + end
 
 
-def system_begin() -> ir.RoleBegin:
-    """The beginning of a system turn."""
-    return ir.RoleBegin("system")
-
-
-def system_end() -> ir.RoleEnd:
-    """The end of a system turn."""
-    return ir.RoleEnd("system")
-
-
-def user_begin() -> ir.RoleBegin:
-    """The beginning of a user turn."""
-    return ir.RoleBegin("user")
-
-
-def user_end() -> ir.RoleEnd:
-    """The end of a user turn."""
-    return ir.RoleEnd("user")
-
-
-def assistant_begin() -> ir.RoleBegin:
-    """The beginning of an assistant turn."""
-    return ir.RoleBegin("assistant")
-
-
-def assistant_end() -> ir.RoleEnd:
-    """The end of an assistant turn."""
-    return ir.RoleEnd("assistant")
+# Functions of no argument, for turns that are neither an expression nor a block.
+system_begin, system_end = partial(ir.RoleBegin, "system"), partial(ir.RoleEnd, "system")
+user_begin, user_end = partial(ir.RoleBegin, "user"), partial(ir.RoleEnd, "user")
+assistant_begin, assistant_end = partial(ir.RoleBegin, "assistant"), partial(ir.RoleEnd, "assistant")
 
 
 def image(expr: Any) -> ir.Media:
