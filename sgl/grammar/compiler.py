@@ -14,30 +14,39 @@ from typing import Any, Literal
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.automaton import MAX_STATES, Automaton
 from sgl.grammar.budget import Budget
-from sgl.grammar.expr import EPSILON, Expr, is_empty, words
+from sgl.grammar.ebnf import compile_ebnf
+from sgl.grammar.expr import Expr, is_empty, words
 from sgl.grammar.json_report import Dropped
 from sgl.grammar.json_schema import compile_schema
 from sgl.grammar.jsontext import WHITESPACE
 from sgl.grammar.masks import MaskCache
 from sgl.grammar.matcher import Matcher
 from sgl.grammar.regex import compile_regex, counted_regex
+from sgl.grammar.structural_tag import Structure, read_structural_tag, structural_tag_node
 from sgl.grammar.threads import Builder, KeyOrder, Node
 from sgl.grammar.values import value_node
 from sgl.grammar.vocabulary import Vocabulary
 
 Whitespace = Literal["compact", "flexible"]
 FORMAT_VERSION = 1
+MAX_SOURCE = 4 << 20
+"""Characters that a constraint may have."""
+JSON_OBJECT: dict[str, Any] = {"type": "object"}
+"""The schema of JSON mode: any JSON object."""
 MASK_CACHE_BYTES = 64 << 20
 """How many bytes of masks a grammar keeps unless told otherwise."""
+
+
+Kind = Literal["json_schema", "regex", "choices", "structural_tag", "ebnf"]
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """What a grammar is made from, as plain JSON data: the key of caches, and what is serialised."""
 
-    kind: Literal["json_schema", "regex", "choices", "structural_tag"]
+    kind: Kind
     source: str
-    """JSON text of the schema, pattern, list of choices or structural tag."""
+    """JSON text of the schema, pattern, list of choices, structural tag or grammar."""
     whitespace: Whitespace
     lenient: bool
     key_order: KeyOrder
@@ -53,21 +62,29 @@ class Grammar:
         self,
         constraint: Constraint,
         vocabulary: Vocabulary,
-        automaton: Automaton,
-        dropped: tuple[Dropped, ...],
-        mask_cache_bytes: int,
+        first: Matcher,
+        dropped: tuple[Dropped, ...] = (),
+        automaton: Automaton | None = None,
+        masks: MaskCache | None = None,
     ) -> None:
         self.constraint = constraint
         self.vocabulary = vocabulary
-        self.automaton = automaton
         self.dropped = dropped
         """What lenient mode did not enforce: keyword and path of each."""
-        self.masks = MaskCache(automaton, vocabulary, mask_cache_bytes)
-        self.budget = Budget(automaton, vocabulary)
+        self.automaton = automaton
+        """What the matchers walk; None for `ebnf`, which llguidance walks."""
+        self.masks = masks
+        self._first = first
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the tables and masks as far as they were worked out."""
+        tables = 0 if self.automaton is None else self.automaton.tables.nbytes
+        return tables + (0 if self.masks is None else self.masks.num_bytes)
 
     def matcher(self) -> Matcher:
         """A cursor at the start of the text."""
-        return Matcher(self.automaton, self.vocabulary, self.masks, self.budget)
+        return self._first.copy()
 
     def to_bytes(self) -> bytes:
         """The grammar for `from_bytes`, in any process with the same vocabulary."""
@@ -113,7 +130,8 @@ def compile(  # the public name: sgl.grammar.compile
     json_schema: dict[str, Any] | bool | str | None = None,
     regex: str | None = None,
     choices: Sequence[str] | None = None,
-    structural_tag: dict[str, Any] | None = None,
+    ebnf: str | None = None,
+    structural_tag: dict[str, Any] | str | None = None,
     vocabulary: Vocabulary,
     whitespace: Whitespace = "compact",
     lenient: bool = False,
@@ -122,15 +140,19 @@ def compile(  # the public name: sgl.grammar.compile
 ) -> Grammar:
     """Compile exactly one constraint.
 
-    `json_schema` is a schema, or its JSON text; `{"type": "object"}` is any JSON object. `regex` is matched in
-    full, in Python's dialect with ASCII classes. `whitespace` is what may stand between JSON's tokens; "flexible"
-    also allows every spelling of numbers. `key_order` "any" lets keys come in any order. Raises UnsupportedSchema,
-    RegexSyntaxError, GrammarTooLarge or GrammarError.
+    `json_schema` is a schema, or its JSON text; JSON_OBJECT is any JSON object. `regex` is matched in full, in
+    Python's dialect with ASCII classes; `choices` are texts, one of which is produced. `ebnf` is a grammar in Lark's or
+    EBNF's notation and needs the extra sgl[ebnf]. `structural_tag` is free text with constrained parts, see
+    `structural_tag.py`. `whitespace` is what may stand between JSON's tokens; "flexible" also allows every spelling of
+    numbers. `key_order` "any" lets keys come in any order. `lenient` lists in `Grammar.dropped` what of a schema cannot
+    be enforced, instead of refusing it. Raises UnsupportedSchema, RegexSyntaxError, GrammarTooLarge (also past an
+    enclosing `time_limit`) or GrammarError.
     """
     given = {
         "json_schema": json_schema,
         "regex": regex,
         "choices": choices,
+        "ebnf": ebnf,
         "structural_tag": structural_tag,
     }
     chosen = {kind: source for kind, source in given.items() if source is not None}
@@ -141,7 +163,7 @@ def compile(  # the public name: sgl.grammar.compile
         raise GrammarError(f"whitespace is 'compact' or 'flexible', not {whitespace!r}")
     if key_order not in ("schema", "any"):
         raise GrammarError(f"key_order is 'schema' or 'any', not {key_order!r}")
-    if kind == "json_schema" and isinstance(source, str):
+    if kind in ("json_schema", "structural_tag") and isinstance(source, str):
         text = source
     elif kind == "choices":
         text = json.dumps(source if isinstance(source, str | dict | bool) else list(source))
@@ -150,46 +172,70 @@ def compile(  # the public name: sgl.grammar.compile
             text = json.dumps(source)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
-    constraint = Constraint(kind, text, whitespace, lenient, key_order)  # type: ignore[arg-type]  # one of four
+    constraint = Constraint(kind, text, whitespace, lenient, key_order)  # type: ignore[arg-type]  # one of five
     return build(constraint, vocabulary, mask_cache_bytes)
 
 
 def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int = MASK_CACHE_BYTES) -> Grammar:
     """Compile a constraint given as plain data."""
+    if len(constraint.source) > MAX_SOURCE:
+        raise GrammarTooLarge(
+            f"{constraint.kind} has {len(constraint.source)} characters and {MAX_SOURCE} is the limit",
+            states=len(constraint.source),
+            limit=MAX_SOURCE,
+        )
     try:
         source = json.loads(constraint.source)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"{constraint.kind} is not valid JSON: {error}") from error
-    try:
+        if constraint.kind == "ebnf":
+            return Grammar(constraint, vocabulary, compile_ebnf(source, vocabulary))
         builder = Builder(WHITESPACE[constraint.whitespace], constraint.key_order)
-        dropped: tuple[Dropped, ...] = ()
-        if constraint.kind == "json_schema":
-            start, dropped = _schema_node(builder, source, constraint)
-        elif constraint.kind == "regex":
-            start = _regex_node(builder, source)
-        else:
-            start = _choices_node(builder, source)
+        dropped: list[Dropped] = []
+        start = _start_node(builder, source, constraint, dropped)
         automaton = Automaton(builder, start, MAX_STATES)
     except RecursionError as error:
         raise GrammarTooLarge(f"{constraint.kind} is nested too deeply", states=0, limit=MAX_STATES) from error
-    return Grammar(constraint, vocabulary, automaton, dropped, mask_cache_bytes)
+    except ValueError as error:
+        if isinstance(error, GrammarError):
+            raise
+        raise GrammarError(f"{constraint.kind} is not valid JSON: {error}") from error
+    masks = MaskCache(automaton, vocabulary, mask_cache_bytes)
+    first = Matcher(automaton, vocabulary, masks, Budget(automaton, vocabulary))
+    return Grammar(constraint, vocabulary, first, tuple(dropped), automaton, masks)
 
 
-def _schema_node(builder: Builder, source: Any, constraint: Constraint) -> tuple[Node, tuple[Dropped, ...]]:
+def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: list[Dropped]) -> Node:
+    match constraint.kind:
+        case "json_schema":
+            return _schema_node(builder, source, constraint, dropped, builder.end)
+        case "regex":
+            return _regex_node(builder, source, builder.end)
+        case "choices":
+            return _choices_node(builder, source)
+    tag = read_structural_tag(source)
+
+    def body(structure: Structure, then: Node) -> Node:
+        if structure.regex is not None:
+            return _regex_node(builder, structure.regex, then)
+        return _schema_node(builder, structure.schema, constraint, dropped, then)
+
+    return structural_tag_node(builder, tag, body)
+
+
+def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped: list[Dropped], then: Node) -> Node:
     compiled = compile_schema(
         source,
         lenient=constraint.lenient,
         any_spelling=constraint.whitespace == "flexible",
     )
-    return value_node(builder, compiled.root, builder.end), tuple(compiled.dropped)
+    dropped += compiled.dropped
+    return value_node(builder, compiled.root, then)
 
 
-def _regex_node(builder: Builder, pattern: str) -> Node:
+def _regex_node(builder: Builder, pattern: str, then: Node) -> Node:
     counted = counted_regex(pattern)
     if counted is not None:
-        char, low, high = counted
-        return builder.counted_text(char, low, high, builder.end)
-    return _expression_node(builder, compile_regex(pattern, dialect="python", search=False), "the regex")
+        return builder.counted_text(*counted, then)
+    return _expression_node(builder, compile_regex(pattern, dialect="python", search=False), "the regex", then)
 
 
 def _choices_node(builder: Builder, choices: Any) -> Node:
@@ -199,10 +245,10 @@ def _choices_node(builder: Builder, choices: Any) -> Node:
         texts = [text.encode() for text in choices]
     except UnicodeEncodeError as error:
         raise GrammarError(f"a choice is not valid Unicode: {error}") from error
-    return _expression_node(builder, words(texts), "choices")
+    return _expression_node(builder, words(texts), "choices", builder.end)
 
 
-def _expression_node(builder: Builder, expr: Expr, what: str) -> Node:
+def _expression_node(builder: Builder, expr: Expr, what: str, then: Node) -> Node:
     if is_empty(expr):
         raise GrammarError(f"{what} can match nothing at all")
-    return builder.end if expr is EPSILON else builder.after(expr, builder.end)
+    return builder.after(expr, then)

@@ -78,6 +78,10 @@ class MaskCache:
         self._keep(self._key(place, self._num_frames.get(place.state, 0)), mask)
         return mask
 
+    def row(self, place: Place) -> Int32Array:
+        """The mask at a place, [words], not to be written to."""
+        return self.find(place).row
+
     def _key(self, place: Place, num_frames: int) -> tuple[int, ...]:
         key = [place.state]
         frame = place.stack

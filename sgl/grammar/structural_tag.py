@@ -1,0 +1,142 @@
+"""Structural tags as nodes: free text until a trigger, then a constrained body between two tags, then free text again.
+
+    {"triggers": ["<function="],
+     "structures": [{"begin": "<function=add>", "schema": {…}, "end": "</function>"}, …],
+     "at_least_one": false, "stop_after_first": false}
+
+A structure's body is a JSON value of `schema`, or text that matches `regex` in full. Its begin tag starts with one of
+the triggers; whoever writes a trigger goes on with one of the begin tags. `at_least_one` keeps the text from ending
+before a structure is complete, `stop_after_first` lets nothing follow one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sgl.errors import GrammarError
+from sgl.grammar.charset import EVERY_CHAR, utf8
+from sgl.grammar.expr import ANYTHING, Expr, complement, concat, difference, intersect, literal, repeat, words
+from sgl.grammar.threads import Builder, Node, Thread
+
+_KEYS = {"type", "triggers", "structures", "at_least_one", "stop_after_first"}
+_STRUCTURE_KEYS = {"begin", "schema", "regex", "end"}
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """One kind of structure: its tags, and its body as it was given."""
+
+    begin: str
+    end: str
+    schema: Any
+    regex: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StructuralTag:
+    """A structural tag, checked."""
+
+    triggers: tuple[str, ...]
+    structures: tuple[Structure, ...]
+    at_least_one: bool
+    stop_after_first: bool
+
+
+def read_structural_tag(source: Any) -> StructuralTag:
+    """Raises GrammarError where the tag is malformed or its begin tags leave a choice that no byte decides."""
+    if not isinstance(source, dict) or not source.keys() <= _KEYS:
+        raise GrammarError(f"a structural tag is an object with {', '.join(sorted(_KEYS))}")
+    if source.get("type", "structural_tag") != "structural_tag":
+        raise GrammarError(f"type is 'structural_tag', not {source['type']!r}")
+    triggers = source.get("triggers")
+    if not isinstance(triggers, list) or not triggers or not all(isinstance(t, str) and t for t in triggers):
+        raise GrammarError("triggers is a list of at least one string, none of them empty")
+    structures = source.get("structures")
+    if not isinstance(structures, list) or not structures:
+        raise GrammarError("structures is a list of at least one structure")
+    flags = [source.get(name, False) for name in ("at_least_one", "stop_after_first")]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise GrammarError("at_least_one and stop_after_first are true or false")
+    found = tuple(_structure(item, triggers) for item in structures)
+    for one in found:
+        for other in found:
+            if one is not other and one.begin.startswith(other.begin):
+                raise GrammarError(
+                    f"the begin tag {other.begin!r} also begins {one.begin!r}: use anyOf in one schema"
+                )
+    for trigger in triggers:
+        if not any(structure.begin.startswith(trigger) for structure in found):
+            raise GrammarError(f"no begin tag starts with the trigger {trigger!r}")
+    return StructuralTag(tuple(dict.fromkeys(triggers)), found, *flags)
+
+
+def _structure(item: Any, triggers: list[str]) -> Structure:
+    if not isinstance(item, dict) or not item.keys() <= _STRUCTURE_KEYS or ("schema" in item) == ("regex" in item):
+        raise GrammarError("a structure is an object with begin, end, and either schema or regex")
+    begin, end, regex = item.get("begin"), item.get("end"), item.get("regex")
+    if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(regex, str | None):
+        raise GrammarError("begin, end and regex of a structure are strings")
+    if not any(begin.startswith(trigger) for trigger in triggers):
+        raise GrammarError(f"the begin tag {begin!r} starts with none of the triggers")
+    return Structure(begin, end, item.get("schema"), regex)
+
+
+class FreeText(Node):
+    """Text up to and with the next trigger, or, where the text may end, without one."""
+
+    def __init__(self, builder: Builder, may_end: bool) -> None:
+        self.builder = builder
+        self.may_end = may_end
+        self.ways: list[tuple[Expr, Node]] = []
+        """Up to a trigger, and what follows it; set once the bodies are built, which lead back here."""
+        self.last: Expr | None = None
+        self._threads: tuple[Thread, ...] | None = None
+
+    def threads(self) -> tuple[Thread, ...]:
+        if self._threads is None:
+            found: list[Thread] = []
+            if self.may_end and self.last is not None:
+                found += self.builder.enter(self.last, self.builder.end)
+            for expr, then in self.ways:
+                found += self.builder.enter(expr, then)
+            self._threads = tuple(dict.fromkeys(found))
+        return self._threads
+
+
+class Tags(Node):
+    """Behind a trigger: what is left of the begin tags that it may become, each with its body."""
+
+    def __init__(self, ways: list[Node]) -> None:
+        self.ways = ways
+        self._threads: tuple[Thread, ...] | None = None
+
+    def threads(self) -> tuple[Thread, ...]:
+        if self._threads is None:
+            self._threads = tuple(dict.fromkeys(thread for way in self.ways for thread in way.threads()))
+        return self._threads
+
+
+def structural_tag_node(builder: Builder, tag: StructuralTag, body: Callable[[Structure, Node], Node]) -> Node:
+    """Where the text begins. `body` makes the node of a structure's body before another node."""
+    first = FreeText(builder, may_end=not tag.at_least_one)
+    again = FreeText(builder, may_end=True) if tag.at_least_one else first
+    behind = builder.end if tag.stop_after_first else again
+    any_text = repeat(utf8(EVERY_CHAR), 0, None)
+    some_trigger = words(trigger.encode() for trigger in tag.triggers)
+    free = difference(any_text, concat(ANYTHING, some_trigger, ANYTHING))
+    some_byte = complement(literal(b""))
+    started = complement(concat(ANYTHING, some_trigger, some_byte))  # no trigger before the last byte
+    for trigger in tag.triggers:
+        text = intersect(any_text, concat(ANYTHING, literal(trigger.encode())), started)
+        ways = []
+        for structure in tag.structures:
+            if structure.begin.startswith(trigger):
+                end = builder.after(literal(structure.end.encode()), behind)
+                rest = structure.begin.removeprefix(trigger).encode()
+                ways.append(builder.after(literal(rest), body(structure, end)))
+        for node in {first, again}:
+            node.ways.append((text, Tags(ways)))
+            node.last = free
+    return first
