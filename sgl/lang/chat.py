@@ -228,119 +228,84 @@ def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _prefix(
-    name: str,
-    system: tuple[str, str],
-    user: tuple[str, str],
-    assistant: tuple[str, str],
-    **options: Any,
-) -> PrefixTemplate:
-    roles = {"system": system, "user": user, "assistant": assistant, "tool": user}
-    return PrefixTemplate(name, roles, **options)
+registry: dict[str, ChatTemplate] = {}
 
 
-def _tagged(
-    name: str, before: str, after: str, names: Mapping[str, str] | None = None, **options: Any
-) -> PrefixTemplate:
-    """The common shape: the role's name inside `before`, the same `after` for all."""
-    known = {role: role for role in ("system", "user", "assistant", "tool")} | dict(names or {})
-    roles = {role: (before.format(shown), after) for role, shown in known.items()}
-    return PrefixTemplate(name, roles, **options)
+def _add(name: str, system: str, user: str, assistant: str, **options: Any) -> None:
+    """A template by what stands around the content (`…`) of each role's turn; tools speak as users do."""
+    shapes = {"system": system, "user": user, "assistant": assistant, "tool": user}
+    affixes = {
+        role: (before, after) for role, shape in shapes.items() for before, _, after in [shape.partition("…")]
+    }
+    registry[name] = PrefixTemplate(name, affixes, **options)
 
 
-_CHATML = ("<|im_start|>{}\n", "<|im_end|>\n")
-_LLAMA3 = ("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>")
-_LLAMA4 = ("<|header_start|>{}<|header_end|>\n\n", "<|eot|>")
-_VISION = "<|vision_start|><|image_pad|><|vision_end|>"
+def _add_tagged(name: str, shape: str, names: Mapping[str, str] | None = None, **options: Any) -> None:
+    """A template of one shape for all roles, with the role's name in braces."""
+    shown = {role: (names or {}).get(role, role) for role in ("system", "user", "assistant", "tool")}
+    shapes = {role: shape.format(known).partition("…") for role, known in shown.items()}
+    affixes = {role: (before, after) for role, (before, _, after) in shapes.items()}
+    registry[name] = PrefixTemplate(name, affixes, **options)
+
+
+_HELPFUL = {"default_system": "You are a helpful assistant."}
 _VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
-
-registry: dict[str, ChatTemplate] = {
-    template.name: template
-    for template in (
-        _prefix("default", ("SYSTEM:", "\n"), ("USER:", "\n"), ("ASSISTANT:", "\n")),
-        _prefix("claude", ("", ""), ("\n\nHuman: ", ""), ("\n\nAssistant:", "")),
-        _tagged("chatml", *_CHATML, stops=("<|im_end|>",)),
-        _tagged("chatml-llava", *_CHATML, default_system="You are a helpful assistant.", stops=("<|im_end|>",)),
-        _tagged("qwen", *_CHATML, default_system="You are a helpful assistant.", stops=("<|im_end|>",)),
-        _tagged(
-            *("qwen2-vl", *_CHATML),
-            default_system="You are a helpful assistant.",
-            stops=("<|im_end|>",),
-            image_token=_VISION,
-        ),
-        _prefix(
-            *("vicuna_v1.1", ("", " "), ("USER:", " "), ("ASSISTANT:", "</s>")),
-            default_system=_VICUNA_SYSTEM,
-            image_token=" <image>\n",
-        ),
-        _prefix(
-            *("llama-2-chat", ("<<SYS>>\n", "\n<</SYS>>\n\n"), ("[INST] ", " [/INST]"), ("", "  </s><s>")),
-            merges_system=True,
-        ),
-        _prefix(
-            *("mistral", ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"), ("[INST] ", " [/INST]"), ("", " </s><s>")),
-            stops=("</s>",),
-        ),
-        _tagged("llama-3-instruct", *_LLAMA3, {"tool": "ipython"}, stops=("<|eot_id|>",), image_token="<|image|>"),
-        _tagged("llama-3-instruct-llava", *_LLAMA3, {"tool": "ipython"}, stops=("<|eot_id|>",)),
-        _tagged("llama-4", *_LLAMA4, {"tool": "ipython"}, stops=("<|eot|>",), image_token="<|image|>"),
-        _prefix(
-            "yi-1.5", ("", ""), ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"), ("", "<|im_end|>\n")
-        ),
-        _prefix(
-            "yi-vl",
-            ("", "\n\n"),
-            ("### Human:", "\n"),
-            ("### Assistant:", "\n"),
-            image_token=" <image_placeholder>\n",
-        ),
-        _tagged(
-            *("gemma-it", "<start_of_turn>{}\n", "<end_of_turn>\n"),
-            {"system": "user", "assistant": "model", "tool": "user"},
-            stops=("<end_of_turn>",),
-        ),
-        _tagged("dbrx-instruct", *_CHATML, stops=("<|im_end|>",)),
-        _tagged(
-            *("c4ai-command-r", "<|START_OF_TURN_TOKEN|><|{}_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-            {"system": "SYSTEM", "user": "USER", "assistant": "CHATBOT", "tool": "SYSTEM"},
-        ),
-        _tagged("internvl-2-5", *_CHATML, stops=("<|im_end|>", "<|action_end|>")),
-        _tagged("interns1", *_CHATML, stops=("<|im_end|>", "<|action_end|>")),
-        _tagged(
-            "granite-3-instruct",
-            "<|start_of_role|>{}<|end_of_role|>",
-            "<|end_of_text|>",
-            stops=("<|end_of_text|>",),
-        ),
-        _prefix(
-            *("deepseek-v3", ("", ""), ("<｜User｜>", ""), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")),
-            stops=("<｜end▁of▁sentence｜>",),
-        ),
-        _tagged(
-            *("glm-4v", "<|{}|>\n", ""),
-            {"tool": "observation"},
-            stops=("<|user|>", "<|endoftext|>", "<|observation|>"),
-            image_token="<|begin_of_image|><|image|><|end_of_image|>",
-        ),
-        _tagged("minicpmv", *_CHATML, stops=("<|im_end|>",), image_token="(<image>./</image>)"),
-        _tagged("minicpmo", *_CHATML, stops=("<|im_end|>",), image_token="(<image>./</image>)"),
-        _prefix(
-            *("janus-pro", ("", ""), ("<|User|>", ""), ("<|Assistant|>", "<｜end▁of▁sentence｜>")),
-            stops=("<｜end▁of▁sentence｜>",),
-            image_token="<image_placeholder>\n",
-        ),
-        _prefix(
-            *("janus", ("", ""), ("<|User|>", ""), ("<|Assistant|>", "<｜end▁of▁sentence｜>")),
-            stops=("<｜end▁of▁sentence｜>",),
-            image_token="<image_placeholder>\n",
-        ),
-        _tagged(
-            *("gemma-4-it", "<|turn>{}\n", "<turn|>\n"),
-            {"assistant": "model"},
-            stops=("<turn|>",),
-        ),
-    )
+_CHATML: dict[str, dict[str, Any]] = {
+    "chatml": {},
+    "chatml-llava": _HELPFUL,
+    "qwen": _HELPFUL,
+    "qwen2-vl": {**_HELPFUL, "image_token": "<|vision_start|><|image_pad|><|vision_end|>"},
+    "dbrx-instruct": {},
+    "internvl-2-5": {"stops": ("<|im_end|>", "<|action_end|>")},
+    "interns1": {"stops": ("<|im_end|>", "<|action_end|>")},
+    "minicpmv": {"image_token": "(<image>./</image>)"},
+    "minicpmo": {"image_token": "(<image>./</image>)"},
 }
+for _name, _options in _CHATML.items():
+    _add_tagged(_name, "<|im_start|>{}\n…<|im_end|>\n", **{"stops": ("<|im_end|>",), **_options})
+for _name, _options in {"llama-3-instruct": {"image_token": "<|image|>"}, "llama-3-instruct-llava": {}}.items():
+    _shape = "<|start_header_id|>{}<|end_header_id|>\n\n…<|eot_id|>"
+    _add_tagged(_name, _shape, {"tool": "ipython"}, stops=("<|eot_id|>",), **_options)
+_add_tagged(
+    "llama-4",
+    "<|header_start|>{}<|header_end|>\n\n…<|eot|>",
+    {"tool": "ipython"},
+    stops=("<|eot|>",),
+    image_token="<|image|>",
+)
+_add_tagged(
+    "gemma-it",
+    "<start_of_turn>{}\n…<end_of_turn>\n",
+    {"system": "user", "assistant": "model", "tool": "user"},
+    stops=("<end_of_turn>",),
+)
+_add_tagged("gemma-4-it", "<|turn>{}\n…<turn|>\n", {"assistant": "model"}, stops=("<turn|>",))
+_add_tagged(
+    "c4ai-command-r",
+    "<|START_OF_TURN_TOKEN|><|{}_TOKEN|>…<|END_OF_TURN_TOKEN|>",
+    {"system": "SYSTEM", "user": "USER", "assistant": "CHATBOT", "tool": "SYSTEM"},
+)
+_add_tagged("granite-3-instruct", "<|start_of_role|>{}<|end_of_role|>…<|end_of_text|>", stops=("<|end_of_text|>",))
+_add_tagged(
+    "glm-4v",
+    "<|{}|>\n…",
+    {"tool": "observation"},
+    stops=("<|user|>", "<|endoftext|>", "<|observation|>"),
+    image_token="<|begin_of_image|><|image|><|end_of_image|>",
+)
+_add("default", "SYSTEM:…\n", "USER:…\n", "ASSISTANT:…\n")
+_add("claude", "…", "\n\nHuman: …", "\n\nAssistant:…")
+_add("vicuna_v1.1", "… ", "USER:… ", "ASSISTANT:…</s>", default_system=_VICUNA_SYSTEM, image_token=" <image>\n")
+_add("llama-2-chat", "<<SYS>>\n…\n<</SYS>>\n\n", "[INST] … [/INST]", "…  </s><s>", merges_system=True)
+_add("mistral", "[SYSTEM_PROMPT] … [/SYSTEM_PROMPT]", "[INST] … [/INST]", "… </s><s>", stops=("</s>",))
+_add("yi-1.5", "…", "<|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n", "…<|im_end|>\n")
+_add("yi-vl", "…\n\n", "### Human:…\n", "### Assistant:…\n", image_token=" <image_placeholder>\n")
+_END_OF_SENTENCE = "<｜end▁of▁sentence｜>"
+_add("deepseek-v3", "…", "<｜User｜>…", f"<｜Assistant｜>…{_END_OF_SENTENCE}", stops=(_END_OF_SENTENCE,))
+for _name in ("janus", "janus-pro"):
+    _assistant = f"<|Assistant|>…{_END_OF_SENTENCE}"
+    _options = {"stops": (_END_OF_SENTENCE,), "image_token": "<image_placeholder>\n"}
+    _add(_name, "…", "<|User|>…", _assistant, **_options)
