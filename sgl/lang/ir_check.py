@@ -35,7 +35,7 @@ _INTEGER = {"type": "integer"}
 _BOOLEAN = {"type": "boolean"}
 _STRINGS = {"type": "array", "items": _STRING}
 _OBJECT = {"type": "object"}
-_ROLE = {"role": _STRING}
+_OR_NULL = {"type": ["integer", "null"]}
 
 _PARAMS: dict[str, Any] = {
     **dict.fromkeys(("max_tokens", "min_tokens", "logprob_start_len", "top_logprobs_num"), _INTEGER),
@@ -45,152 +45,93 @@ _PARAMS: dict[str, Any] = {
     **dict.fromkeys(("repetition_penalty", "timeout"), _NUMBER),
     **dict.fromkeys(("ignore_eos", "return_logprob", "return_text_in_logprobs"), _BOOLEAN),
     **dict.fromkeys(("stop", "stop_regex"), _STRINGS),
-    "stop_token_ids": {"type": "array", "items": {"type": "integer"}},
+    "stop_token_ids": {"type": "array", "items": _INTEGER},
     **dict.fromkeys(("logit_bias", "extra"), _OBJECT),
 }
-SAMPLING_SCHEMA = {"type": "object", "properties": _PARAMS, "additionalProperties": False}
-
-# The fields of each node, and which of them must be there.
-_NODE_FIELDS: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "text": ({"text": _STRING}, ["text"]),
-    "arg": ({"name": _STRING}, ["name"]),
-    "role_begin": (_ROLE, ["role"]),
-    "role_end": (_ROLE, ["role"]),
-    "media": ({"kind": {"enum": ["image", "video"]}, "data": _STRING}, ["kind", "data"]),
-    "gen": (
-        {
-            "name": _NAME,
-            "params": SAMPLING_SCHEMA,
-            "constraint": {
-                "type": "object",
-                "properties": {"regex": _STRING, "json": _OBJECT, "ebnf": _STRING},
-                "additionalProperties": False,
-                "maxProperties": 1,
-            },
-            "dtype": {"enum": list(ir.DTYPE_REGEX)},
-            "reasoning": {"enum": list(FORMATS)},
-            "tools": {"type": "array", "items": _OBJECT},
-        },
-        [],
-    ),
-    "select": (
-        {
-            "name": _NAME,
-            "choices": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-            "method": {"enum": list(METHODS)},
-        },
-        ["name", "choices"],
-    ),
-    "ref": (
-        {
-            "stream": _INDEX,
-            "index": _INDEX,
-            "functions": {
-                "type": "array",
-                "maxItems": 64,
-                "items": {
-                    "anyOf": [
-                        {"type": "array", "prefixItems": [{"enum": ["strip", "lower", "upper"]}], "maxItems": 1},
-                        {
-                            "type": "array",
-                            "prefixItems": [{"const": "split"}, _NAME, {"type": "integer"}],
-                            "minItems": 3,
-                            "maxItems": 3,
-                        },
-                        {
-                            "type": "array",
-                            "prefixItems": [
-                                {"const": "slice"},
-                                {"type": ["integer", "null"]},
-                                {"type": ["integer", "null"]},
-                            ],
-                            "minItems": 3,
-                            "maxItems": 3,
-                        },
-                        {
-                            "type": "array",
-                            "prefixItems": [{"const": "replace"}, _STRING, _STRING],
-                            "minItems": 3,
-                            "maxItems": 3,
-                        },
-                    ]
-                },
-            },
-        },
-        ["stream", "index"],
-    ),
-    "scope_begin": ({"name": _STRING}, ["name"]),
-    "scope_end": ({"name": _STRING}, ["name"]),
-    "fork": ({"children": {"type": "array", "items": _INDEX, "minItems": 1}}, ["children"]),
-    "join": (
-        {"children": {"type": "array", "items": _INDEX}, "mode": {"enum": ["gather", "append"]}},
-        ["children"],
-    ),
-    "set": ({"name": _STRING, "value": _STRING}, ["name", "value"]),
-    "tool_results": ({"index": _INDEX}, ["index"]),
-}
 
 
-def _node_schema(op: str) -> dict[str, Any]:
-    properties, required = _NODE_FIELDS[op]
-    return {
-        "type": "object",
-        "properties": {"st": _INDEX, "op": {"const": op}, **properties},
-        "required": ["st", "op", *required],
-        "additionalProperties": False,
-    }
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
-NODE_SCHEMAS = {op: _node_schema(op) for op in _NODE_FIELDS}
+def _tuple(*items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "prefixItems": list(items), "minItems": len(items), "maxItems": len(items)}
 
-SEGMENT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "nodes": {"type": "array", "items": {"anyOf": [{"$ref": f"#/$defs/{op}"} for op in NODE_SCHEMAS]}},
-        "answers": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "st": _INDEX,
-                    "index": _INDEX,
-                    "turns": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "properties": {"role": _NAME, "content": _STRING, "name": _NAME, "call_id": _NAME},
-                            "required": ["role", "content"],
-                            "additionalProperties": False,
-                        },
-                    },
-                },
-                "required": ["st", "index", "turns"],
-                "additionalProperties": False,
-            },
-        },
-        "final": {"type": "boolean"},
-    },
-    "required": ["nodes"],
-    "additionalProperties": False,
-}
 
-PROGRAM_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "v": {"const": ir.VERSION},
-        "name": _STRING,
-        "seed": {"type": "integer"},
-        "defaults": SAMPLING_SCHEMA,
-        "args": {"type": "object", "additionalProperties": _STRING},
-        "stream": {"type": "boolean"},
-        "lease_s": {"type": "number", "minimum": 0},
-        "deadline_s": {"type": ["number", "null"]},
-        "chat_template": _NAME,
-        "speculate_tokens": {"type": ["integer", "null"]},
-    },
-    "required": ["v", "name", "seed"],
-    "additionalProperties": False,
-}
+def _list(items: dict[str, Any], **limits: int) -> dict[str, Any]:
+    return {"type": "array", "items": items, **limits}
+
+
+def _node(op: str, *required: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return op, _object("st", "op", *required, st=_INDEX, op={"const": op}, **fields)
+
+
+SAMPLING_SCHEMA = _object(**_PARAMS)
+_TEXT_FUNCTIONS = [
+    _tuple({"enum": ["strip", "lower", "upper"]}),
+    _tuple({"const": "split"}, _NAME, _INTEGER),
+    _tuple({"const": "slice"}, _OR_NULL, _OR_NULL),
+    _tuple({"const": "replace"}, _STRING, _STRING),
+]
+_CONSTRAINT = {**_object(regex=_STRING, json=_OBJECT, ebnf=_STRING), "maxProperties": 1}
+
+NODE_SCHEMAS = dict(
+    [
+        _node("text", "text", text=_STRING),
+        _node("arg", "name", name=_STRING),
+        _node("role_begin", "role", role=_STRING),
+        _node("role_end", "role", role=_STRING),
+        _node("media", "kind", "data", kind={"enum": ["image", "video"]}, data=_STRING),
+        _node(
+            "gen",
+            name=_NAME,
+            params=SAMPLING_SCHEMA,
+            constraint=_CONSTRAINT,
+            dtype={"enum": list(ir.DTYPE_REGEX)},
+            reasoning={"enum": list(FORMATS)},
+            tools=_list(_OBJECT),
+        ),
+        _node(
+            *("select", "name", "choices"),
+            name=_NAME,
+            choices=_list({"type": "string", "minLength": 1}, minItems=1),
+            method={"enum": list(METHODS)},
+        ),
+        _node(
+            *("ref", "stream", "index"),
+            stream=_INDEX,
+            index=_INDEX,
+            functions=_list({"anyOf": _TEXT_FUNCTIONS}, maxItems=64),
+        ),
+        _node("scope_begin", "name", name=_STRING),
+        _node("scope_end", "name", name=_STRING),
+        _node("fork", "children", children=_list(_INDEX, minItems=1)),
+        _node("join", "children", children=_list(_INDEX), mode={"enum": ["gather", "append"]}),
+        _node("set", "name", "value", name=_STRING, value=_STRING),
+        _node("tool_results", "index", index=_INDEX),
+    ]
+)
+_TURN = _object("role", "content", role=_NAME, content=_STRING, name=_NAME, call_id=_NAME)
+_ANSWER = _object("st", "index", "turns", st=_INDEX, index=_INDEX, turns=_list(_TURN))
+SEGMENT_SCHEMA = _object(
+    "nodes",
+    nodes=_list({"anyOf": [{"$ref": f"#/$defs/{op}"} for op in NODE_SCHEMAS]}),
+    answers=_list(_ANSWER),
+    final=_BOOLEAN,
+)
+PROGRAM_SCHEMA = _object(
+    *("v", "name", "seed"),
+    v={"const": ir.VERSION},
+    name=_STRING,
+    seed=_INTEGER,
+    defaults=SAMPLING_SCHEMA,
+    args={"type": "object", "additionalProperties": _STRING},
+    stream=_BOOLEAN,
+    lease_s={"type": "number", "minimum": 0},
+    deadline_s={"type": ["number", "null"]},
+    chat_template=_NAME,
+    speculate_tokens=_OR_NULL,
+)
 
 
 def json_schema() -> dict[str, Any]:
