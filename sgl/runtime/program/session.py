@@ -25,6 +25,7 @@ from sgl.runtime.program.machine import Machine, Services, StreamFailedError
 from sgl.runtime.program.stream import Call, Steps, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
 from sgl.runtime.program.trie import CandidateTrie
+from sgl.runtime.sampling_params import SamplingParams
 
 INLINE_CHARACTERS = 512
 """A text up to so long is encoded on the loop's thread (0.2 ms), a longer one elsewhere."""
@@ -285,7 +286,7 @@ class ProgramSession:
         options = {name: given[name] for name in _ASK_OPTIONS if given[name] is not None} | extra
         options |= {"priority": given["priority"], "timeout": given["timeout"]}
         options["stream"] = self._program.stream and len(seeds) == 1
-        return [{**options, "sampling_params": {**sampling, "seed": seed}} for seed in seeds]
+        return [{**options, "sampling_params": SamplingParams.from_dict({**sampling, "seed": seed})} for seed in seeds]
 
     def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]]) -> Pairs:
         return [pair for ask in asks for pair in self._services.intake.submissions(Ask(input_ids=ids, **ask))]
@@ -370,7 +371,7 @@ class ProgramSession:
 
     def _rows(self, trie: CandidateTrie) -> Pairs:
         options = {
-            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "sampling_params": SamplingParams(max_new_tokens=0, temperature=0.0),
             "return_logprob": True,
             "logprob_start_len": trie.logprob_start,
             "priority": self._program.defaults.get("priority", 0),
