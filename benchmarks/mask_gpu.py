@@ -360,8 +360,14 @@ def main() -> int:
             time_sampling(bench, places256, results)
             time_loop(bench, places256, results)
             for name, number in (("six fields", fixed[0]), ("any JSON", any_json)):
-                tables = bench.grammars[number].automaton.tables
-                print(f"{name}: {tables.num_states} states, {tables.nbytes / 1e3:.0f} kB of tables on the host")
+                tables, copy = bench.grammars[number].automaton.tables, bench.device.automata[number]
+                size = sum(getattr(copy, field).nbytes for field in copy.__slots__)
+                print(
+                    f"{name}: {tables.num_states} states, {tables.nbytes / 1e3:.0f} kB, on the device {size / 1e3:.0f}"
+                )
+            begin = time.perf_counter()
+            bench.host_masks(places256)
+            results["the host finds 256 masks that it has"] = (time.perf_counter() - begin) * 1e6
     for name, value in results.items():
         print(f"{value:10.1f}  {name}")
     if arguments.json:
@@ -391,7 +397,6 @@ def report(results: dict[str, float]) -> int:
         ("cached, 256 requests", max(found["cached, 1"], found["cached, 256"]), 20.0, "us"),
         ("a mask adds to greedy", found["greedy, fused, masked"] - found["greedy, fused"], 40.0, "us"),
         ("a mask adds to a draw", found["draw, fused, masked"] - found["draw, fused"], 40.0, "us"),
-        ("applying masks alone", found["apply masks, 256"], 40.0, "us"),
         ("pushdown walk over the plain one", max(ratios), 1.5, "x"),
     ]
     for name, value, bar, unit in bars:

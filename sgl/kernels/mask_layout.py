@@ -1,11 +1,11 @@
 """How grammars, the vocabulary and the places of requests lie in tensors, for the kernels that walk tokens.
 
 A place is a state of the request's automaton, a stack of frames (symbol, item count) and two counters. One byte
-leads from state s to `e = entries[s, byte]`: DEAD, UNKNOWN (not worked out yet), or the next state with flags above
-it. PUSH_BIT pushes (infos[s, 4 or 5], item count) for `{` or `[` and sets the item count to 0. POP_BIT pops (symbol,
-count): the next state is returns[symbol, e & TARGET_MASK], the item count is count. Otherwise the bits from
-OPERATION_SHIFT on say: 1 one more character, 2 the character count starts at 0, 4 one more item. Where the next state
-has GATE_BIT, it is a gate, which stands for infos[gate, 3] if its counter has reached its limit, else for
+leads from state s to `e = entries[s, classes[byte]]`: DEAD, UNKNOWN (not worked out yet), or the next state with
+flags above it. PUSH_BIT pushes (infos[s, 4 or 5], item count) for `{` or `[` and sets the item count to 0. POP_BIT
+pops (symbol, count): the next state is returns[symbol, e & TARGET_MASK], the item count is count. Otherwise the bits
+from OPERATION_SHIFT on say: 1 one more character, 2 the character count starts at 0, 4 one more item. Where the next
+state has GATE_BIT, it is a gate, which stands for infos[gate, 3] if its counter has reached its limit, else for
 infos[gate, 2]; those may be gates again.
 """
 
@@ -70,7 +70,8 @@ class VocabularyTensors:
 class AutomatonTensors:
     """One automaton of S states; all contiguous."""
 
-    entries: torch.Tensor  # int32 [S, 256]
+    entries: torch.Tensor  # int32 [S, C]
+    classes: torch.Tensor  # int32 [256] the column of each byte
     infos: torch.Tensor
     """int32 [S, 8]: limit of a gate (-1: it is none), its counter (0 characters, 1 items), where it leads below and
     at the limit; symbols pushed by `{` and `[`; up to how many characters plain ones keep the state alive (-1: they do
@@ -84,7 +85,8 @@ class GrammarTensors:
     """Automata by number."""
 
     automata: list[AutomatonTensors]
-    addresses: torch.Tensor  # int64 [G, 5]: where the four tensors of each begin, and how many results there are
+    addresses: torch.Tensor
+    """int64 [G, 7]: where entries, infos, returns, cached and classes of each begin; number of classes and results."""
     has_stacks: bool  # whether any of them pushes
     has_counters: bool
 

@@ -135,7 +135,8 @@ class _Lanes:
     def follow(self, bytes_: torch.Tensor, is_active: torch.Tensor) -> None:
         """One byte further in the active lanes that are alive."""
         lanes = (is_active & (self.states >= 0)).nonzero().squeeze(1)
-        entries = self.automaton.entries[self.states[lanes], bytes_[lanes].long()].long()
+        columns = self.automaton.classes[bytes_[lanes].long()]
+        entries = self.automaton.entries[self.states[lanes], columns].long()
         is_alive = entries >= 0
         is_push, is_pop = is_alive & (entries & PUSH_BIT > 0), is_alive & (entries & POP_BIT > 0)
         following = torch.where(is_alive, entries & (TARGET_MASK | GATE_BIT), entries)

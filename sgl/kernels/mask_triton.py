@@ -18,8 +18,8 @@ from sgl.kernels.mask_layout import GrammarTensors, Places, VocabularyTensors
 _APPLY_BLOCK = 4096
 _BASE_BLOCK = 1024
 _ADVANCE_BLOCK = 16
-_RESIDENT = 8192
-"""How many programs of one warp run at a time; beyond that, several blocks to each beat one to each of more."""
+_RESIDENT = 4224
+"""How many programs run at a time: 32 on each of 132 multiprocessors. Each gets several blocks rather than one."""
 _MAX_SHARE = 16
 
 DEAD = tl.constexpr(layout.DEAD)
@@ -39,7 +39,7 @@ INCOMPLETE = tl.constexpr(layout.INCOMPLETE)
 DEPENDS = tl.constexpr(layout.DEPENDS)
 ENDLESS = tl.constexpr(layout.ENDLESS)
 LEFT_BRACKET = tl.constexpr(0x5B)
-ADDRESSES = tl.constexpr(5)
+ADDRESSES = tl.constexpr(7)
 INFOS = tl.constexpr(8)
 
 
@@ -63,6 +63,7 @@ def find_masks_(
     num_rows, num_words = len(rows), masks.shape[1]
     mask_rows = torch.empty_like(rows)
     flags = torch.empty_like(rows)
+    work = torch.zeros(num_rows + 1, dtype=torch.int32, device=rows.device)
     num_blocks = len(vocabulary.block_bytes)
     share = max(1, min(_MAX_SHARE, num_rows * num_blocks // _RESIDENT))
     num_groups = triton.cdiv(num_blocks, share)
@@ -70,6 +71,7 @@ def find_masks_(
         masks,
         mask_rows,
         flags,
+        work,
         rows,
         places.grammars,
         places.states,
@@ -82,10 +84,10 @@ def find_masks_(
         len(vocabulary.plain_masks) - 1,
         block=_BASE_BLOCK,
     )
-    _walk[(num_groups, num_rows)](
+    _walk[(min(_RESIDENT, num_groups * num_rows),)](
         masks,
-        mask_rows,
         flags,
+        work,
         rows,
         places.grammars,
         places.states,
@@ -103,6 +105,7 @@ def find_masks_(
         len(vocabulary.lengths),
         num_words,
         num_blocks,
+        num_groups,
         places.stacks.shape[1],
         block=vocabulary.block,
         has_stacks=grammars.has_stacks,
@@ -164,6 +167,7 @@ def _begin(
     masks,
     mask_rows,
     flags,
+    work,
     rows,
     place_grammars,
     place_states,
@@ -176,7 +180,10 @@ def _begin(
     most_chars,
     block: tl.constexpr,
 ):
-    """Say where each row's mask is, and where it has to be walked, begin with what needs no walk."""
+    """Say where each row's mask is, and where it has to be walked, begin with what needs no walk.
+
+    work: how many rows have to be walked, then which.
+    """
     at = tl.program_id(1)
     row = tl.load(rows + at)
     grammar = tl.load(place_grammars + row)
@@ -203,13 +210,15 @@ def _begin(
     if tl.program_id(0) == 0:
         tl.store(mask_rows + at, found)
         tl.store(flags + at, flag)
+        if found == row:
+            tl.store(work + 1 + tl.atomic_add(work, 1, sem="relaxed"), at)
 
 
 @triton.jit
 def _walk(
     masks,
-    mask_rows,
     flags,
+    work,
     rows,
     place_grammars,
     place_states,
@@ -227,47 +236,45 @@ def _walk(
     num_ranks,
     num_words,
     num_blocks,
+    num_groups,
     max_depth,
     block: tl.constexpr,
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Walk every token of some blocks, all lanes of a block together, and allow those that stay alive.
+    """Walk every token, all lanes of a block together, and allow those that stay alive.
 
-    Blocks are dealt out like cards, so that no program gets a run of the long ones.
+    Rows and groups of blocks are dealt out to the programs like cards, and blocks to groups, so that no program gets
+    all of the long ones.
     """
-    at = tl.program_id(1)
-    row = tl.load(rows + at)
-    if tl.load(mask_rows + at) == row:
-        grammar = tl.load(place_grammars + row)
-        entries = tl.load(addresses + grammar * ADDRESSES).to(tl.pointer_type(tl.int32))
-        infos = tl.load(addresses + grammar * ADDRESSES + 1).to(tl.pointer_type(tl.int32))
-        returns = tl.load(addresses + grammar * ADDRESSES + 2).to(tl.pointer_type(tl.int32))
-        num_results = tl.load(addresses + grammar * ADDRESSES + 4).to(tl.int32)
+    num_items = tl.load(work) * num_groups
+    item = tl.program_id(0)
+    while item < num_items:
+        at = tl.load(work + 1 + item // num_groups)
+        row = tl.load(rows + at)
+        address = addresses + tl.load(place_grammars + row) * ADDRESSES
         start = tl.load(place_states + row)
         start_chars = tl.load(place_chars + row)
-        start_items = tl.load(place_items + row)
-        depth = tl.load(place_depths + row)
-        stack = place_stacks + row.to(tl.int64) * max_depth * 2
-        mask = masks + row.to(tl.int64) * num_words
-        plain_limit = tl.load(infos + start * INFOS + 6)
-        left = tl.maximum(plain_limit - start_chars, 0)
+        infos = tl.load(address + 1).to(tl.pointer_type(tl.int32))
+        left = tl.maximum(tl.load(infos + start * INFOS + 6) - start_chars, 0)
         flag = 0
-        which = tl.program_id(0)
+        which = item % num_groups
         while which < num_blocks:
             flag |= _walk_block(
                 which,
-                mask,
+                masks + row.to(tl.int64) * num_words,
                 start,
                 start_chars,
-                start_items,
+                tl.load(place_items + row),
                 left,
-                depth,
-                stack,
-                entries,
+                tl.load(place_depths + row),
+                place_stacks + row.to(tl.int64) * max_depth * 2,
+                tl.load(address).to(tl.pointer_type(tl.int32)),
                 infos,
-                returns,
-                num_results,
+                tl.load(address + 2).to(tl.pointer_type(tl.int32)),
+                tl.load(address + 4).to(tl.pointer_type(tl.int32)),
+                tl.load(address + 5).to(tl.int32),
+                tl.load(address + 6).to(tl.int32),
                 runs,
                 lengths,
                 token_ids,
@@ -279,9 +286,10 @@ def _walk(
                 has_stacks,
                 has_counters,
             )
-            which += tl.num_programs(0)
+            which += num_groups
         if flag > 0:
             tl.atomic_or(flags + at, flag, sem="relaxed")
+        item += tl.num_programs(0)
 
 
 @triton.jit
@@ -297,6 +305,8 @@ def _walk_block(
     entries,
     infos,
     returns,
+    classes,
+    num_classes,
     num_results,
     runs,
     lengths,
@@ -312,7 +322,7 @@ def _walk_block(
     """Allow the tokens of one block that stay alive; the flags of the mask."""
     flag = 0
     first = tl.load(block_bytes + which)
-    first_entry = tl.load(entries + start * 256 + tl.maximum(first, 0))
+    first_entry = tl.load(entries + start * num_classes + tl.load(classes + tl.maximum(first, 0)))
     if (tl.load(block_reaches + which) > left) & ((first < 0) | (first_entry != DEAD)):
         ranks = which * block + tl.arange(0, block)
         length = tl.load(lengths + ranks)
@@ -332,44 +342,60 @@ def _walk_block(
         top = 0
         while top >= 0:
             byte = run & 0xFF
+            repeats = run >> 8
             is_active = (index < length) & (state >= 0)
-            entry = tl.load(entries + state * 256 + byte, mask=is_active, other=DEAD)
-            # A byte that leaves everything as it is does so however often it comes.
-            is_through = is_active & ((entry == state) | (run < 256))
-            index += is_through.to(tl.int32)
-            run = tl.where(is_through, upcoming.to(tl.int32), run - 256)
-            has_next = is_through & (index + 1 < length)
-            upcoming = tl.load(runs + (index + 1) * num_ranks + ranks, mask=has_next, other=upcoming)
+            column = tl.load(classes + byte, mask=is_active, other=0)
+            entry = tl.load(entries + state * num_classes + column, mask=is_active, other=DEAD)
             top = tl.max(entry, 0)
+            # A byte that leaves everything as it is does so however often it comes.
+            skipped = tl.where(entry == state, repeats, 0)
             if has_stacks or has_counters:
                 if top <= TARGET_MASK:  # nothing but steps to other states, as almost always
                     state = tl.where(is_active, entry, state)
                 else:
-                    state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = (
-                        _follow(
-                            entry,
-                            byte,
-                            is_active,
-                            state,
-                            chars,
-                            items,
-                            open_symbols,
-                            open_items,
-                            outer_items,
-                            num_open,
-                            num_closed,
-                            depends,
-                            infos,
-                            returns,
-                            num_results,
-                            stack,
-                            depth,
-                            has_stacks,
-                            has_counters,
-                        )
+                    (
+                        state,
+                        chars,
+                        items,
+                        open_symbols,
+                        open_items,
+                        outer_items,
+                        num_open,
+                        num_closed,
+                        depends,
+                        room,
+                    ) = _follow(
+                        entry,
+                        byte,
+                        is_active,
+                        state,
+                        chars,
+                        items,
+                        open_symbols,
+                        open_items,
+                        outer_items,
+                        num_open,
+                        num_closed,
+                        depends,
+                        infos,
+                        returns,
+                        num_results,
+                        stack,
+                        depth,
+                        has_stacks,
+                        has_counters,
                     )
+                    if has_counters:
+                        counted = tl.minimum(repeats, room)
+                        chars += counted
+                        skipped = tl.maximum(skipped, counted)
             else:
                 state = tl.where(is_active, entry, state)
+            is_through = is_active & (repeats == skipped)
+            index += is_through.to(tl.int32)
+            run = tl.where(is_through, upcoming.to(tl.int32), run - 256 * (skipped + 1))
+            has_next = is_through & (index + 1 < length)
+            upcoming = tl.load(runs + (index + 1) * num_ranks + ranks, mask=has_next, other=upcoming)
         tokens = tl.load(token_ids + ranks, mask=state >= 0, other=0)
         tl.atomic_or(mask + (tokens >> 5), 1 << (tokens & 31), mask=state >= 0, sem="relaxed")
         flag = tl.max(tl.where(state == UNKNOWN, INCOMPLETE, 0), 0)
@@ -403,7 +429,9 @@ def _follow(
 
     A token's own frames live in registers: symbols by 16 bits, item counts by 8 except that of the frame below
     the first, `outer_items`. Pops beyond them, `num_closed`, read the request's stack, which is never written.
+    Last comes how many characters more of the same byte would do nothing but count.
     """
+    room = entry * 0
     following = tl.where(entry < 0, entry, entry & (TARGET_MASK | GATE_BIT))
     if has_stacks:
         is_push = (entry >= 0) & ((entry & PUSH_BIT) != 0)
@@ -445,10 +473,12 @@ def _follow(
             counts_chars = tl.load(info + 1, mask=is_gate, other=0) == 0
             is_at = tl.where(counts_chars, chars, items) >= limit
             opened = tl.load(info + 2 + is_at.to(tl.int32), mask=is_gate, other=DEAD)
+            only_counts = is_gate & (operation == 1) & (opened == state)
+            room = tl.where(only_counts & (is_at == 0), limit - 1 - chars, room)
             following = tl.where(is_gate, opened, following)
             is_gate = is_gate & (following >= 0) & ((following & GATE_BIT) != 0)
     state = tl.where(is_active, following, state)
-    return state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends
+    return state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends, room
 
 
 @triton.jit
@@ -481,7 +511,9 @@ def _advance(
     entries = tl.load(address, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
     infos = tl.load(address + 1, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
     returns = tl.load(address + 2, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
-    num_results = tl.load(address + 4, mask=is_open, other=0).to(tl.int32)
+    classes = tl.load(address + 4, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
+    num_classes = tl.load(address + 5, mask=is_open, other=0).to(tl.int32)
+    num_results = tl.load(address + 6, mask=is_open, other=0).to(tl.int32)
     state = tl.load(place_states + row, mask=is_open, other=0)
     chars = tl.load(place_chars + row, mask=is_open, other=0)
     items = tl.load(place_items + row, mask=is_open, other=0)
@@ -504,8 +536,9 @@ def _advance(
     while num_left > 0:
         is_active = is_open & (position < length) & (state >= 0)
         byte = tl.load(text + start + position, mask=is_active, other=0).to(tl.int32)
-        entry = tl.load(entries + state * 256 + byte, mask=is_active, other=DEAD)
-        state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = _follow(
+        column = tl.load(classes + byte, mask=is_active, other=0)
+        entry = tl.load(entries + state * num_classes + column, mask=is_active, other=DEAD)
+        state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends, _ = _follow(
             entry,
             byte,
             is_active,

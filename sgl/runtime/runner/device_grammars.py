@@ -95,7 +95,7 @@ def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTe
     is_gate = gates[:, LIMIT] >= 0
     for column in (BELOW, AT):
         gates[is_gate, column] |= np.where(is_gate[gates[is_gate, column]], GATE_BIT, 0)
-    entries = np.ascontiguousarray(tables.entries[:num_states, tables.classes])
+    entries = tables.entries[:num_states, : tables.num_classes].copy()
     stays = (entries >= 0) & (entries & (PUSH_BIT | POP_BIT) == 0)
     entries[stays] |= np.where(is_gate[entries[stays] & TARGET_MASK], GATE_BIT, 0)
     returns = tables.returns[: max(tables.num_symbols, 1), : max(tables.num_results, 1)].copy()
@@ -108,6 +108,7 @@ def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTe
     infos[:, 7] = tables.accepting[:num_states]
     return AutomatonTensors(
         entries=torch.from_numpy(entries).to(device),
+        classes=torch.from_numpy(tables.classes.astype(np.int32)).to(device),
         infos=torch.from_numpy(infos).to(device),
         returns=torch.from_numpy(np.ascontiguousarray(returns)).to(device),
         cached=torch.full((num_states,), -1, dtype=torch.int32, device=device),
@@ -117,12 +118,16 @@ def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTe
 def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) -> GrammarTensors:
     """Automata by their place in the sequence."""
     addresses = [
-        [*(t.data_ptr() for t in (one.entries, one.infos, one.returns, one.cached)), one.returns.shape[1]]
+        [
+            *(t.data_ptr() for t in (one.entries, one.infos, one.returns, one.cached, one.classes)),
+            one.entries.shape[1],
+            one.returns.shape[1],
+        ]
         for one in automata
     ]
     return GrammarTensors(
         automata=list(automata),
-        addresses=torch.tensor(addresses, dtype=torch.int64).view(-1, 5).to(device),
+        addresses=torch.tensor(addresses, dtype=torch.int64).view(-1, 7).to(device),
         has_stacks=any(bool((one.infos[:, 4:6] >= 0).any()) for one in automata),
         has_counters=any(bool((one.infos[:, 0] >= 0).any()) for one in automata),
     )
