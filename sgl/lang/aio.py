@@ -94,10 +94,6 @@ class Watched:
                 return
             waker()
 
-    def when_changed(self, waker: Callable[[], object]) -> None:
-        """Call `waker` once, on whatever thread makes the next change; it must not block."""
-        self._wakers.append(waker)
-
     def wait(self, is_ready: Callable[[], bool]) -> None:
         """Block this thread until `is_ready()`. A worker of a batch lets another body run meanwhile."""
         if is_ready():
