@@ -1,18 +1,13 @@
-"""Random JSON Schemas and values that are likely to have to do with each other, and byte-level walks of a grammar."""
+"""Random JSON Schemas and values that are likely to have to do with each other."""
 
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
-from sgl.grammar import Grammar, Vocabulary
-
-BYTES = Vocabulary([bytes([i]) for i in range(256)] + [None], [256], 257)
-"""One token for each byte."""
+from sgl.grammar import Grammar
 
 KEYS = st.sampled_from(["a", "b", "ab", "c", ""])
 TEXTS = st.sampled_from(["", "a", "b", "ab", "aab", "é", "a b", '"', "\n", "2024-02-29"])
@@ -86,9 +81,6 @@ SCHEMAS = st.recursive(
 )
 
 
-_CLOSING = frozenset((*b'"]}', 256))
-
-
 def text_of(value: object) -> bytes:
     """The compact JSON text of a value."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
@@ -98,20 +90,3 @@ def accepts(grammar: Grammar, text: bytes) -> bool:
     """Whether a whole text belongs to a grammar."""
     matcher = grammar.matcher()
     return matcher.accept_bytes(text) and matcher.is_accepting()
-
-
-def random_text(grammar: Grammar, rng: random.Random, most: int) -> bytes | None:
-    """A random text of a grammar over BYTES, leaning towards its end; None if it is not complete after `most` bytes."""
-    matcher = grammar.matcher()
-    row = np.zeros(9, np.int32)
-    text = bytearray()
-    while len(text) < most:
-        matcher.fill_mask(row)
-        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        closing = [int(byte) for byte in allowed if byte in _CLOSING]
-        byte = rng.choice(closing) if closing and rng.random() < 0.4 else int(rng.choice(allowed))
-        if byte == 256:
-            return bytes(text)
-        assert matcher.accept_bytes(bytes([byte]))
-        text.append(byte)
-    return None

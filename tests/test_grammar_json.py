@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.json_generation import BYTES, random_text
 from sgl.errors import GrammarError, GrammarTooLarge, UnsupportedSchema
 from sgl.grammar import Grammar, compile
-from tests.json_random import BYTES, SCHEMAS, VALUES, accepts, random_text, text_of
+from tests.json_random import SCHEMAS, VALUES, accepts, text_of
 
 
 def grammar_of(schema: object, **options: Any) -> Grammar:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.json_generation import BYTES
 from sgl.errors import GrammarError, UnsupportedSchema
 from sgl.grammar import compile
-from tests.json_random import BYTES, accepts, text_of
+from tests.json_random import accepts, text_of
 
 DRAFTS = {
     "draft4": "http://json-schema.org/draft-04/schema#",

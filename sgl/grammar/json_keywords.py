@@ -18,7 +18,7 @@ from sgl.grammar.json_formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRI
 from sgl.grammar.json_objects import ANY_OBJECT, Block, EvaluatedKeys, ObjectCase, Objects
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import EVERY_STRING, Strings, StringSet, make_strings, not_in, pattern_strings
-from sgl.grammar.numbers import EVERY_NUMBER, INTEGERS, NO_NUMBER, NumberSet, Range, exact, make_set
+from sgl.grammar.numbers import EVERY_NUMBER, INTEGERS, NO_NUMBER, PLAIN_INTEGERS, NumberSet, Range, exact, make_set
 
 Literals = frozenset[str]
 EVERY_LITERAL: Final = frozenset(("null", "true", "false"))
@@ -78,7 +78,8 @@ class Keywords:
         if kind == LITERAL:
             value = frozenset(text for text in EVERY_LITERAL if ("null" if text == "null" else "boolean") in names)
         elif kind == NUMBER and not names.isdisjoint(("number", "integer")):
-            value = self._numbers(EVERY_NUMBER if "number" in names else INTEGERS)
+            integers = PLAIN_INTEGERS if self.location.resource.dialect.draft == 4 else INTEGERS
+            value = self._numbers(EVERY_NUMBER if "number" in names else integers)
         elif kind == STRING and "string" in names:
             value = self._strings()
         elif kind == OBJECT and "object" in names:

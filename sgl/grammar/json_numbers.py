@@ -13,7 +13,7 @@ from typing import Final
 from sgl.grammar.expr import EMPTY, EPSILON, Arcs, Expr, byte_set, concat, literal, repeat, union, words
 from sgl.grammar.json_digits import FRACTION, INTEGER, POINT, SETTLED, START, Form, Plain, decimal_text, grouped
 from sgl.grammar.jsontext import JSON_INTEGER, JSON_NUMBER
-from sgl.grammar.numbers import NumberSet, Range
+from sgl.grammar.numbers import INTEGERS, PLAIN_INTEGERS, NumberSet, Range
 
 MAX_EXPONENT: Final = 308
 MIN_EXPONENT: Final = -324
@@ -29,10 +29,10 @@ def number_text(numbers: NumberSet, *, any_spelling: bool) -> Expr:
     """The JSON texts of the numbers of a set.
 
     With `any_spelling`, zeros may trail behind the point and exponents may be used in the normalised form that JSON
-    writers produce (one digit other than 0 before the point); without, a number has one plain decimal text, except
-    where the set has no bound at all.
+    writers produce (one digit other than 0 before the point), but in ranges that ask for plain texts; without, a number
+    has one plain decimal text, except where the set has no bound at all.
     """
-    texts = [_range_text(part, any_spelling) for part in numbers.ranges]
+    texts = [_range_text(part, any_spelling and not part.is_plain) for part in numbers.ranges]
     if numbers.values:
         texts.append(_values_text(numbers.values, any_spelling))
     return union(*texts)
@@ -79,7 +79,7 @@ def _float_text(value: Fraction) -> str:
 def _range_text(part: Range, any_spelling: bool) -> Expr:
     if part == Range():
         return JSON_NUMBER
-    if part == Range(multiple_of=Fraction(1)) and not any_spelling:
+    if not any_spelling and part in (INTEGERS.ranges[0], PLAIN_INTEGERS.ranges[0]):
         return JSON_INTEGER
     below: Range | None = None
     if part.low is None or part.low < 0:

@@ -31,6 +31,7 @@ class Range:
     high_open: bool = False
     multiple_of: Fraction | None = None
     not_multiples_of: frozenset[Fraction] = frozenset()
+    is_plain: bool = False
 
     def __contains__(self, value: Fraction) -> bool:
         if self.low is not None and (value < self.low or (self.low_open and value == self.low)):
@@ -62,11 +63,10 @@ class NumberSet:
             return other
         if other == EVERY_NUMBER:
             return self
-        values = {value for value in self.values if value in other} | {
-            value for value in other.values if value in self
-        }
         met = [_meet(left, right) for left in self.ranges for right in other.ranges]
-        return make_set([part for part in met if part is not None], values)
+        met += [_meet(_only(value), part) for value in self.values - other.values for part in other.ranges]
+        met += [_meet(_only(value), part) for value in other.values - self.values for part in self.ranges]
+        return make_set([part for part in met if part is not None], self.values & other.values)
 
     def __or__(self, other: NumberSet) -> NumberSet:
         if self == EVERY_NUMBER or other == EVERY_NUMBER:
@@ -88,11 +88,17 @@ def make_set(ranges: Iterable[Range], values: Iterable[Fraction] = ()) -> Number
         tightened = _tighten(part)
         if isinstance(tightened, Range):
             kept.append(tightened)
+        elif part.is_plain:
+            kept += [replace(_only(value), multiple_of=Fraction(1), is_plain=True) for value in tightened]
         else:
             single.update(tightened)
     if kept:
         single = {value for value in single if not any(value in part for part in kept)}
     return NumberSet(tuple(kept), frozenset(single))
+
+
+def _only(value: Fraction) -> Range:
+    return Range(value, value)
 
 
 def _meet(left: Range, right: Range) -> Range | None:
@@ -108,7 +114,15 @@ def _meet(left: Range, right: Range) -> Range | None:
     multiple = left.multiple_of
     if right.multiple_of is not None:
         multiple = right.multiple_of if multiple is None else least_common_multiple(multiple, right.multiple_of)
-    return Range(low, high, low_open, not closed, multiple, left.not_multiples_of | right.not_multiples_of)
+    return Range(
+        low,
+        high,
+        low_open,
+        not closed,
+        multiple,
+        left.not_multiples_of | right.not_multiples_of,
+        left.is_plain or right.is_plain,
+    )
 
 
 def _tighten(part: Range) -> Range | tuple[Fraction, ...]:
@@ -129,6 +143,8 @@ def _tighten(part: Range) -> Range | tuple[Fraction, ...]:
         high = step * math.floor(high / step)
         if part.high_open and high == part.high:
             high -= step
+    if part.is_plain and not part.not_multiples_of and (low is None or high is None or low <= high):
+        return replace(part, low=low, high=high, low_open=False, high_open=False)
     if low is not None and high is not None and high < low + step * FEW_VALUES:
         count = int((high - low) / step) + 1
         inner = replace(part, low=None, high=None, low_open=False, high_open=False)
@@ -177,4 +193,5 @@ def exact(value: int | float) -> Fraction:
 
 EVERY_NUMBER: Final = NumberSet((Range(),))
 INTEGERS: Final = NumberSet((Range(multiple_of=Fraction(1)),))
+PLAIN_INTEGERS: Final = NumberSet((Range(multiple_of=Fraction(1), is_plain=True),))
 NO_NUMBER: Final = NumberSet()
