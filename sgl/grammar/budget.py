@@ -18,12 +18,13 @@ from sgl.grammar.masks import Mask
 from sgl.grammar.place import Place, advance
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.grammar.walk import Walk
+from sgl.grammar.word_walk import WordWalk, walk_words
 
 Int32Array = npt.NDArray[np.int32]
 FAR: Final = 4096
 """Budgets beyond so many tokens restrict nothing."""
 _NEVER: Final = 1 << 40
-_MAX_KNOWN: Final = 4096
+_MAX_KNOWN: Final = 50_000
 
 
 class Budget:
@@ -43,7 +44,7 @@ class Budget:
         """How many bytes more, at most, suffice behind a token of the mask than before it."""
         if mask.growth is None:
             need = self.need(place)
-            grown = max((self.need(end) - need for _, end in self._ways(place)), default=0)
+            grown = max((len(text) - need for _, text in self._ways(place)), default=0)
             frame = place.stack
             while frame is not None:
                 if len(self.automaton.callers[frame.symbol]) > 1:
@@ -55,7 +56,10 @@ class Budget:
     def restrict(self, place: Place, row: Int32Array, remaining: int) -> None:
         """Take from a mask the tokens behind which more than `remaining` - 1 would be needed; where all of them are,
         those behind which more than the least possible are."""
-        ways = [(tokens, self._num_tokens(self.finish.text(end))) for tokens, end in self._ways(place)]
+        ways = []
+        for tokens, text in self._ways(place):
+            is_surely_near = self.vocabulary.is_byte_complete and len(text) < remaining
+            ways.append((tokens, len(text) if is_surely_near else self._num_tokens(text)))
         if not ways:
             return
         most = max(remaining - 1, min(needed for _, needed in ways))
@@ -65,17 +69,43 @@ class Budget:
             bits[np.concatenate(dropped)] = 0
             row[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
-    def _ways(self, place: Place) -> list[tuple[Int32Array, Place]]:
-        """The allowed tokens by where they lead."""
+    def _ways(self, place: Place) -> list[tuple[Int32Array, bytes]]:
+        """The allowed tokens by what suffices behind them."""
+        trie = self.vocabulary.trie
+        words = walk_words(self.automaton, trie, place.state, with_nearest=True)
+        if words is not None:
+            behind = self.finish.text(place._replace(state=words.then))
+            tokens = trie.token[words.nodes].tolist()
+            found = [
+                (np.array([token, *trie.twins.get(node, ())], np.int32), text + behind)
+                for token, node, text in zip(tokens, words.nodes.tolist(), words.nearest, strict=True)
+                if token >= 0
+            ]
+            return found + self._beyond(place, words)
         allowed = np.zeros(self.vocabulary.words * 32, np.bool_)
         walk = Walk(self.automaton, self.vocabulary, place, allowed, counts=True)
         walk.groups = []
         walk.run()
         found = []
-        for tokens in walk.groups:
-            end = advance(self.automaton, place, self.vocabulary.token_bytes[tokens.item(0)])
+        for group in walk.groups:
+            end = advance(self.automaton, place, self.vocabulary.token_bytes[group.item(0)])
             assert end is not None, "the walk came there"
-            found.append((tokens, end))
+            found.append((group, self.finish.text(end)))
+        return found
+
+    def _beyond(self, place: Place, words: WordWalk) -> list[tuple[Int32Array, bytes]]:
+        """As `_ways`, of the tokens that go on behind the end of a word."""
+        trie, found = self.vocabulary.trie, []
+        stack = words.ends.tolist()
+        while stack:
+            node = stack.pop()
+            for child in range(trie.child_start.item(node), trie.child_end.item(node)):
+                token = trie.token.item(child)
+                data = None if token < 0 else self.vocabulary.token_bytes[token]
+                end = None if data is None else advance(self.automaton, place, data)
+                if end is not None:
+                    found.append((np.array([token, *trie.twins.get(child, ())], np.int32), self.finish.text(end)))
+                stack.append(child)
         return found
 
     def _num_tokens(self, text: bytes) -> int:

@@ -89,6 +89,7 @@ def _all_marks(expr: Expr, start: Mark, modulus: int) -> frozenset[Mark]:
     return frozenset(found)
 
 
+@lru_cache(maxsize=1024)
 def _has_few_texts(expr: Expr) -> bool:
     """Whether a language has at most FEW_TEXTS texts, of few bytes together."""
     stack = [(expr, 0)]
@@ -96,9 +97,9 @@ def _has_few_texts(expr: Expr) -> bool:
     while stack:
         place, depth = stack.pop()
         found += place.nullable
+        steps += 1
+        if found > FEW_TEXTS or steps > 10 * FEW_TEXTS or len(stack) > 10 * FEW_TEXTS or depth > 10 * FEW_TEXTS:
+            return False
         for mask, target in place.arcs():
             stack += [(target, depth + 1)] * mask.bit_count()
-        steps += 1
-        if found > FEW_TEXTS or steps > 10 * FEW_TEXTS or depth > 10 * FEW_TEXTS:
-            return False
     return True

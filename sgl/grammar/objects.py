@@ -7,6 +7,7 @@ can be completed: enough distinct keys are left for what is still required, and 
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import cached_property
 from typing import NamedTuple
 
 from sgl.grammar.byteset import bytes_of
@@ -53,10 +54,15 @@ class ObjectPlan:
         self.count_cap = max(limit, shape.min_properties)
         self.every_met = (1 << len(shape.exists)) - 1
         self.after_quote = concat(builder.space, literal(b":"), builder.space)
-        self.marks = KeyMarks([p.key for p in shape.patterns], max(shape.min_properties, len(shape.exists)))
         self.start = Seen(0, 0, 0, _NO_MARKS)
         self._live: dict[tuple[Expr, Mark, Seen, int], bool] = {}
         self._tracked: dict[tuple[Seen, Expr, Schema, int, Mark], TrackedKey] = {}
+
+    @cached_property
+    def marks(self) -> KeyMarks:
+        """What tells undeclared keys apart."""
+        shape = self.shape
+        return KeyMarks([p.key for p in shape.patterns], max(shape.min_properties, len(shape.exists)))
 
     def threads_at_start(self) -> tuple[Thread, ...]:
         """The threads right behind the opening brace."""

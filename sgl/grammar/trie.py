@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -103,6 +104,20 @@ class Trie:
         self.exits: Int64Array = exits + self.full_size
         """The nodes of the second trie behind plain characters and one byte that is not, or begins a longer one."""
         self.exit_chars: Int32Array = ragged.chars()[ragged.parent[exits]]
+
+    @cached_property
+    def _keys(self) -> Int64Array:
+        """Parent and byte of the nodes of the first trie behind the root, which rise."""
+        widths = self.child_end[: self.full_size] - self.child_start[: self.full_size]
+        parents = np.repeat(np.arange(self.full_size), widths)
+        return parents << 8 | self.byte[1 : self.full_size]
+
+    def children(self, nodes: Int64Array, byte: UInt8Array) -> Int64Array:
+        """The child of each node of the first trie by its byte; -1 where there is none."""
+        wanted = nodes << 8 | byte
+        found = np.searchsorted(self._keys, wanted)
+        is_there = self._keys[found.clip(max=len(self._keys) - 1)] == wanted
+        return np.where(is_there, found + 1, -1)
 
     def __len__(self) -> int:
         return len(self.byte)

@@ -30,6 +30,7 @@ from sgl.grammar.tables import (
 )
 from sgl.grammar.trie import ROOT
 from sgl.grammar.vocabulary import Vocabulary
+from sgl.grammar.word_walk import walk_words
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -49,8 +50,8 @@ class Step(NamedTuple):
     before: Int64Array
     """The state before the byte."""
     entries: Int32Array
-    origins: Int64Array
-    """Index of each among those that were tried."""
+    chars: Int64Array | int = 0
+    """Characters read before that, in `_leave_plain`."""
 
 
 class Walk:
@@ -95,14 +96,14 @@ class Walk:
         # A stack is -1 - i with the first i frames of the place closed, or the index of a frame opened on the way.
         stacks: Int64Array = np.full(1, -1, np.int64)
         counts = Counts(self.place) if self.counts else None
-        step = self._leave_plain()
+        step = self._leave_plain() or self._leave_words()
         if step is None:
             nodes = self._take_plain(nodes, states, counts)
         else:
             stacks = np.full(len(step.nodes), -1, np.int64)
             if counts is not None:
                 counts = counts.of(step.parents)
-                counts.chars += self.trie.exit_chars[step.origins]
+                counts.chars += step.chars
         while True:
             if step is None:
                 chases = len(nodes) <= _FEW and self.groups is None
@@ -137,7 +138,7 @@ class Walk:
         before = states[parents]
         entries = self._entries(before, trie.byte[children])
         alive = np.flatnonzero(entries >= 0)
-        return Step(children[alive], parents[alive], before[alive], entries[alive], alive)
+        return Step(children[alive], parents[alive], before[alive], entries[alive])
 
     def _chase(self, nodes: Int64Array, states: Int64Array) -> Step:
         """As `_children`, one by one, and on to where more than the state changes: for long tails of few tokens."""
@@ -164,7 +165,7 @@ class Walk:
                         self.allowed[trie.twins[child]] = True
                 pending.append((child, entry, parent))
         columns = np.array(found, np.int64).reshape(-1, 4).T
-        return Step(columns[0], columns[1], columns[2], columns[3].astype(np.int32), columns[0])
+        return Step(columns[0], columns[1], columns[2], columns[3].astype(np.int32))
 
     def _leave_plain(self) -> Step | None:
         """If plain characters leave the place as it is, allow the plain tokens and go to where others stop being
@@ -201,7 +202,19 @@ class Walk:
         entries = self._entries(before, trie.byte[trie.exits])
         alive = np.flatnonzero((entries >= 0) & (counts <= limits[-1]))
         none = np.zeros(len(alive), np.int64)
-        return Step(trie.exits[alive], none, before[alive], entries[alive], alive)
+        return Step(trie.exits[alive], none, before[alive], entries[alive], trie.exit_chars[alive].astype(np.int64))
+
+    def _leave_words(self) -> Step | None:
+        """If the place is within a long list of words, allow what begins them and go to where they have ended."""
+        if self.groups is not None:
+            return None
+        words = walk_words(self.automaton, self.trie, self.place.state, with_nearest=False)
+        if words is None:
+            return None
+        self._mark(words.nodes)
+        none = np.zeros(len(words.ends), np.int64)
+        entries = np.full(len(words.ends), words.then, np.int32)
+        return Step(words.ends, none, none, entries)
 
     def _expand(self, states: Int64Array) -> None:
         unknown = states[self.automaton.tables.entries[states, 0] == UNKNOWN]
