@@ -1,8 +1,9 @@
-"""Documents drawn at random from the grammars of schemas must be valid: `python -m benchmarks.json_generation FOLDER`.
+"""Documents drawn at random from the grammars of schemas must be valid: `python -m benchmarks.json_generation
+FOLDER`.
 
-FOLDER holds MaskBench files (a schema under "schema" each). From every grammar some texts are drawn byte by byte among
-the allowed ones, leaning towards an end; those that end are read back and judged by the jsonschema library. Prints
-what is invalid, and a line of totals.
+FOLDER holds MaskBench files (a schema under "schema" each). From every grammar some texts are drawn byte by byte
+among the allowed ones, leaning towards an end; those that end are read back and judged by the jsonschema library.
+Prints what is invalid, and a line of totals.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def is_valid(schema: Any, value: object) -> bool:
 def judge(
     schema: Any, rng: random.Random, texts: int, budget: int, **options: Any
 ) -> tuple[Counter[str], list[str]]:
-    """Counts of refused, too large, unfinished, valid and invalid, and the invalid texts, of one schema compiled strictly."""
+    """Counts of refused, too large, unfinished, valid and invalid, and the invalid texts, of one schema compiled
+    strictly.
+    """
     counts: Counter[str] = Counter()
     invalid: list[str] = []
     try:
