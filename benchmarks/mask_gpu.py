@@ -293,7 +293,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--tokens", type=int, default=128_256, help="use the first so many of the vocabulary")
-    parser.add_argument("--block", type=int, nargs="*", default=[64])
+    parser.add_argument("--block", type=int, nargs="*", default=[128])
     parser.add_argument("--warps", type=int, nargs="*", default=[1])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -18,8 +18,8 @@ from sgl.kernels.mask_layout import GrammarTensors, Places, VocabularyTensors
 _APPLY_BLOCK = 4096
 _BASE_BLOCK = 1024
 _ADVANCE_BLOCK = 16
-_RESIDENT = 4224
-"""How many programs run at a time: 32 on each of 132 multiprocessors. Each gets several blocks rather than one."""
+_RESIDENT = 8448
+"""Programs of one warp that are started at most: 64 for each of 132 multiprocessors, twice what runs at a time."""
 _MAX_SHARE = 16
 
 DEAD = tl.constexpr(layout.DEAD)

@@ -41,7 +41,7 @@ _MAX_RUN = 128
 assert COUNT_SHIFT == OPERATION_SHIFT, "entries are copied as they are"
 
 
-def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int = 64) -> VocabularyTensors:
+def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int = 128) -> VocabularyTensors:
     """A vocabulary for walks in blocks of `block` tokens, a multiple of 32."""
     chars, plain, lengths = vocabulary.chars, vocabulary.plain, vocabulary.lengths
     by_bytes = sorted(np.flatnonzero(lengths).tolist(), key=vocabulary.token_bytes.__getitem__)
