@@ -34,7 +34,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write the checkpoint to")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json to keep")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--minutes", type=float, help="train for so long instead")
     parser.add_argument("--workers", type=int, default=max(0, min(14, (os.cpu_count() or 1) - 2)))
     parser.add_argument("--batch-tokens", type=int, default=Recipe.__dataclass_fields__["batch_tokens"].default)
     parser.add_argument("--seed", type=int, default=1)
@@ -50,7 +51,11 @@ def main() -> None:
     tokenizers.save(learnt, options.out)
     if options.steps:
         recipe = Recipe(
-            options.steps, batch_tokens=options.batch_tokens, workers=options.workers, seed=options.seed
+            options.steps,
+            options.minutes,
+            batch_tokens=options.batch_tokens,
+            workers=options.workers,
+            seed=options.seed,
         )
         export(train(corpora, learnt, recipe, options.out / "training.log"), options.out)
 

@@ -6,6 +6,7 @@ sentences are replaced by others half of the time, so that the sentences stay na
 
 from __future__ import annotations
 
+import collections
 import json
 import random
 import re
@@ -18,6 +19,9 @@ from tools.train_embedded.prompts import STOP, Example, Field, extraction
 from tools.train_embedded.records import cased
 from tools.train_embedded.values import NUMBER_WORDS, Values, is_held_out
 
+FUNCTION_WORDS = frozenset(
+    "the and was with for from that this his her she him you they have had not but are were has its our your at in on of to by as who will would be is it an all my me we us".split()
+)
 KINDS = {  # which kind of value may stand in for a slot of Snips
     "city": "city", "country": "country", "artist": "person", "restaurant_name": "restaurant", "object_name": "title",
     "movie_name": "title", "track": "title", "album": "title", "entity_name": "title", "playlist": "title",
@@ -84,6 +88,13 @@ class Corpora:
             for path in sorted((folder / "text").glob("*.txt"))
             for chunk in _chunks(path.read_text(encoding="utf-8", errors="replace"))
         ]
+        seen = collections.Counter(
+            re.findall(r"\b[a-z]{3,11}\b", " ".join([*texts, *orders, *(row["text"] for row in snips)]))
+        )
+        lists["common"] = sorted(word for word, count in seen.items() if count >= 4 and word not in FUNCTION_WORDS)
+        lists["scraps"] = sorted(
+            {scrap.strip(" '") for text in texts for scrap in re.findall(r"(?:\b[a-z']{1,11} ){2,7}", text)}
+        )
         return cls(snips, rnnlg, [text for text in orders if len(text) > 30], texts, lists)
 
     def example(self, values: Values) -> Example:

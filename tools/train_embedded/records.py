@@ -13,10 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.train_embedded.attributes import attribute_clause
 from tools.train_embedded.patterns import Sequence, Slot, parse, say, slots_of
 from tools.train_embedded.prompts import Example, Field, extraction
-from tools.train_embedded.values import Number, Value, Values
+from tools.train_embedded.values import NUMBER_WORDS, Number, Value, Values
 
+VAGUE = frozenset(
+    "name who what where when at by to from for under with title type kind about on start end value".split()
+)
+Made = tuple[
+    str, list[Field], dict[str, Any], str, list[tuple[str, Any]]
+]  # text, fields, record, noun, solved examples
 HELD_OUT_EVERY = 7  # of a domain's heads and tails, one in so many is kept for the evaluation
 
 PERSPECTIVES = {
@@ -143,6 +150,8 @@ class Telling:
         text = self.sentence(head, words)
         for _ in range(self.rng.choices(range(5), [4, 4, 3, 1, 0.5])[0]):
             text = self._go_on(text, words)
+        if text[0].islower() and text.split()[0] in NUMBER_WORDS:
+            text = text[0].upper() + text[1:]
         if text[-1] not in ".!?" and self.rng.random() < 0.85:
             text += self.rng.choice([".", ".", ".", "!"])
         if self.rng.random() < 0.1:
@@ -165,16 +174,9 @@ class Telling:
             name = rng.choice([*self.domain.fields])
             if name in self.said or "." in self.domain.fields[name].kind:
                 return text
-            label = spoken(rng.choice(self.domain.fields[name].names))
+            label = spoken(rng.choice([n for n in self.domain.fields[name].names if n not in VAGUE] or [name]))
             value = self.value(Slot(name))
-            more = rng.choice(
-                [
-                    f"the {label} is {value}",
-                    f"{label}: {value}",
-                    f"{label} {value}",
-                    f"{words['P']} {label} is {value}",
-                ]
-            )
+            more = attribute_clause(rng, label, value, self.values.split)
         joint = rng.choices(
             [". ", ", ", "; ", " and ", " - ", "\n", " (", "! "], [8, 3, 1, 2.5, 0.5, 0.5, 0.5, 0.7]
         )[0]
@@ -184,7 +186,9 @@ class Telling:
             and not any(more.startswith(v.text) for v in self.said.values() if v.text)
         ):
             more = more[0].upper() + more[1:]
-        return text.rstrip(".!?") + joint + more + (")" if joint == " (" else "")
+        if not any(text.endswith(value.text) for value in self.said.values() if value.text):
+            text = text.rstrip(".!?")
+        return text + joint + more + (")" if joint == " (" else "")
 
     def _labelled(self) -> str:
         """As forms and notes have it: "Name: …; City: …"."""
@@ -340,60 +344,42 @@ ATTRIBUTE_KINDS = "made made made person city code money measure age date time c
 OPENERS = "The {thing} has|About {thing}|{thing}|Details of {thing}|We got {thing} yesterday|Here is what we know about {thing}|{thing} is new|Regarding {thing}|For {thing}".split(
     "|"
 )
-ATTRIBUTES = [
-    "the {label} is {v}", "its {label} is {v}", "{label}: {v}", "with a {label} of {v}", "{v} is the {label}",
-    "it has {v} as its {label}", "set the {label} to {v}", "the {label} was changed to {v}", "{label} = {v}",
-    "{v} as {label}", "{label} {v}", "the {label}, {v}, is known", "the {label} turned out to be {v}",
-    "they call the {label} {v}", "the {label} says {v}", "a {label} named {v}", "under {label} we wrote {v}",
-    "we chose {v} as the {label}", "{v} for the {label}", "the {label} should be {v}", "my {label} is {v}",
-    "the current {label} is {v}", "{v} ({label})", "where the {label} equals {v}", "our {label} happens to be {v}",
-]  # fmt: skip
 
 
-def attribute_example(
-    values: Values, split: str
-) -> tuple[str, list[Field], dict[str, Any], str, list[tuple[str, Any]]]:
+def attribute_example(values: Values, split: str) -> Made:
     """Like `record_example`, about something with attributes of any name: what a key means must come from the text."""
     rng = values.rng
     said: dict[str, Value] = {}
-    for _ in range(rng.randint(1, 6)):
-        noun = values.word("noun") if rng.random() < 0.8 else values.made_up()
+    for _ in range(rng.choice([1, 2, 2, 3, 3, 4, 5, 6])):
+        label = values.word("noun") if rng.random() < 0.5 else values.common()
+        if rng.random() < 0.2:
+            label = values.made_up()
         if rng.random() < 0.3:
-            noun = f"{values.word(rng.choice(['adjective', 'noun', 'color']))} {noun}".lower()
-        said[noun] = _attribute_value(values)
-    parts = (
-        [rng.choice(OPENERS).format(thing=rng.choice([values.Made(), values.draw("thing").text]))]
-        if rng.random() < 0.4
-        else []
-    )
-    one = rng.choice(ATTRIBUTES) if rng.random() < 0.4 else None
-    held = [a for i, a in enumerate(ATTRIBUTES) if (i % HELD_OUT_EVERY == 3) == (split == "eval")]
-    for label, value in said.items():
-        parts.append((one if one in held else rng.choice(held)).format(label=label, v=value.text))
-    joint = rng.choice([", ", ". ", "; ", "\n", " and "])
-    text = joint.join(
-        part[0].upper() + part[1:]
-        if joint in (". ", "\n") and rng.random() < 0.8 and not any(part.startswith(v.text) for v in said.values())
-        else part
-        for part in parts
-    )
+            label = f"{values.common()} {label}".lower()
+        said[label] = _attribute_value(values)
+    opener = rng.choice(OPENERS).format(thing=rng.choice([values.Made(), values.draw("thing").text]))
+    parts = [opener] if rng.random() < 0.4 else []
+    parts += [attribute_clause(rng, label, value.text, split) for label, value in said.items()]
+    joint = rng.choice([", ", ". ", ". ", "; ", "\n", " and "])
+    if joint in (". ", "\n"):
+        parts = [_sentence_case(part, said) if rng.random() < 0.8 else part for part in parts]
     style = rng.choices(["snake", "camel", "space"], [8, 1.5, 1])[0]
-    record = {
-        cased(label.replace("-", "_").replace(" ", "_"), style): value.data
-        for label, value in said.items()
-        if rng.random() < 0.8
-    }
-    if not record:
-        return attribute_example(values, split)
-    keys = rng.sample(list(record), len(record))
-    fields = [Field(key, type_of(record[key])) for key in keys]
+    keys = {label: cased(label.replace("-", "_").replace(" ", "_"), style) for label in said}
+    asked = [label for label in said if rng.random() < 0.8] or list(said)
+    rng.shuffle(asked)
+    record = {keys[label]: said[label].data for label in asked}
+    fields = [Field(key, type_of(data)) for key, data in record.items()]
     return (
-        text + rng.choice([".", ""]),
+        joint.join(parts) + rng.choice([".", ""]),
         fields,
-        {key: record[key] for key in keys},
+        record,
         rng.choice(["record", "item", "thing", "object", "data"]),
         [],
     )
+
+
+def _sentence_case(part: str, said: dict[str, Value]) -> str:
+    return part if any(part.startswith(v.text) for v in said.values()) else part[0].upper() + part[1:]
 
 
 def _attribute_value(values: Values) -> Value:
@@ -407,8 +393,46 @@ def _attribute_value(values: Values) -> Value:
     return Value(" ".join(words), " ".join(words))
 
 
+# ── what is known by its form ───────────────────────────────────────────────────────────────────────────────────────
+
+FORMS = {
+    "person": "name person who customer contact guest author speaker driver owner winner patient",
+    "email": "email mail contact email_address", "phone": "phone phone_number number tel contact_phone",
+    "money": "price amount cost total fee value sum budget", "date": "date day when deadline due_date",
+    "time": "time at hour start_time when", "city": "city location place town destination where",
+    "company": "company organization employer firm vendor", "url": "url website link page", "percent": "percent share rate discount",
+    "code": "code id reference order_number ticket", "address": "address street location", "duration": "duration how_long length",
+    "flight": "flight flight_number", "age": "age years", "thing": "product item object", "model_name": "product model device",
+}  # fmt: skip
+SAID_AS = {"age": ["{} years old", "aged {}", "a {}-year-old"], "thing": ["the {}", "a {}"]}
+
+
+def loose_example(values: Values, split: str) -> Made:
+    """Values of different kinds between scraps of books, to be told by their form and nothing else."""
+    rng = values.rng
+    kinds = rng.sample(list(FORMS), rng.choice([1, 2, 2, 3, 3, 4]))
+    pieces, record = [], {}
+    for kind in kinds:
+        value = values.draw(kind)
+        if rng.random() < 0.9:
+            pieces.append(rng.choice(values.corpora["scraps"]))
+        pieces.append(rng.choice(SAID_AS.get(kind, ["{}"])).format(value.text))
+        key = rng.choice(FORMS[kind].split())
+        if key not in record and rng.random() < 0.9:
+            record[key] = value.data
+    if rng.random() < 0.6:
+        pieces.append(rng.choice(values.corpora["scraps"]))
+    if not record:
+        return loose_example(values, split)
+    text = rng.choice([" ", " ", ", "]).join(pieces)
+    keys = rng.sample(list(record), len(record))
+    fields = [Field(key, type_of(record[key])) for key in keys]
+    return text + rng.choice([".", "", "!"]), fields, {key: record[key] for key in keys}, "record", []
+
+
 def extraction_example(values: Values, split: str) -> Example:
-    """One of either source, put to the model."""
-    make = record_example if values.rng.random() < 0.8 else attribute_example
+    """One of the three sources, put to the model."""
+    source = values.rng.random()
+    make = record_example if source < 0.66 else attribute_example if source < 0.85 else loose_example
     text, fields, record, noun, shots = make(values, split)
     return extraction(text, fields, record, noun, values.rng, shots)

@@ -71,6 +71,7 @@ class ToolKind:
     descriptions: list[str]
     parameters: dict[str, Parameter] = field(default_factory=dict)
     requests: list[Sequence] = field(default_factory=list)
+    problems: list[tuple[Sequence, str]] = field(default_factory=list)  # arithmetic in words, and its expression
     result: dict[str, str] = field(default_factory=dict)
     answers: list[Sequence] = field(default_factory=list)
 
@@ -91,55 +92,57 @@ def read_tools(split: str) -> list[ToolKind]:
             tools[-1].parameters[found.names[0]] = found
         elif kind == "q":
             tools[-1].requests.append(parse(rest))
+        elif kind == "x":
+            asked, _, solution = rest.partition(" => ")
+            tools[-1].problems.append((parse(asked), solution))
         elif kind == "r":
             tools[-1].result = dict(part.split(": ") for part in rest.split(", "))
         elif kind == "a":
             tools[-1].answers.append(parse(rest))
     for tool in tools:
-        found_all = tool.requests
-        tool.requests = [q for i, q in enumerate(found_all) if (i % HELD_OUT_EVERY == 1) == (split == "eval")]
+        tool.requests = [q for i, q in enumerate(tool.requests) if (i % HELD_OUT_EVERY == 1) == (split == "eval")]
+        tool.problems = [x for i, x in enumerate(tool.problems) if (i % HELD_OUT_EVERY == 1) == (split == "eval")]
     return tools
+
+
+def operand(rng: random.Random) -> tuple[str, str]:
+    """A number as it is said and as it is computed with."""
+    number = rng.randint(1, rng.choice([12, 100, 1000, 20000]))
+    if rng.random() < 0.12:
+        text = f"{number}.{rng.randint(1, 99)}"
+        return text, text
+    if number > 999 and rng.random() < 0.3:
+        return f"{number:,}", str(number)
+    return (number_text(number) if number < 100 and rng.random() < 0.1 else str(number)), str(number)
 
 
 def expression(values: Values) -> Value:
     """Arithmetic in words or signs; the data is the expression in signs."""
     rng = values.rng
-
-    def operand() -> tuple[str, str]:
-        number = rng.randint(1, rng.choice([12, 100, 1000, 20000]))
-        if rng.random() < 0.12:
-            text = f"{number}.{rng.randint(1, 99)}"
-            return text, text
-        if number > 999 and rng.random() < 0.3:
-            return f"{number:,}", str(number)
-        return (number_text(number) if number < 100 and rng.random() < 0.1 else str(number)), str(number)
-
-    first, second = operand(), operand()
-    if rng.random() < 0.15:
-        percent = operand()
-        return Value(
-            rng.choice([f"{percent[0]}% of {second[0]}", f"{percent[0]} percent of {second[0]}"]),
-            f"{percent[1]} / 100 * {second[1]}",
-        )
-    if rng.random() < 0.05:
-        return Value(rng.choice([f"the square of {first[0]}", f"{first[0]} squared"]), f"{first[1]} * {first[1]}")
-    text, data = first
-    for i in range(rng.choice([1, 1, 1, 2])):
-        sign, words = rng.choice(OPERATORS)
-        other = second if i == 0 else operand()
-        gap = " " if rng.random() < 0.85 else ""
-        word = rng.choice(words)
-        gap = " " if word[0].isalpha() else gap
-        text += gap + word + gap + other[0]
-        data += f" {sign} {other[1]}"
-    if data.count(" ") == 2 and rng.random() < 0.12:
-        sign = data.split(" ")[1]
-        text = {
+    first, second = operand(rng), operand(rng)
+    form = rng.random()
+    if form < 0.12:
+        percent = rng.choice(["{}% of {}", "{} percent of {}"]).format(first[0], second[0])
+        return Value(percent, f"{first[1]} / 100 * {second[1]}")
+    if form < 0.16:
+        square = rng.choice(["the square of {}", "{} squared"]).format(first[0])
+        return Value(square, f"{first[1]} * {first[1]}")
+    sign, words = rng.choice(OPERATORS)
+    if form < 0.26:
+        named = {
             "+": "the sum of {} and {}",
             "*": "the product of {} and {}",
             "-": "the difference between {} and {}",
-            "/": "{} divided by {}",
-        }[sign].format(first[0], second[0])
+            "/": "the quotient of {} and {}",
+        }
+        return Value(named[sign].format(first[0], second[0]), f"{first[1]} {sign} {second[1]}")
+    text, data = first
+    for other in (second, operand(rng))[: rng.choice([1, 1, 1, 2])]:
+        word = rng.choice(words)
+        gap = " " if word[0].isalpha() or rng.random() < 0.85 else ""
+        text += gap + word + gap + other[0]
+        data += f" {sign} {other[1]}"
+        sign, words = rng.choice(OPERATORS)
     return Value(text, data)
 
 
@@ -234,6 +237,8 @@ def called(call: Call, values: Values) -> Call:
     rng = values.rng
 
     def value(slot: Slot) -> str:
+        if slot.name not in call.tool.parameters:  # said, but no argument
+            return draw(values, slot.name).text
         parameter = call.tool.parameters[slot.name]
         taken = {v.text for k, v in call.said.items() if k != slot.name}
         while slot.name not in call.said or call.said[slot.name].text in taken:
@@ -244,7 +249,10 @@ def called(call: Call, values: Values) -> Call:
                 call.said[slot.name] = Value(text, text)
         return call.said[slot.name].text
 
-    text = re.sub(r"  +", " ", say(rng.choice(call.tool.requests), rng, value)).strip()
+    if call.tool.problems and rng.random() < 0.4:
+        text = _problem(call, rng)
+    else:
+        text = re.sub(r"  +", " ", say(rng.choice(call.tool.requests), rng, value)).strip()
     asks = re.match(r"(?i)(what|where|when|who|how|is|are|do|does|can|could|will|should|which|has)\b", text)
     if text[-1] not in ".?!":
         text += rng.choice(["?", "?", ""]) if asks else rng.choice([".", "", "!"])
@@ -252,6 +260,16 @@ def called(call: Call, values: Values) -> Call:
         text = rng.choice(["Hi, ", "Hello! ", "Hey, ", "Please help me: ", "Quick one: ", "Okay. "]) + text
     call.request = text[0].lower() + text[1:] if rng.random() < 0.08 else text
     return call
+
+
+def _problem(call: Call, rng: random.Random) -> str:
+    """Arithmetic that is told, not written."""
+    asked, solution = rng.choice(call.tool.problems)
+    numbers = {name: operand(rng) for name in "abc"}
+    text = say(asked, rng, lambda slot: numbers[slot.name][0])
+    data = solution.format(**{name: number[1] for name, number in numbers.items()})
+    call.said["expression"] = Value(data, data)
+    return text
 
 
 def tool_prompt(calls: list[Call], rng: random.Random) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tools.train_embedded.corpora import Corpora
 from tools.train_embedded.mixture import examples
 from tools.train_embedded.model import CONFIG, Decoder, loss_of
+from tools.train_embedded.muon import Muon
 from tools.train_embedded.prompts import Example
 from tools.train_embedded.tokenizer import CONTEXT
 
 ROUND = 64  # lengths are padded to multiples of it: a handful of shapes
+SHORT = 192  # tokens
 POOL = 10  # batches made at a time, of examples sorted by length
 
 
@@ -28,9 +31,10 @@ class Recipe:
     """What a run depends on beside the data."""
 
     steps: int
-    batch_tokens: int = 65536  # of a forward pass, padding included
-    accumulate: int = 2  # forward passes a step
-    learning_rate: float = 4e-3
+    minutes: float | None = None  # instead of `steps`: how long to train
+    short_batches: int = 1500  # at first, all examples are short: copying is found sooner
+    batch_tokens: int = 131072  # of a step, padding included
+    learning_rate: float = 5e-3
     warmup: int = 200  # steps
     weight_decay: float = 0.02
     prompt_weight: float = 0.1  # of tokens that the model reads, beside 1 of those that it is to write
@@ -50,12 +54,14 @@ class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         tokenizer = Tokenizer.from_str(self.tokenizer)
         stream = examples(self.corpora, seed)
         order = np.random.default_rng(seed)
-        while True:
+        short = self.recipe.short_batches // max(1, self.recipe.workers)
+        for made in itertools.count():
+            limit = SHORT if made * POOL < short else CONTEXT
             rows: list[tuple[list[int], list[int]]] = []
             tokens = 0
             while tokens < POOL * self.recipe.batch_tokens:
-                made = encoded([next(stream) for _ in range(200)], tokenizer)
-                rows += [row for row in made if len(row[0]) <= CONTEXT]
+                some = encoded([next(stream) for _ in range(200)], tokenizer)
+                rows += [row for row in some if len(row[0]) <= limit]
                 tokens = sum(len(ids) for ids, _ in rows)
             rows.sort(key=lambda row: len(row[0]), reverse=True)
             batches = list(_padded(rows, self.recipe.batch_tokens))
@@ -112,9 +118,7 @@ def train(corpora: Corpora, tokenizer: Tokenizer, recipe: Recipe, log: Path) -> 
     matrices = [p for p in model.layers.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if not any(p is m for m in matrices)]
     optimizers = [
-        torch.optim.Muon(
-            matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
-        ),
+        Muon(matrices, lr=recipe.learning_rate, weight_decay=recipe.weight_decay),
         torch.optim.AdamW(
             others, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=device == "cuda"
         ),
@@ -122,39 +126,35 @@ def train(corpora: Corpora, tokenizer: Tokenizer, recipe: Recipe, log: Path) -> 
     scale = torch.tensor([0.0, recipe.prompt_weight, 1.0], device=device)
     start, seen, total = time.perf_counter(), 0, torch.zeros((), device=device)
     with log.open("a", encoding="utf-8") as lines:
-        for step in range(1, recipe.steps + 1):
-            rate = recipe.learning_rate * _schedule(step, recipe)
-            for _ in range(recipe.accumulate):
-                ids, weights = next(batches)
-                ids = ids.to(device, non_blocking=True).long()
-                weights = scale[weights.to(device, non_blocking=True).long()]
-                with torch.autocast(device, torch.bfloat16):
-                    hidden = model(ids)
-                    loss = loss_function(hidden, model.embed_tokens.weight, ids, weights) / recipe.accumulate
-                loss.backward()
-                total += loss.detach()
-                seen += ids.numel()
+        step, progress = 0, 0.0
+        while progress < 1.0:
+            step += 1
+            elapsed = time.perf_counter() - start
+            progress = elapsed / (60 * recipe.minutes) if recipe.minutes else step / recipe.steps
+            rate = recipe.learning_rate * min(step / recipe.warmup, _cosine(progress))
+            ids, weights = next(batches)
+            ids = ids.to(device, non_blocking=True).long()
+            weights = scale[weights.to(device, non_blocking=True).long()]
+            with torch.autocast(device, torch.bfloat16):
+                hidden = model(ids)
+                loss = loss_function(hidden, model.embed_tokens.weight, ids, weights)
+            loss.backward()
+            total += loss.detach()
+            seen += ids.numel()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = rate
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-            if step % 50 == 0 or step == recipe.steps:
+            if step % 50 == 0 or progress >= 1.0:
                 mean = total.item() / (step % 50 or 50)
-                seconds = time.perf_counter() - start
-                print(
-                    f"step {step} loss {mean:.4f} {seen / seconds / 1e6:.2f} Mtok/s {seconds:.0f} s",
-                    file=lines,
-                    flush=True,
-                )
+                speed = seen / (time.perf_counter() - start) / 1e6
+                print(f"step {step} loss {mean:.4f} {speed:.2f} Mtok/s {elapsed:.0f} s", file=lines, flush=True)
                 total.zero_()
     return model
 
 
-def _schedule(step: int, recipe: Recipe) -> float:
-    """Linear warm-up, then a cosine to a hundredth."""
-    if step < recipe.warmup:
-        return step / recipe.warmup
-    progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return 0.01 + 0.99 * (1 + math.cos(math.pi * progress)) / 2
+def _cosine(progress: float) -> float:
+    """From one to a hundredth."""
+    return 0.01 + 0.99 * (1 + math.cos(math.pi * min(1.0, progress))) / 2

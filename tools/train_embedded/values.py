@@ -59,6 +59,8 @@ WEEKDAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 MONTHS = (
     "January February March April May June July August September October November December".split()
 )  # fmt: skip
+CLOSED = ("weather", "sport", "seat", "language", "country", "first", "last")  # lists whose words say what they are
+PHRASAL = ("task", "problem", "hobby", "reason")  # of these the first word at least is kept
 CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR"}
 
 
@@ -134,11 +136,35 @@ class Values:
     def digits(self, count: int) -> str:
         return "".join(self.rng.choice("0123456789") for _ in range(count))
 
+    def common(self) -> str:
+        """A plain word: of the corpora's books where there are any, else of a list of nouns."""
+        return self.rng.choice(self.corpora.get("common") or self.lists["noun"])
+
+    def phrase(self, low: int = 1, high: int = 3) -> str:
+        """Words that may be anything, so that what they are must be told from where they stand."""
+        rng = self.rng
+        words = [self.made_up() if rng.random() < 0.25 else self.common() for _ in range(rng.randint(low, high))]
+        case = rng.random()
+        if case < 0.25:
+            words = [word.capitalize() for word in words]
+        elif case < 0.3:
+            words[0] = words[0].capitalize()
+        return " ".join(words)
+
     def _of_list(self, name: str) -> Value:
         text = self.word(name)
-        if self.rng.random() < 0.12 and name not in ("weather", "sport", "seat"):
-            made = self.made_up() if text[0].islower() else self.Made()
-            text = self.rng.choice([made, f"{made} {text}", f"{made} {self.made_up()}"])
+        form = self.rng.random()
+        if name in CLOSED or form < 0.5:
+            return Value(text, text)
+        if form < 0.7:
+            text = f"{self.phrase(1, 2)} {text}" if form < 0.6 else f"{text} {self.phrase(1, 1)}"
+            return Value(text, text)
+        start = f"{text.split()[0]} " if name in PHRASAL else ""
+        text = start + self.phrase()
+        return Value(text, text)
+
+    def _phrase(self) -> Value:
+        text = self.phrase()
         return Value(text, text)
 
     # ── names ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +184,9 @@ class Values:
             full = f"{first} {self.word('first')} {last}"
         elif rng.random() < 0.04:
             full = f"{first} {last}-{self.Made()}"
-        if rng.random() < 0.05:
+        if rng.random() < 0.06:
+            full = rng.choice(["Dr. ", "Mr. ", "Ms. ", "Mrs. ", "Prof. ", "Professor ", "Sir ", "Captain "]) + last
+        elif rng.random() < 0.05:
             full = rng.choice(["Dr. ", "Mr. ", "Ms. ", "Mrs. ", "Prof. "]) + full
         elif rng.random() < 0.03:
             full = full.lower()
@@ -270,7 +298,7 @@ class Values:
         if rng.random() < 0.5:
             return self._model_name()
         prefix = rng.choice(["", "", f"{self.word('color')} ", f"{self.word('adjective')} "])
-        text = prefix + (self.word("product") if rng.random() < 0.8 else self.made_up())
+        text = prefix + (self.word("product") if rng.random() < 0.6 else self.phrase(1, 2).lower())
         return Value(text, text)
 
     def _title(self) -> Value:
@@ -289,6 +317,8 @@ class Values:
             f"{self.Made()}",
         ]
         text = rng.choice(forms)
+        if rng.random() < 0.3:
+            text = " ".join(word.capitalize() for word in self.phrase(1, 5).split())
         return Value(text, text)
 
     def _team(self) -> Value:
@@ -504,7 +534,7 @@ class Values:
     def _time(self) -> Value:
         rng = self.rng
         hour, minute = rng.randint(1, 12), rng.choice(["00", "15", "30", "45", f"{rng.randint(0, 59):02}"])
-        half = rng.choice(["am", "pm", " am", " pm", " p.m.", "PM", " AM"])
+        half = rng.choice(["am", "pm", " am", " pm", "PM", " AM"])
         forms = [
             f"{hour}{half}",
             f"{hour}:{minute}{half}",
