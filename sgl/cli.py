@@ -185,6 +185,7 @@ def configure_logging(level: str, style: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("sgl").setLevel(level.upper())
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a traceback for each request that is not HTTP
 
 
 class _JsonFormatter(logging.Formatter):

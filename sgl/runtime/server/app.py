@@ -19,6 +19,7 @@ from sgl.errors import SglError
 from sgl.runtime.server.errors import described, error_response, json_response
 from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
+from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.programs import ProgramsApi
 from sgl.runtime.server.service import Handler, Route, Service, request_id
 
@@ -35,6 +36,7 @@ _CORS = {
 def build_app(service: Service) -> web.Application:
     """The application over one service. Run it with `handler_cancellation=True`."""
     routes = [*NativeApi(service).routes(), *OpenAIApi(service).routes(), *ProgramsApi(service).routes()]
+    routes += OperationApi(service, routes).routes()
     guard = _Guard(service, routes)
 
     @web.middleware

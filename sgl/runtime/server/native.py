@@ -87,7 +87,7 @@ class NativeApi:
             Route(("GET",), "/get_server_info", self.server_info, "Options and the engine's state"),
             Route(("GET",), "/health", self.health, health, is_open=True),
             Route(("GET",), "/health_generate", self.health, health, is_open=True),
-            Route(both, "/flush_cache", self.flush_cache, "Forget cached prefixes"),
+            Route(both, "/flush_cache", self.flush_cache, "Forget cached prefixes", content_type="text/plain"),
             Route(("POST",), "/abort_request", self.abort, "Abort requests by rid", AbortBody),
             Route(("POST",), "/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
             Route(("POST",), "/v1/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),

@@ -18,6 +18,10 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class _Lenient(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
 class StreamOptions(_Strict):
     """What a stream carries besides its chunks."""
 
@@ -25,10 +29,9 @@ class StreamOptions(_Strict):
     include_obfuscation: bool | None = None
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(_Strict):
     """A JSON Schema under a name."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -140,22 +143,21 @@ class CompletionBody(SamplingBody):
     suffix: str | None = None
 
 
-class Part(BaseModel):
+class Part(_Lenient):
     """A piece of a message's content; texts only."""
 
-    model_config = ConfigDict(extra="allow")
     type: str
     text: str | None = None
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(_Lenient):
     """A function that an earlier answer called, its arguments as JSON text."""
 
     name: str
     arguments: str = "{}"
 
 
-class Call(BaseModel):
+class Call(_Lenient):
     """A tool call of an earlier answer."""
 
     id: str | None = None
@@ -163,10 +165,9 @@ class Call(BaseModel):
     function: CalledFunction
 
 
-class Message(BaseModel):
+class Message(_Lenient):
     """A turn of the conversation."""
 
-    model_config = ConfigDict(extra="ignore")
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
@@ -175,31 +176,29 @@ class Message(BaseModel):
     tool_call_id: str | None = None
 
 
-class Function(BaseModel):
+class Function(_Strict):
     """A function that the model may call."""
 
-    model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(_Strict):
     """A tool; functions are the only kind."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["function"]
     function: Function
 
 
-class ChosenName(BaseModel):
+class ChosenName(_Lenient):
     """The function that must be called."""
 
     name: str
 
 
-class ChosenTool(BaseModel):
+class ChosenTool(_Lenient):
     """Which tool must be used."""
 
     type: Literal["function"]

@@ -42,6 +42,7 @@ class Route:
     body: type[BaseModel] | None = None
     streams: bool = False
     is_open: bool = False  # answers without the API key
+    content_type: str = "application/json"
 
 
 @dataclass

@@ -1,0 +1,108 @@
+"""/openapi.json: what the routes and their body models say, as OpenAPI 3.1."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel
+
+from sgl.lang import ir_check
+from sgl.runtime.server.service import VERSION, Route
+
+_REFERENCE = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+_STATUSES = {
+    400: "The request cannot be served as it stands",
+    401: "The API key is missing or wrong",
+    404: "There is no such thing",
+    408: "The request took longer than it may",
+    413: "The body is too long",
+    429: "Too many requests wait: try again after Retry-After seconds",
+    500: "An error of the server",
+    503: "The engine is not there: try again after Retry-After seconds",
+}
+
+
+def openapi(routes: Iterable[Route]) -> dict[str, Any]:
+    """The document."""
+    schemas: dict[str, Any] = {"Error": _ERROR}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
+        for method in route.methods:
+            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method, schemas)
+    schemas |= _program_schemas()
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "sgl", "version": VERSION},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(route: Route, path: str, method: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = {route.content_type: {}}
+    if route.streams:
+        answer["text/event-stream"] = {}
+    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    operation: dict[str, Any] = {
+        "summary": route.summary,
+        "operationId": f"{method.lower()} {path}",
+        "responses": {
+            "200": {"description": "What was asked for", "content": answer},
+            **{str(status): {"description": text, **error} for status, text in _STATUSES.items()},
+        },
+    }
+    if not route.is_open:
+        operation["security"] = [{}, {"key": []}]
+    names = re.findall(r"\{(\w+)\}", path)
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if route.body is not None:
+        reference = _add_schema(route.body, schemas)
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
+    return operation
+
+
+def _add_schema(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, str]:
+    schema = model.model_json_schema(ref_template=_REFERENCE)
+    schemas |= schema.pop("$defs", {})
+    schemas[model.__name__] = schema
+    return {"$ref": _REFERENCE.format(model=model.__name__)}
+
+
+def _program_schemas() -> dict[str, Any]:
+    """What stands in the `program` and `segment` of bodies."""
+    document = ir_check.json_schema()
+    return {f"ir_{name}": _moved(schema) for name, schema in document["$defs"].items()}
+
+
+def _moved(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: item.replace("#/$defs/", "#/components/schemas/ir_") if key == "$ref" else _moved(item)
+            for key, item in value.items()
+        }
+    return [_moved(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,76 @@
+"""For whoever runs the server: metrics, the description of the API, and the page that shows what goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from aiohttp import web
+
+from sgl.runtime.metrics import Histogram
+from sgl.runtime.server.errors import json_response
+from sgl.runtime.server.openapi import openapi
+from sgl.runtime.server.service import Route, Service
+
+
+class OperationApi:
+    """The handlers of one service, beside the routes of the other APIs."""
+
+    def __init__(self, service: Service, others: Sequence[Route]) -> None:
+        self._service = service
+        self._others = others
+
+    def routes(self) -> list[Route]:
+        """Every endpoint for operators."""
+        text = "text/plain"
+        return [
+            Route(("GET",), "/metrics", self.metrics, "Metrics in Prometheus' format", content_type=text),
+            Route(("GET",), "/v1/status", self.status, "What the page shows"),
+            Route(("GET",), "/openapi.json", self.openapi, "This description", is_open=True),
+            Route(("GET",), "/", self.page, "The page", is_open=True, content_type="text/html"),
+        ]
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Counters and histograms."""
+        text = self._service.metrics.text(self._service.model_name, await self._state())
+        return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+    async def status(self, request: web.Request) -> web.Response:
+        """Numbers of this moment, latencies since the start."""
+        service, metrics = self._service, self._service.metrics
+        return json_response(
+            {
+                "model": service.model_name,
+                "time": time.time(),
+                "started": service.started,
+                "open_requests": metrics.open_requests,
+                "max_total_tokens": service.engine.config.max_total_tokens,
+                "engine": await self._state(),
+                "latency": {
+                    "time_to_first_token": _quantiles(metrics.time_to_first_token),
+                    "inter_token_latency": _quantiles(metrics.inter_token_latency),
+                    "e2e_request_latency": _quantiles(metrics.e2e_request_latency),
+                },
+                "responses": [[path, status, count] for (path, status), count in metrics.responses.items()],
+            }
+        )
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """OpenAPI 3.1."""
+        return json_response(openapi([*self._others, *self.routes()]))
+
+    async def page(self, request: web.Request) -> web.Response:
+        """A page that polls /v1/status and loads nothing else."""
+        html = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")
+        return web.Response(text=html, content_type="text/html")
+
+    async def _state(self) -> dict[str, Any]:
+        info = await self._service.engine.call("get_server_info")
+        state: dict[str, Any] = info["internal_states"][0]
+        return state
+
+
+def _quantiles(histogram: Histogram) -> dict[str, float | None]:
+    return {f"p{round(100 * share)}": histogram.quantile(share) for share in (0.5, 0.9, 0.99)}

@@ -1,0 +1,174 @@
+"""Metrics, the description of the API against the API itself, the page, and a thousand malformed requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sgl.runtime.engine import Engine
+from sgl.runtime.metrics import Histogram
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+
+SHORT = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    options = {**OPTIONS, "context_length": 64}  # answers that fill it are short
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **options) as engine:
+        yield engine
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[LiveServer]:
+    server = LiveServer(engine)
+    yield server
+    server.close()
+    deadline = time.monotonic() + 20
+    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+        assert time.monotonic() < deadline, "a request goes on for nobody"
+        time.sleep(0.005)
+    assert engine.check_ledger() == []
+    assert not engine._rids
+
+
+def metrics_of(server: LiveServer) -> dict[str, float]:
+    """Samples by name and labels, of a text that must be well-formed."""
+    samples = {}
+    kinds = set()
+    for line in server.get("/metrics").text.splitlines():
+        if line.startswith("#"):
+            found = re.fullmatch(r"# TYPE ([a-z0-9_:]+) (counter|gauge|histogram)", line)
+            assert found, line
+            kinds.add(found[1])
+        else:
+            found = re.fullmatch(r'([a-z0-9_:]+)(\{(?:[a-z_]+="[^"]*",?)+\})? (\S+)', line)
+            assert found, line
+            assert re.sub("_(bucket|sum|count)$", "", found[1]) in kinds or found[1] in kinds
+            samples[found[1] + (found[2] or "")] = float(found[3])
+    return samples
+
+
+def test_metrics_count_what_happened(server: LiveServer) -> None:
+    before = metrics_of(server)
+    server.post("/generate", {"text": ["a", "b"], "sampling_params": SHORT, "stream": True})
+    server.post("/generate", {"text": "a", "sampling_params": SHORT})
+    server.post("/generate", {})
+    after = metrics_of(server)
+
+    def rise(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    assert rise("sgl:num_requests_total") == 3
+    assert rise("sgl:generation_tokens_total") == 12
+    assert rise("sgl:time_to_first_token_seconds_count") == 2
+    assert rise("sgl:inter_token_latency_seconds_count") == 6
+    assert rise("sgl:e2e_request_latency_seconds_count") == rise("sgl:queue_time_seconds_count") == 3
+    assert rise('sgl:http_responses_total{path="/generate",status="200"}') == 2
+    assert rise('sgl:http_responses_total{path="/generate",status="400"}') == 1
+    assert after["sgl:http_open_requests"] == 1, "the one that asks"
+    assert (
+        after['sgl:e2e_request_latency_seconds_bucket{le="+Inf"}'] == after["sgl:e2e_request_latency_seconds_count"]
+    )
+
+
+def test_paths_that_do_not_exist_share_one_label(server: LiveServer) -> None:
+    for path in ("/a", "/b", '/c"d'):
+        server.get(path)
+    assert metrics_of(server)['sgl:http_responses_total{path="unknown",status="404"}'] == 3
+
+
+def test_quantiles_are_the_bounds_above_them() -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    assert histogram.quantile(0.5) is None
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+    assert [histogram.quantile(q) for q in (0.25, 0.5, 0.75, 1.0)] == [1.0, 1.0, 2.0, 4.0]
+    assert list(histogram.lines("x"))[-3:] == ['x_bucket{le="+Inf"} 4', "x_sum 12.0", "x_count 4"]
+
+
+def test_the_page_needs_nothing_from_outside_and_its_numbers_are_there(server: LiveServer) -> None:
+    page = server.get("/")
+    assert page.headers["Content-Type"].startswith("text/html")
+    assert not re.search(r"(src|href)=|https?://|@import|url\(", page.text)
+    status: dict[str, Any] = server.get("/v1/status").json()
+    for used in re.findall(r"s\.engine\.(\w+)", page.text) + re.findall(r'rate\(s, "(\w+)"\)', page.text):
+        assert used in status["engine"]
+    for used in set(re.findall(r"\bs\.(\w+)", page.text)):
+        assert used in status
+
+
+def test_every_route_is_described(server: LiveServer) -> None:
+    described = server.get("/openapi.json").json()
+    for path in ("/generate", "/v1/chat/completions", "/v1/programs", "/v1/models/{model}", "/metrics"):
+        assert path in described["paths"]
+    references = set(re.findall(r'"\$ref":"#/components/schemas/(\w+)"', server.get("/openapi.json").text))
+    assert references <= set(described["components"]["schemas"])
+
+
+def test_what_is_described_is_what_happens(server: LiveServer) -> None:
+    """schemathesis makes requests up from the description: no 5xx, and no answer that is not described."""
+    pytest.importorskip("schemathesis")
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    command = [sys.executable, "-m", "schemathesis.cli", "run", server.url + "/openapi.json", "--seed", "1"]
+    command += ["--checks", checks, "--max-examples", "4", "--phases", "coverage,fuzzing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_malformed_requests_are_answered_and_leave_nothing(server: LiveServer) -> None:
+    """Damaged bytes of a good request: whatever is sent, the server answers or hangs up, and serves the next."""
+    rng = random.Random(1)
+    body = b'{"text": "hello", "sampling_params": {"max_new_tokens": 2, "temperature": 0}, "stream": true}'
+    good = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    requests = [damaged(good, rng) for _ in range(1000)]
+    statuses = Counter(asyncio.run(answers(server.url, requests)))
+    assert not [status for status in statuses if status.startswith("5")], statuses
+    assert statuses["400"] > 300
+    assert server.post("/generate", {"text": "hello", "sampling_params": SHORT}).status_code == 200
+
+
+def damaged(good: bytes, rng: random.Random) -> bytes:
+    """With bytes changed, left out or put in, or cut off."""
+    data = bytearray(good)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        where = rng.randrange(max(1, len(data)))
+        match rng.randrange(4):
+            case 0:
+                data[where : where + 1] = rng.randbytes(1)
+            case 1:
+                del data[where : where + rng.randrange(20)]
+            case 2:
+                data[where:where] = rng.randbytes(rng.randrange(20))
+            case 3:
+                del data[where:]
+    return bytes(data)
+
+
+async def answers(url: str, requests: list[bytes]) -> list[str]:
+    """The status that each gets, or "none" where the server waits for more or hangs up."""
+    host, port = url.removeprefix("http://").split(":")
+    slots = asyncio.Semaphore(100)
+
+    async def one(data: bytes) -> str:
+        async with slots:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            try:
+                writer.write(data)
+                head = await asyncio.wait_for(reader.read(12), 0.5)
+            except (TimeoutError, ConnectionError):
+                head = b""
+            finally:
+                writer.close()
+        return head[9:12].decode() if head.startswith(b"HTTP/1.") else "none"
+
+    return await asyncio.gather(*map(one, requests))
