@@ -450,8 +450,7 @@ def test_the_sampler_draws_the_same_in_one_pass() -> None:
         samples=np.ones(size, np.bool_),
         score_from=np.full(size, -1, np.int32),
         top_logprobs=np.full(size, -1, np.int32),
-        token_masks=packed,
-        mask_rows=mask_rows,
+        token_masks=[None if row < 0 else packed[row] for row in mask_rows],
     )
     logits = torch.from_numpy(generator.normal(0, 2, (20, size, 40)).astype(np.float32))
     drawn = []

@@ -70,6 +70,12 @@ class EbnfMatcher(Matcher):
             bit = np.left_shift(1, token_id % 32, dtype=np.int32)
             row[token_id // 32] = row[token_id // 32] | bit if self.is_accepting() else row[token_id // 32] & ~bit
 
+    def mask(self, remaining: int | None = None) -> Int32Array:
+        """As `Matcher.mask`, and always another array."""
+        row = np.zeros(self._vocabulary.words, np.int32)
+        self.fill_mask(row, remaining)
+        return row
+
     def is_accepting(self) -> bool:
         """As `Matcher.is_accepting`."""
         return self.is_finished() or bool(self._found.is_accepting())

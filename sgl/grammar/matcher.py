@@ -79,23 +79,31 @@ class Matcher:
         can no more, the ones that come nearest. Budgets beyond 4,096 tokens restrict nothing. Raises
         GrammarTooLarge if the mask takes too long.
         """
-        if self._is_finished:
-            row[:] = 0
-            return
-        mask = self._masks.find(self._place)
-        row[: self._vocabulary.words] = mask.row
-        if remaining is not None and remaining <= FAR:
-            with time_limit(MASK_SECONDS):
-                self._keep_to(remaining, mask, row[: self._vocabulary.words])
+        row[: self._vocabulary.words] = self.mask(remaining)
 
-    def _keep_to(self, remaining: int, mask: Mask, row: Int32Array) -> None:
+    def mask(self, remaining: int | None = None) -> Int32Array:
+        """What `fill_mask` writes, [words], without a copy: the same array wherever the same mask was found again, so
+        not to be written to.
+        """
+        if self._is_finished:
+            return np.zeros(self._vocabulary.words, np.int32)
+        mask = self._masks.find(self._place)
+        if remaining is None or remaining > FAR:
+            return mask.row
+        with time_limit(MASK_SECONDS):
+            return self._kept_to(remaining, mask)
+
+    def _kept_to(self, remaining: int, mask: Mask) -> Int32Array:
         budget = self._budget
+        row = mask.row
         growth = budget.growth(mask, self._place)
         if self._most_needed is None or self._most_needed + growth >= remaining:
             self._most_needed = budget.need(self._place)
         if self._most_needed + growth >= remaining:
+            row = row.copy()
             budget.restrict(self._place, row, remaining)
         self._growth = growth
+        return row
 
     def shortest_end(self) -> bytes:
         """A short text that completes the document from here."""

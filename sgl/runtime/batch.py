@@ -52,10 +52,9 @@ class Batch:
     score_targets: dict[int, Int32Array] = field(default_factory=dict)
     """Per scored b: the tokens that follow the query indices from score_from[b] on, [n <= q_len - score_from[b]];
     exactly those n positions are scored."""
-    token_masks: Int32Array | None = None
-    """[R, ceil(V / 32)]: bit i % 32 of word i // 32 is 1 if token i is allowed. None: no row is constrained."""
-    mask_rows: Int32Array | None = None
-    """[S] for each row that samples, in order: its row of token_masks, or -1. None with token_masks."""
+    token_masks: list[Int32Array | None] | None = None
+    """[S] for each row that samples, in order, [ceil(V / 32)] or None: bit i % 32 of word i // 32 is 1 if token i is
+    allowed. Arrays are never written to, and one that comes again is the same mask. None: no row is constrained."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """Per b: ids whose logprobs are wanted at every scored and sampled position."""
 

@@ -24,6 +24,7 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 _KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 _MAX_GRAMMARS = 512
+_WORDS_OF_BYTES = 8  # where most vocabularies have single bytes, one of which is allowed as a rule
 
 
 class Guide:
@@ -36,29 +37,24 @@ class Guide:
         self._vocabulary = grammar.vocabulary
         self._failure: GrammarError | None = None
 
-    @property
-    def words(self) -> int:
-        """Number of int32 in a token mask."""
-        return self._vocabulary.words
-
-    def fill_mask(self, row: Int32Array, remaining: int | None = None) -> bool:
-        """Write the packed mask of the next token, [words]; False, after which `accept` raises, if no token of the
-        vocabulary is possible or the grammar grew too large.
+    def mask(self, remaining: int | None = None) -> Int32Array | None:
+        """The packed mask of the next token, [words], not to be written to; None, after which `accept` raises, if no
+        token of the vocabulary is possible or the grammar grew too large.
 
         remaining: tokens that may still be generated; near the end only what can still be completed is allowed.
         """
         try:
-            self._matcher.fill_mask(row, remaining)
+            row = self._matcher.mask(remaining)
         except GrammarError as error:
             self._failure = error
-            return False
-        if not row.any():
+            return None
+        if not (row[:_WORDS_OF_BYTES].any() or row.any()):
             self._failure = GrammarError("no token of the model's vocabulary continues what the constraint allows")
-            return False
-        return True
+            return None
+        return row
 
     def check(self) -> None:
-        """Raise the GrammarError that `fill_mask` met."""
+        """Raise the GrammarError that `mask` met."""
         if self._failure is not None:
             raise self._failure
 
@@ -76,9 +72,10 @@ class Guide:
         """Whether the output matches and nothing can follow it."""
         if self._matcher.is_finished() or not self._matcher.is_accepting():
             return self._matcher.is_finished()
-        row = np.zeros(self.words, np.int32)
-        if not self.fill_mask(row):
+        mask = self.mask()
+        if mask is None:
             return False
+        row = mask.copy()
         for token_id in self._vocabulary.eos_ids:
             row[token_id // 32] &= ~np.left_shift(1, token_id % 32, dtype=np.int32)
         return not row.any()
@@ -139,7 +136,7 @@ class Constraints:
         vocabulary = self._loaded_vocabulary()
         made = grammar.compile(**{kind: source}, vocabulary=vocabulary, whitespace=self._whitespace)  # type: ignore[arg-type]
         first = Guide(made, self._encode)  # the first mask takes longest, and only the caller waits for this thread
-        first.fill_mask(np.zeros(first.words, np.int32))
+        first.mask()
         first.check()
         return made
 

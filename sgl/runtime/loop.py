@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
-from sgl.runtime.batch import Logprobs, PendingStep, Runner
+from sgl.runtime.batch import Int32Array, Logprobs, PendingStep, Runner
 from sgl.runtime.constraints import Guide
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler, Step
@@ -243,7 +243,7 @@ class EngineLoop:
         if step is not None:
             self._note_first_step(step)
             if self._num_constrained:
-                _fill_masks(step)
+                _find_masks(step)
             launched = (step, self._runner.launch(step.batch))
             self.scheduler.launched(step)
             if self._overlap:
@@ -429,19 +429,16 @@ class EngineLoop:
         self._flush()
 
 
-def _fill_masks(step: Step) -> None:
-    """Write down what the constrained rows of a step may sample."""
+def _find_masks(step: Step) -> None:
+    """Say what the constrained rows of a step may sample."""
     batch = step.batch
-    sampling = np.flatnonzero(batch.samples).tolist()
-    guides = [(i, guide) for i, b in enumerate(sampling) if (guide := step.requests[b].owner.guide) is not None]
-    if not guides:
-        return
-    batch.token_masks = np.zeros((len(guides), guides[0][1].words), np.int32)
-    batch.mask_rows = np.full(len(sampling), -1, np.int32)
-    for row, (i, guide) in enumerate(guides):
-        request = step.requests[sampling[i]]
-        if guide.fill_mask(batch.token_masks[row], request.max_new_tokens - len(request.output_ids)):
-            batch.mask_rows[i] = row
+    masks: list[Int32Array | None] = []
+    for b in np.flatnonzero(batch.samples).tolist():
+        request = step.requests[b]
+        guide = request.owner.guide
+        masks.append(None if guide is None else guide.mask(request.max_new_tokens - len(request.output_ids)))
+    if any(mask is not None for mask in masks):
+        batch.token_masks = masks
 
 
 def _death_note(death: BaseException) -> str:

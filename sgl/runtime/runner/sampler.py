@@ -16,6 +16,7 @@ import torch
 from sgl.kernels import sampling
 from sgl.kernels.mask import apply_token_mask_
 from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup
+from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.pack import Uploader
 from sgl.runtime.runner.results import DeviceLogprobs, lay_out, position_logprobs
 from sgl.runtime.sampling_params import SamplingParams
@@ -27,6 +28,9 @@ _SEED, _TOP_K = range(2)
 
 _MAX_TEMPERATURE = 1e6  # uniform by then, and -inf over it is still -inf
 _MIN_REPETITION = 1e-4  # logits over it are still finite
+
+_NUM_MASKS = 2048
+"""Token masks that stay on the device, 16 KB each for 128,000 tokens; real schemas have about twenty each."""
 
 _NO_IDS: Int64Array = np.empty(0, np.int64)
 
@@ -57,6 +61,7 @@ class Sampler:
         self._takes_one_pass = device.type == "cuda"
         self._floats = torch.zeros(max_rows, 6, dtype=torch.float32, device=device)
         self._ints = torch.zeros(max_rows, 2, dtype=torch.int64, device=device)
+        self._masks: MaskTable | None = None  # once a request has a constraint
         self._occurrences: torch.Tensor | None = None  # int32 [max_rows, V] once a request has penalties
         # The host's mirror; the first four are about rows that draw
         self._is_drawn = np.zeros(max_rows, np.bool_)
@@ -129,8 +134,12 @@ class Sampler:
         if len(values):
             sampling.add_edits_(logits, edit_rows, edit_ids, values)
         masks = None
-        if batch.token_masks is not None and batch.mask_rows is not None:
-            masks = self._uploader.upload(batch.token_masks, batch.mask_rows)
+        if batch.token_masks is not None:
+            if self._masks is None:
+                num_masks = max(_NUM_MASKS, len(self.next_tokens))
+                self._masks = MaskTable(num_masks, self._vocab_size, self._device)
+            (mask_rows,) = self._uploader.upload(self._masks.find(batch.token_masks))
+            masks = self._masks.rows, mask_rows
         if self._takes_one_pass:
             ids = self._choose_in_one_pass(logits, rows, index, places, masks)
         else:
@@ -169,7 +178,7 @@ class Sampler:
         rows: Int64Array,
         index: torch.Tensor,
         positions: torch.Tensor,
-        masks: list[torch.Tensor] | None,
+        masks: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
         """Every row goes the way that its own parameters say: only those that cut off tails take several passes."""
         from sgl.kernels import sampling_triton
