@@ -104,10 +104,10 @@ class Lazy:
 Part: TypeAlias = str | Cell | Lazy  # the text of one recorded node
 
 
-def gathered(values: list[Any]) -> Any:
+def gathered(values: list[Any]) -> Lazy:
     """A list of values, some of which may still be pending."""
     cells = [cell for value in values for cell in _value_cells(value)]
-    return Lazy(cells, lambda: [_current(value) for value in values], items=values) if cells else values
+    return Lazy(cells, lambda: [_current(value) for value in values], items=values)
 
 
 def has_news(cell: Cell, seen: int) -> bool:

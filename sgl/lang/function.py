@@ -91,8 +91,9 @@ class SglFunction:
         if self.is_async and not call.options.get("stream"):
             return _from_sync(self._run_async(call))
         run = self._new_run(call)
-        state = ProgramState(run, run.root)
-        if call.options.get("stream"):
+        is_streaming = bool(call.options.get("stream"))
+        state = ProgramState(run, run.root, is_observer=is_streaming)
+        if is_streaming:
             context = contextvars.copy_context()
             target = partial(context.run, self._stream_body, run, state, call)
             threading.Thread(target=target, name="sgl-body", daemon=True).start()
@@ -233,12 +234,12 @@ class SglFunction:
             run.when_done(lambda: sys.stdout.write(run.root.partial_text() + "\n"))
         return run
 
-    def _body(self, run: Run, state: ProgramState, call: Call) -> None:
-        """Execute a `def` body in this thread, once."""
+    def _body(self, run: Run, state: ProgramState, call: Call, inner: ProgramState | None = None) -> None:
+        """Execute a `def` body in this thread, once, on the state that its caller gets or on one of its own."""
         token = current_run.set(run)
         run.begin()
         try:
-            state.ret_value = self.func(state, *call.args, **call.kwargs)
+            state.ret_value = self.func(inner or state, *call.args, **call.kwargs)
         except BaseException as error:
             run.abort(error)
             raise
@@ -251,7 +252,7 @@ class SglFunction:
             if self.is_async:
                 asyncio.run(self._async_body(run, state, call))
             else:
-                self._body(run, state, call)
+                self._body(run, state, call, ProgramState(run, run.root))
 
     async def _run_async(self, call: Call) -> ProgramState:
         run = self._new_run(call)

@@ -25,11 +25,13 @@ JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
 
 
 class Recording:
-    """What both kinds of state share: everything that only records."""
+    """What both kinds of state share: everything that only records. `is_observer`: it stands outside of a body that
+    runs elsewhere, so that text, messages, sync and error wait for its end."""
 
-    def __init__(self, run: Run, stream: Stream) -> None:
+    def __init__(self, run: Run, stream: Stream, *, is_observer: bool = False) -> None:
         self._run = run
         self._stream = stream
+        self._is_observer = is_observer
         self.ret_value: Any = None
 
     def __iadd__(self, expr: object) -> Self:
@@ -178,14 +180,28 @@ class Recording:
             message = f"the text of {name!r} does not match its schema (finish reason: {finish}): {error}"
             raise ProgramError(message, node=path, variable=name) from error
 
+    def _ended(self) -> Generator[Wait, None, None]:
+        if self._is_observer and not self._run.is_over:
+            yield self._run, lambda: self._run.is_over or self._run.failure is not None
+
+    def _text(self) -> Generator[Wait, None, str]:
+        yield from self._ended()
+        text = yield from self._stream.text()
+        return text
+
+    def _messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
+        yield from self._ended()
+        messages = yield from self._stream.messages()
+        return messages
+
     def _error(self) -> Generator[Wait, None, BaseException | None]:
+        yield from self._ended()
         failure: Failure | None = yield from self._stream.settle()
         return failure.exception() if failure else None
 
     def _sync(self) -> Generator[Wait, None, None]:
-        failure: Failure | None = yield from self._stream.settle()
-        if failure:
-            raise failure.exception()
+        if error := (yield from self._error()):
+            raise error
 
 
 class ProgramState(Recording):
@@ -202,12 +218,12 @@ class ProgramState(Recording):
         return drive(self.parsed(name))
 
     def text(self) -> str:
-        """Every character so far, templates included."""
-        return drive(self._stream.text())
+        """Every character so far, templates included; of a streaming run, all of them."""
+        return drive(self._text())
 
     def messages(self) -> list[dict[str, Any]]:
         """The closed turns."""
-        return drive(self._stream.messages())
+        return drive(self._messages())
 
     def get_meta_info(self, name: str) -> Any:
         """What the backend says about a variable's gen; None for what is no gen."""
@@ -258,11 +274,11 @@ class AsyncProgramState(Recording):
 
     def text(self) -> Awaitable[str]:
         """Every character so far, templates included."""
-        return drive_async(self._stream.text())
+        return drive_async(self._text())
 
     def messages(self) -> Awaitable[list[dict[str, Any]]]:
         """The closed turns."""
-        return drive_async(self._stream.messages())
+        return drive_async(self._messages())
 
     def get_meta_info(self, name: str) -> Awaitable[Any]:
         """What the backend says about a variable's gen; None for what is no gen."""

@@ -53,7 +53,7 @@ class Stream(Watched):
         self.nodes: list[ir.Node] = []
         self.parts: list[Part] = []
         self.names: dict[str | None, Any] = dict(base.names) if base else {}
-        self.inherited = dict(self.names)
+        self.own_names: dict[str | None, None] = {}  # set since the fork, in order
         self.role: str | None = base.role if base else None
         self.failure: Failure | None = None
         self.is_closed = False
@@ -110,11 +110,11 @@ class Stream(Watched):
     def _append_gen(self, node: ir.Gen | ir.Select) -> None:
         cell = Cell((self.id, len(self.nodes)))
         index = self._record(node, cell)
-        self.names[node.name] = cell
+        self._name(node.name, cell)
         if isinstance(node, ir.Gen):
             if node.reasoning is not None:
                 name = f"{node.name}{ir.REASONING_SUFFIX}"
-                self.names[name] = Lazy((cell,), lambda: cell.meta.get("reasoning_content", ""), source=cell)
+                self._name(name, Lazy((cell,), lambda: cell.meta.get("reasoning_content", ""), source=cell))
             if node.tools:
                 if self.role is None:
                     self._record(ir.ToolResults(index), Cell())
@@ -126,15 +126,19 @@ class Stream(Watched):
         start = self._open_scopes.pop()
         parts = self.parts[start:]
         index = self._record(node, "")
-        self.names[node.name] = Lazy(cells_of(parts), lambda: text_of(parts), address=(self.id, index))
+        self._name(node.name, Lazy(cells_of(parts), lambda: text_of(parts), address=(self.id, index)))
         self.wake()
 
     def set(self, name: str, value: Any) -> None:
         """Give a variable a Python value."""
         if isinstance(value, str):
             self._record(ir.SetVar(name, value), "")
-        self.names[name] = value
+        self._name(name, value)
         self.wake()
+
+    def _name(self, name: str | None, value: Any) -> None:
+        self.names[name] = value
+        self.own_names[name] = None
 
     def fork(self, size: int) -> list[Stream]:
         """Start `size` streams that continue from here."""
@@ -159,22 +163,18 @@ class Stream(Watched):
             branch.is_closed = True
             branch.joined_by = (self, len(self.nodes) - 1)
         if mode == "gather":
-            for name in dict.fromkeys(name for branch in branches for name in branch.own_names()):
-                self.names[name] = gathered([branch.names.get(name) for branch in branches])
+            for name in dict.fromkeys(name for branch in branches for name in branch.own_names):
+                self._name(name, gathered([branch.names.get(name) for branch in branches]))
         failure = next((branch.failure for branch in branches if branch.failure), None)
         if failure:
             self.fail(len(self.nodes) - 1, failure)
         self.wake()
 
-    def own_names(self) -> list[str | None]:
-        """The variables that were set since the fork."""
-        absent = object()
-        return [name for name, value in self.names.items() if self.inherited.get(name, absent) is not value]
-
     def absorb(self, branch: Stream) -> None:
         """Close a branch and take over what it set, as it is."""
         self.join([branch], "keep")
-        self.names.update({name: branch.names[name] for name in branch.own_names()})
+        for name in branch.own_names:
+            self._name(name, branch.names[name])
         self.wake()
 
     def tool_cells(self, gen: int) -> list[Cell]:
