@@ -286,7 +286,9 @@ class ProgramSession:
         options = {name: given[name] for name in _ASK_OPTIONS if given[name] is not None} | extra
         options |= {"priority": given["priority"], "timeout": given["timeout"]}
         options["stream"] = self._program.stream and len(seeds) == 1
-        return [{**options, "sampling_params": SamplingParams.from_dict({**sampling, "seed": seed})} for seed in seeds]
+        return [
+            {**options, "sampling_params": SamplingParams.from_dict({**sampling, "seed": seed})} for seed in seeds
+        ]
 
     def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]]) -> Pairs:
         return [pair for ask in asks for pair in self._services.intake.submissions(Ask(input_ids=ids, **ask))]
@@ -328,7 +330,6 @@ class ProgramSession:
 
     def _select(self, stream: Stream, node: ir.Select) -> Steps[None]:
         method = method_named(node.method)
-        num_characters = sum(map(len, node.choices))
 
         def prepare() -> tuple[StreamTokens, list[tuple[int, ...]], list[CandidateTrie], Pairs]:
             tokens, start, candidates = self._candidates(stream, node.choices)
@@ -337,7 +338,7 @@ class ProgramSession:
                 tries.append(CandidateTrie(NO_TOKENS.ids, candidates))
             return tokens, candidates, tries, [pair for trie in tries for pair in self._rows(trie)]
 
-        is_heavy = num_characters > INLINE_CHARACTERS
+        is_heavy = sum(64 + len(choice) for choice in node.choices) > INLINE_CHARACTERS
         tokens, candidates, tries, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         call = Call(stream, pairs)
         yield from self._machine.call(call)
