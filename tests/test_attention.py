@@ -57,8 +57,7 @@ class Case:
 
     @property
     def step(self) -> AttentionStep:
-        table = torch.from_numpy(self.page_table).to(self.shape.device)
-        return AttentionStep(self.q_lens, self.kv_lens, self.page_table, table)
+        return AttentionStep(self.q_lens, self.kv_lens, self.page_table)
 
     def run(self, window: int | None = None) -> torch.Tensor:
         backend = TorchAttention(self.shape)

@@ -89,7 +89,7 @@ class Paged:
             for p in span
         ]
         table = self.page_table[chosen]
-        self.attention.plan(AttentionStep(q_lens, kv_lens, table, torch.from_numpy(table).to(device)))
+        self.attention.plan(AttentionStep(q_lens, kv_lens, table))
         positions = torch.tensor([p for span in spans for p in span], device=device)
         hidden = self.decoder.forward(
             torch.tensor(ids, device=device), positions, self.kv, torch.tensor(slots, device=device), self.attention

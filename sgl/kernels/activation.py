@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward layer. The plain torch reference; faster twins keep the signature."""
+"""The gate of a SwiGLU feed-forward layer. The plain torch reference, and on a GPU a Triton twin."""
 
 from __future__ import annotations
 
@@ -8,5 +8,9 @@ from torch.nn import functional
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for gate_up [..., 2n], gate in the first half. Returns a new tensor [..., n]."""
+    if gate_up.is_cuda and gate_up.is_contiguous():
+        from sgl.kernels import fused_triton
+
+        return fused_triton.silu_and_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)

@@ -1,4 +1,4 @@
-"""Writing new keys and values into a paged cache. The plain torch reference; faster twins keep the signature."""
+"""Writing new keys and values into a paged cache. Plain torch; on a GPU qkv.py writes them itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Rotary position embedding of queries and keys, with the dimensions paired half by half as in transformers.
 
 Knows tables and positions, not how a model scales its frequencies (runtime/model/rotary.py does). The plain torch
-reference; faster twins keep the signatures.
+reference; on a GPU the table is read by a Triton twin, and qkv.py rotates.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ def rotary_rows(
     positions: int64 [T]. Returns cos, sin, each dtype [T, 1, head_dim]; the first half of sin is negated, so that
     rotating is x * cos + swap_halves(x) * sin.
     """
+    if table.is_cuda:
+        from sgl.kernels import fused_triton
+
+        return fused_triton.rotary_rows(table, positions, dtype)
     cos, sin = table.index_select(0, positions).to(dtype).unsqueeze(1).chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 

@@ -46,8 +46,14 @@ class EngineConfig:
     """auto: the checkpoint's on a GPU, float32 on a CPU."""
     context_length: PositiveInt | None = None
     """Longest prompt plus output, in tokens. None: the model's."""
-    attention_backend: Literal["torch"] | None = None
-    """None: the fastest that the device has."""
+    attention_backend: Literal["torch", "flashinfer"] | None = None
+    """None: flashinfer where it can serve the model, else torch."""
+    prefill_kernel: Literal["fa2", "fa3"] | None = None
+    """FlashInfer's kernels for prompts. None: fa3 on Hopper, for which it is written, else fa2."""
+    disable_cuda_graph: bool = False
+    """Launch the kernels of decode steps one by one."""
+    cuda_graph_max_bs: PositiveInt | None = None
+    """Decode steps of more rows than this are not replayed from CUDA graphs. None: up to 512."""
     page_size: PositiveInt = 16
     """Tokens a KV page; prefixes are shared in whole pages."""
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None

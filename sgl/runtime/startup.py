@@ -10,6 +10,8 @@ from typing import cast
 import torch
 
 from sgl.errors import ConfigError
+from sgl.kernels.attention import flashinfer
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 _DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
 _DEFAULT_BUDGET = {"cuda": 8192, "cpu": 2048}
 _DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
+_MAX_GRAPH_ROWS = 512
 _MIN_TOKENS_A_ROW = 64  # fewer rows than asked for by default rather than less KV than this for each
 
 
@@ -67,6 +70,7 @@ def start(config: EngineConfig) -> Started:
     config, num_pages = _plan_memory(config, model, context_length)
     kv = KVCache(model_config, num_pages, config.page_size, model.dtype, device)
     kv_bytes = num_pages * config.page_size * KVCache.bytes_per_token(model_config, model.dtype)
+    config, attention = _attention(config, model.attention_shape(config.page_size))
     assert config.context_length is not None
     assert config.max_running_requests is not None
     assert config.chunked_prefill_size is not None
@@ -77,12 +81,16 @@ def start(config: EngineConfig) -> Started:
     runner = ModelRunner(
         model,
         kv,
-        TorchAttention(model.attention_shape(config.page_size)),
+        attention,
         max_rows=config.max_running_requests,
         max_pages=max_pages,
         device=device,
         eos_ids=eos_ids,
+        max_graph_rows=config.cuda_graph_max_bs or 0,
     )
+    if device.type == "cuda":
+        budget = config.chunked_prefill_size
+        runner.warm_up(config.context_length if budget == -1 else min(budget, num_pages * config.page_size))
     limits = Limits(
         max_running_requests=config.max_running_requests,
         context_length=config.context_length,
@@ -94,6 +102,50 @@ def start(config: EngineConfig) -> Started:
     pool = PagePool(num_pages, config.page_size)
     scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache)
     return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, num_pages, kv_bytes)
+
+
+def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfig, AttentionBackend]:
+    """The attention backend, and the options that it decides."""
+    obstacle = None if config.attention_backend == "torch" else flashinfer.why_not(shape)
+    wanted = config.attention_backend == "flashinfer"
+    if wanted and obstacle is not None:
+        raise ConfigError(f"attention_backend='flashinfer': {obstacle}", option="attention_backend")
+    if config.attention_backend == "torch" or obstacle is not None:
+        if config.prefill_kernel is not None:
+            raise ConfigError(
+                f"prefill_kernel={config.prefill_kernel!r} is an option of attention_backend='flashinfer'",
+                option="prefill_kernel",
+            )
+        level = logging.WARNING if shape.device.type == "cuda" else logging.INFO
+        logger.log(
+            level, "attention: torch, without CUDA graphs (%s)", obstacle or "as asked for; flashinfer is faster"
+        )
+        chosen = replace(config, attention_backend="torch", cuda_graph_max_bs=None, disable_cuda_graph=True)
+        return chosen, TorchAttention(shape)
+    has_fa3 = flashinfer.has_fa3(shape)
+    if config.prefill_kernel == "fa3" and not has_fa3:
+        raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
+    assert config.max_running_requests is not None
+    assert config.context_length is not None
+    max_pages = -(-config.context_length // config.page_size)
+    kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 else "fa2")
+    graph_rows = min(config.cuda_graph_max_bs or _MAX_GRAPH_ROWS, config.max_running_requests)
+    config = replace(
+        config,
+        attention_backend="flashinfer",
+        prefill_kernel=kernel,
+        cuda_graph_max_bs=None if config.disable_cuda_graph else graph_rows,
+    )
+    logger.info(
+        "attention: flashinfer, decodes by fa2 with tensor cores, prompts by %s; CUDA graphs for %s",
+        kernel,
+        "nothing (disable_cuda_graph)" if config.disable_cuda_graph else f"decodes of up to {graph_rows} rows",
+    )
+    max_graph_rows = config.cuda_graph_max_bs or 0
+    backend = flashinfer.FlashInferAttention(
+        shape, prefill=kernel, max_graph_rows=max_graph_rows, max_pages=max_pages
+    )
+    return config, backend
 
 
 def _device(name: str | None) -> torch.device:
@@ -135,7 +187,6 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int) -> tuple[En
         config,
         device=str(device),
         dtype=_dtype_name(model.dtype),
-        attention_backend="torch",
         context_length=min(context, num_pages * page_size),
         max_running_requests=rows,
         max_total_tokens=num_pages * page_size,

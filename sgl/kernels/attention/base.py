@@ -36,7 +36,6 @@ class AttentionStep:
     q_lens: npt.NDArray[np.int32]  # [B] >= 1, host
     kv_lens: npt.NDArray[np.int32]  # [B] >= q_lens, host
     page_table: npt.NDArray[np.int32]  # [B, max_pages], host; entries past ceil(kv_len / page_size) are arbitrary
-    page_table_device: torch.Tensor  # int32 [B, max_pages], the same on the device
 
 
 class AttentionBackend(Protocol):
@@ -59,3 +58,11 @@ class AttentionBackend(Protocol):
         Returns [T, num_heads, head_dim] in the query's dtype.
         """
         ...
+
+
+class GraphAttention(AttentionBackend, Protocol):
+    """A backend whose runs may be captured in a CUDA graph and replayed for other steps of as many rows."""
+
+    def plan_decode(self, step: AttentionStep) -> None:
+        """Like `plan`, for rows of one query token each; runs captured after it, in the first step of so many rows
+        or any later one, do what they should when they are replayed after it. Never waits for the device."""

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from sgl.kernels.activation import silu_and_mul
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.kv import write_kv
 from sgl.kernels.norm import add_rms_norm, rms_norm
-from sgl.kernels.rope import apply_rotary, rotary_rows
+from sgl.kernels.qkv import rotate_and_store
+from sgl.kernels.rope import rotary_rows
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
@@ -74,9 +74,11 @@ class Decoder:
                 x = rms_norm(residual, layer.input_norm, config.rms_norm_eps)
             else:
                 x = add_rms_norm(x, residual, layer.input_norm, config.rms_norm_eps)
-            query, key, value = self._queries_keys_values(x, index, layer, rotary)
-            write_kv(key, value, kv.keys[index], kv.values[index], slots)
-            x = attention.run(query, kv.keys[index], kv.values[index], config.windows[index])
+            keys, values = kv.keys[index], kv.values[index]
+            qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+            norm, eps = self._qk_norms[index], config.rms_norm_eps
+            query = rotate_and_store(qkv, config.num_heads, rotary, norm, eps, keys, values, slots)
+            x = attention.run(query, keys, values, config.windows[index])
             x = functional.linear(x.flatten(1), layer.output, layer.output_bias)
             x = add_rms_norm(x, residual, layer.post_attention_norm, config.rms_norm_eps)
             x = silu_and_mul(functional.linear(x, layer.gate_up, layer.gate_up_bias))
@@ -85,23 +87,10 @@ class Decoder:
         return add_rms_norm(x, residual, self.weights.norm, config.rms_norm_eps)
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab] of hidden states [n, hidden]."""
-        return functional.linear(hidden, self.weights.lm_head).float()
-
-    def _queries_keys_values(
-        self, x: torch.Tensor, index: int, layer: LayerWeights, rotary: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rotated queries and keys, and values: [T, num_heads or num_kv_heads, head_dim] each."""
-        config = self.config
-        num_rotated = config.num_heads + config.num_kv_heads
-        qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-        rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
-        norm = self._qk_norms[index]
-        if norm is not None:
-            rotated = rms_norm(rotated, norm, config.rms_norm_eps)
-        rotated = apply_rotary(rotated, *rotary)
-        return rotated[:, : config.num_heads], rotated[:, config.num_heads :], value
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [n, vocab] of hidden states [n, hidden]; written to `out` where it is given."""
+        logits = functional.linear(hidden, self.weights.lm_head)
+        return logits.float() if out is None else out.copy_(logits)
 
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:
         """[num_heads + num_kv_heads, head_dim], so that queries and keys are normalised together."""

@@ -1,28 +1,32 @@
 """Executes batches on one device: packs them, runs the model over the paged KV cache, samples.
 
-The runner decides nothing: it keeps the device's twin of the page table and does what a Batch says. On a GPU
+The runner decides nothing: it keeps the page table and does what a Batch says. On a GPU
 `launch` only enqueues; nothing in it waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import cast
 
 import numpy as np
 import torch
 
-from sgl.kernels.attention.base import AttentionBackend, AttentionStep
-from sgl.runtime.batch import Batch, Int32Array
+from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
+from sgl.runtime.batch import Batch, Int32Array, RowSetup
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.runner.pack import PackedStep, Uploader, pack
+from sgl.runtime.runner.graphs import DecodeGraphs
+from sgl.runtime.runner.pack import Uploader, pack
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, score_inputs
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
+from sgl.runtime.sampling_params import SamplingParams
 
 
 class ModelRunner:
-    """Runs `model` for at most `max_rows` request rows of at most `max_pages` pages each."""
+    """Runs `model` for at most `max_rows` request rows of at most `max_pages` pages each. With `max_graph_rows`,
+    `attention` is a GraphAttention and decode steps of so many rows are replayed from CUDA graphs."""
 
     def __init__(
         self,
@@ -34,16 +38,20 @@ class ModelRunner:
         max_pages: int,
         device: torch.device,
         eos_ids: Collection[int] = (),
+        max_graph_rows: int = 0,
     ) -> None:
         self._model = model
         self._kv = kv
         self._attention = attention
         self._page_table: Int32Array = np.zeros((max_rows, max_pages), np.int32)
-        self._page_table_device = torch.zeros(max_rows, max_pages, dtype=torch.int32, device=device)
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
         self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids)
         self._threads = StepThreads(model.num_weights) if device.type == "cpu" else None
+        self._graphs: DecodeGraphs | None = None
+        if max_graph_rows:
+            graph_attention = cast(GraphAttention, attention)
+            self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingStep:
@@ -51,48 +59,68 @@ class ModelRunner:
         if self._threads is not None:
             self._threads.choose(int(batch.q_lens.sum()))
         self._sampler.setup(batch.setups)
-        hidden, packed = self._forward(batch)
-        ids, output = self._sample(batch, hidden, packed)
+        writes = batch.page_writes
+        self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
+        num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
+        pages = self._page_table[batch.rows, :num_pages]
+        if self._graphs is not None and self._graphs.covers(batch):
+            sampled = self._sampler(self._graphs.run(batch, pages), batch)
+            return PendingStep(batch, sampled.ids, sampled.logprobs, None, self._downloader)
+        hidden, last = self._forward(batch, pages)
+        ids, output = self._sample(batch, hidden, last)
         vocab_size = self._model.config.vocab_size
         inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
         return PendingStep(batch, ids, output, inputs, self._downloader)
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor, PackedStep]:
-        """Hidden states [T, hidden_size] of the batch's tokens, after the last norm."""
-        writes = batch.page_writes.astype(np.int64)
-        self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
-        num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
-        pages = self._page_table[batch.rows, :num_pages]
+    def warm_up(self, num_tokens: int) -> None:
+        """Compile, load and capture whatever steps will need, with prompts of num_tokens in all: everything that
+        they read and write is on the dummy page. To be called before the first step."""
+        most = self._page_table.shape[1] * self._kv.page_size
+        lengths = [most] * (num_tokens // most) + [num_tokens % most or most]
+        lengths = lengths[: len(self._page_table)]
+        for q_lens in ([1] * min(64, len(self._page_table)), [1, *lengths[1:], max(lengths[0] - 1, 1)], [1]):
+            for temperature in (0.0, 1.0):
+                self.launch(_idle_batch(q_lens[: len(self._page_table)], temperature)).wait()
+        if self._graphs is not None:
+            self._graphs.capture()
+
+    def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [T, hidden_size] of the batch's tokens, after the last norm, and int64 [S], the index of the
+        last token of each row that samples."""
         packed = pack(batch, pages, self._kv.page_size)
-        flat = writes[:, 0] * self._page_table.shape[1] + writes[:, 1]
-        on_device = self._uploader.upload(
-            flat,
-            batch.page_writes[:, 2],
-            batch.rows.astype(np.int64),
-            packed.token_ids,
-            packed.positions,
-            packed.slots,
-            packed.from_device,
-            packed.from_rows,
+        token_ids, positions, slots, from_device, from_rows, last = self._uploader.upload(
+            packed.token_ids, packed.positions, packed.slots, packed.from_device, packed.from_rows, packed.last
         )
-        places, new_pages, rows, token_ids, positions, slots, from_device, from_rows = on_device
-        if len(writes):
-            self._page_table_device.view(-1).index_copy_(0, places, new_pages)
         if len(packed.from_device):
             sampled = self._sampler.next_tokens.index_select(0, from_rows)
             token_ids = token_ids.index_copy(0, from_device, sampled)
-        pages_device = self._page_table_device.index_select(0, rows)[:, :num_pages]
-        self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens, pages, pages_device))
-        return self._model.forward(token_ids, positions, self._kv, slots, self._attention), packed
+        self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens, pages))
+        return self._model.forward(token_ids, positions, self._kv, slots, self._attention), last
 
     def _sample(
-        self, batch: Batch, hidden: torch.Tensor, packed: PackedStep
+        self, batch: Batch, hidden: torch.Tensor, last: torch.Tensor
     ) -> tuple[torch.Tensor, DeviceLogprobs | None]:
         """One token for each row that samples, int64 [S], and the logprobs that were asked for."""
-        if not len(packed.last):
+        if not len(last):
             return torch.empty(0, dtype=torch.int64, device=hidden.device), None
-        if len(packed.last) < len(hidden):
-            (last,) = self._uploader.upload(packed.last)
+        if len(last) < len(hidden):
             hidden = hidden.index_select(0, last)
         sampled = self._sampler(self._model.logits(hidden), batch)
         return sampled.ids, sampled.logprobs
+
+
+def _idle_batch(q_lens: list[int], temperature: float) -> Batch:
+    """Prompts of token 0 whose pages are all the dummy page, as they are before the first step."""
+    params = SamplingParams(temperature=temperature)
+    empty = np.empty(0, np.int32)
+    return Batch(
+        rows=np.arange(len(q_lens), dtype=np.int32),
+        q_lens=np.array(q_lens, np.int32),
+        kv_lens=np.array(q_lens, np.int32),
+        token_ids=np.zeros(sum(q_lens), np.int32),
+        page_writes=np.empty((0, 3), np.int32),
+        samples=np.ones(len(q_lens), np.bool_),
+        score_from=np.full(len(q_lens), -1, np.int32),
+        top_logprobs=np.full(len(q_lens), -1, np.int32),
+        setups=[RowSetup(row, params, 0, empty, empty) for row in range(len(q_lens))],
+    )

@@ -1,0 +1,154 @@
+"""Workloads of an offline engine on one GPU: token-id prompts, greedy, eos ignored, the prefix cache flushed first.
+
+Each yields figures by name; `floors` says what the machine would need at least, and `recorded` what the peers took
+on an H200 in runs of their own.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sgl import Engine
+from sgl.runtime.model.config import ModelConfig
+
+PROMPT_IDS = 10_000  # prompts are drawn from the token ids below this
+BANDWIDTH = 4.27e12  # bytes/s, device copy measured on an H200
+MATRIX_RATE = 790e12  # bf16 FLOP/s, 8192^3 product measured there
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measurement: what, how much, in what unit, and what the machine could do at best."""
+
+    name: str
+    value: float
+    unit: str
+    floor: float | None
+    all: tuple[float, ...]  # every repetition
+
+    @property
+    def is_time(self) -> bool:
+        """Whether less is better."""
+        return self.unit == "ms"
+
+
+class Workloads:
+    """Runs W1 … W5 on an engine, `reps` times each; a figure is the median."""
+
+    def __init__(self, engine: Engine, model: str | Path, reps: int = 3) -> None:
+        self._engine = engine
+        self._reps = reps
+        self._rng = random.Random(1234)
+        config = ModelConfig.from_pretrained(model)
+        layer = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+        layer += 3 * config.hidden_size * config.intermediate_size
+        self._weights = config.num_layers * layer + config.vocab_size * config.hidden_size
+        self._kv_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim  # a token, bf16
+
+    def run(self, names: list[str]) -> Iterator[Figure]:
+        """The figures of the named workloads, as they come."""
+        table: dict[str, Callable[[], Iterator[Figure]]] = {
+            "W1": self.ragged_throughput,
+            "W2": self.shared_prefix,
+            "W3": self.single_stream,
+            "W4": self.decode_steps,
+            "W5": self.prefill,
+        }
+        for name in names:
+            yield from table[name]()
+
+    def warm_up(self) -> None:
+        """Every kind of step once: short and long prompts, small and large batches."""
+        for count, length, output in (
+            (1, 512, 8),
+            (4, 2048, 4),
+            (64, 512, 8),
+            (256, 128, 16),
+            (512, 64, 8),
+            (8, 2048, 1),
+        ):
+            self._timed(self._prompts(count, length), [output] * count)
+
+    def ragged_throughput(self) -> Iterator[Figure]:
+        """W1: 256 requests, prompts and outputs of 100 to 1024 tokens, seed 0."""
+        rng = random.Random(0)
+        prompts = [[rng.randint(0, PROMPT_IDS) for _ in range(rng.randint(100, 1024))] for _ in range(256)]
+        outputs = [rng.randint(100, 1024) for _ in range(256)]
+        lengths = [len(prompt) for prompt in prompts]
+        rates = []
+        for _ in range(self._reps):
+            rates.append(sum(outputs) / self._timed([self._tokens(n) for n in lengths], outputs))
+        floor = sum(lengths) * 2 * self._weights / MATRIX_RATE
+        for step in range(max(outputs)):
+            alive = [length + step for length, output in zip(lengths, outputs, strict=True) if step < output]
+            floor += self._step_floor(len(alive), sum(alive))
+        yield _figure("W1 output", rates, "tok/s", sum(outputs) / floor)
+
+    def shared_prefix(self) -> Iterator[Figure]:
+        """W2: 512 requests of 2048 shared and 64 own tokens, 32 out; cold cache, then the prefix cached."""
+        rates: dict[str, list[float]] = {"cold": [], "warm": []}
+        for _ in range(self._reps):
+            prefix = self._tokens(2048)
+            self._engine.flush_cache()
+            for values in rates.values():
+                prompts = [prefix + self._tokens(64) for _ in range(512)]
+                values.append(512 / self._timed(prompts, [32] * 512, flush=False))
+        for state, values in rates.items():
+            yield _figure(f"W2 {state} cache", values, "req/s", None)
+
+    def single_stream(self) -> Iterator[Figure]:
+        """W3: one request, 512 in, 256 out. The first token's time is that of a request for one token."""
+        first = [self._timed(self._prompts(1, 512), [1]) for _ in range(max(5, self._reps))]
+        whole = [self._timed(self._prompts(1, 512), [256]) for _ in range(self._reps)]
+        prompt = statistics.median(first)
+        yield _figure(
+            "W3 TTFT", [1e3 * value for value in first], "ms", 1e3 * 512 * 2 * self._weights / MATRIX_RATE
+        )
+        steps = [1e3 * (value - prompt) / 255 for value in whole]
+        yield _figure("W3 TPOT", steps, "ms", 1e3 * self._step_floor(1, 640))
+
+    def decode_steps(self) -> Iterator[Figure]:
+        """W4: decode steps of 64 and of 256 rows, 512 in, 256 out."""
+        for count in (64, 256):
+            steps = []
+            for _ in range(self._reps):
+                prompt = self._timed(self._prompts(count, 512), [1] * count)
+                whole = self._timed(self._prompts(count, 512), [256] * count)
+                steps.append(1e3 * (whole - prompt) / 255)
+            yield _figure(f"W4 step of {count}", steps, "ms", 1e3 * self._step_floor(count, count * 640))
+
+    def prefill(self) -> Iterator[Figure]:
+        """W5: 64 prompts of 2048 tokens, one token out."""
+        rates = [64 * 2048 / self._timed(self._prompts(64, 2048), [1] * 64) for _ in range(self._reps)]
+        yield _figure("W5 prefill", rates, "tok/s", MATRIX_RATE / (2 * self._weights))
+
+    def _step_floor(self, rows: int, kv_tokens: int) -> float:
+        """Seconds of a decode step: weights read or products computed, then keys and values read."""
+        products = max(2 * self._weights / BANDWIDTH, 2 * self._weights * rows / MATRIX_RATE)
+        return products + kv_tokens * self._kv_bytes / BANDWIDTH
+
+    def _timed(self, prompts: list[list[int]], outputs: list[int], *, flush: bool = True) -> float:
+        if flush:
+            self._engine.flush_cache()
+        params = [{"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True} for length in outputs]
+        began = time.perf_counter()
+        results: list[dict[str, Any]] = self._engine.generate(input_ids=prompts, sampling_params=params)
+        took = time.perf_counter() - began
+        assert [len(result["output_ids"]) for result in results] == outputs
+        return took
+
+    def _prompts(self, count: int, length: int) -> list[list[int]]:
+        return [self._tokens(length) for _ in range(count)]
+
+    def _tokens(self, length: int) -> list[int]:
+        return [self._rng.randrange(PROMPT_IDS) for _ in range(length)]
+
+
+def _figure(name: str, values: list[float], unit: str, floor: float | None) -> Figure:
+    return Figure(name, statistics.median(values), unit, floor, tuple(values))

@@ -1,0 +1,314 @@
+"""Paged attention with FlashInfer's kernels for NVIDIA GPUs.
+
+The rows at a step's beginning that bring one token each, which are its decodes, go through the fa2 kernels with
+tensor cores, whose tiles hold all query heads of a kv head; the others go through fa2 or fa3 as prompts. Planned
+from host integers: FlashInfer's planner cuts the work up in C++, writes it to a pinned buffer and copies it
+asynchronously. Its wrapper classes are left out, since they walk Python lists and copy from pageable memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.staging import Uploader, carve
+
+PrefillKernel = Literal["fa2", "fa3"]
+
+HEAD_DIMS = (64, 128, 256)
+_NON_CAUSAL, _CAUSAL = 0, 1  # mask modes
+_NHD = 0  # layout of the caches: tokens before heads
+_NO_POSITIONS = 0  # positional encoding is done outside
+_INT_WORKSPACE = 8 << 20  # bytes; what the planner writes down
+_FLOAT_WORKSPACE = 128 << 20  # bytes at least; partial results of rows that several blocks share
+_PINNED = 6  # buffers of the planner's results, written again so many plans later
+_TILE = 128  # query tokens times heads of a kv head in a block, at most
+
+Int32Array = npt.NDArray[np.int32]
+
+
+def why_not(shape: AttentionShape) -> str | None:
+    """Why FlashInfer cannot serve the shape here, or None if it can."""
+    if shape.device.type != "cuda" or torch.version.hip is not None:
+        return f"it needs an NVIDIA GPU, and this is {shape.device}"
+    if importlib.util.find_spec("flashinfer") is None:
+        return "it is not installed (pip install flashinfer-python)"
+    from flashinfer import __version__
+
+    if not (0, 6, 6) <= tuple(int(part) for part in __version__.split(".")[:3]) < (0, 7):
+        return f"version {__version__} is installed, and 0.6.6 or a later 0.6 is needed"
+    if torch.cuda.get_device_capability(shape.device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
+    if shape.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bfloat16 and float16, not {str(shape.dtype).removeprefix('torch.')}"
+    if shape.head_dim not in HEAD_DIMS:
+        return f"it has kernels for heads of {', '.join(map(str, HEAD_DIMS))} numbers, not {shape.head_dim}"
+    return None
+
+
+def has_fa3(shape: AttentionShape) -> bool:
+    """Whether the fa3 kernels run there: they are written for Hopper."""
+    return torch.cuda.get_device_capability(shape.device)[0] == 9
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of a step, as the kernels read them; int32, on the device."""
+
+    query_starts: torch.Tensor  # [B + 1]
+    page_starts: torch.Tensor  # [B + 1]
+    pages: torch.Tensor  # from page_starts[0] on
+    last_page_lens: torch.Tensor  # [B] tokens in the last page
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows, their tokens [start, stop) of the step, and the plan for them."""
+
+    start: int
+    stop: int
+    rows: _Rows
+    kernel: PrefillKernel
+    mask_mode: int
+    plan: Any  # a vector of integers that only FlashInfer reads
+    workspace: torch.Tensor
+
+
+class FlashInferAttention:
+    """The `GraphAttention` of FlashInfer. `max_graph_rows` bounds the steps of `plan_decode`, and `max_pages` the
+    pages of a row in them."""
+
+    def __init__(
+        self, shape: AttentionShape, *, prefill: PrefillKernel = "fa2", max_graph_rows: int = 0, max_pages: int = 0
+    ) -> None:
+        self._shape = shape
+        self._prefill: PrefillKernel = prefill
+        # A kernel may be set up while the one ahead of it drains: programmatic dependent launch.
+        self._launches_early = torch.cuda.get_device_capability(shape.device) >= (9, 0)
+        self._uploader = Uploader(shape.device)
+        self._modules = {(kernel, window): self._module(kernel, window) for kernel, window in self._variants()}
+        self._parts: dict[int | None, list[_Part]] = {}
+        num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count
+        blocks = 2 * num_sms // shape.num_kv_heads  # of a kv head; the planner splits rows to make so many
+        group = shape.num_heads // shape.num_kv_heads
+        partial = blocks * shape.num_kv_heads * max(_TILE, group) * (shape.head_dim + 1) * 4
+        self._partial = torch.zeros(max(partial, _FLOAT_WORKSPACE), dtype=torch.uint8, device=shape.device)
+        self._workspaces: dict[tuple[str, int | None], torch.Tensor] = {}
+        self._pinned = [self._pinned_buffer() for _ in range(_PINNED)]
+        self._num_plans = 0
+        # A step of more rows is never split, so its plan depends on the number of rows alone.
+        self._max_split_rows = blocks
+        self._max_graph_rows = max_graph_rows
+        num_inputs = max_graph_rows * (max_pages + 2) + 1
+        self._graph_inputs = torch.zeros(4 * num_inputs + 64, dtype=torch.uint8, device=shape.device)
+        self._each = torch.arange(max_graph_rows + 1, dtype=torch.int32, device=shape.device)
+        self._graph_plans: dict[tuple[int, int | None], _Part] = {}
+
+    def plan(self, step: AttentionStep) -> None:
+        """See `AttentionBackend.plan`."""
+        q_lens = step.q_lens
+        longer = np.flatnonzero(q_lens > 1)
+        num_decodes = int(longer[0]) if len(longer) else len(q_lens)
+        num_tokens = int(q_lens.sum())
+        cuts = [(0, num_decodes, 0, num_decodes), (num_decodes, len(q_lens), num_decodes, num_tokens)]
+        self._parts = {window: [] for window in self._shape.windows}
+        for name, (first, last, start, stop) in zip(("decode", "prefill"), cuts, strict=True):
+            if first == last:
+                continue
+            is_prefill = name == "prefill"
+            host = _HostRows.of(step, slice(first, last), self._shape.page_size)
+            rows = _Rows(*self._uploader.upload(*host.arrays()))
+            kernel: PrefillKernel = self._prefill if is_prefill else "fa2"
+            for window in self._shape.windows:
+                workspace = self._workspace(name, window)
+                plan = self._planned(host, kernel, window, workspace, causal=is_prefill)
+                mask_mode = _CAUSAL if is_prefill else _NON_CAUSAL
+                self._parts[window].append(_Part(start, stop, rows, kernel, mask_mode, plan, workspace))
+
+    def plan_decode(self, step: AttentionStep) -> None:
+        """See `GraphAttention.plan_decode`."""
+        num_rows = len(step.q_lens)
+        assert num_rows <= self._max_graph_rows, "a step of at most max_graph_rows rows"
+        host = _HostRows.of(step, slice(0, num_rows), self._shape.page_size)
+        arrays = (host.page_starts, host.last_page_lens, host.pages)
+        self._uploader.upload_into(self._graph_inputs, *arrays)
+        is_split = num_rows <= self._max_split_rows
+        for window in self._shape.windows:
+            part = self._graph_plans.get((num_rows, window))
+            if part is not None and not is_split:
+                self._parts[window] = [part]
+                continue
+            # An unsplit plan is made once and kept, a split one made anew for each step in the same place.
+            workspace = self._workspace("graph", window)
+            if not is_split:
+                workspace = torch.empty(1 << 16, dtype=torch.uint8, device=self._shape.device)
+            plan = self._planned(host, "fa2", window, workspace, causal=False, for_graph=is_split)
+            assert part is None or list(part.plan) == list(plan), "captured launches read the plan where it was"
+            page_starts, last_page_lens, pages = carve(self._graph_inputs, arrays)
+            rows = _Rows(self._each[: num_rows + 1], page_starts, pages, last_page_lens)
+            part = _Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace)
+            self._graph_plans[num_rows, window] = part
+            self._parts[window] = [part]
+
+    def run(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        out = torch.empty_like(query)
+        for part in self._parts[window]:
+            whole = part.start == 0 and part.stop == len(query)
+            self._attend(
+                part,
+                query if whole else query[part.start : part.stop],
+                key_cache,
+                value_cache,
+                window,
+                out if whole else out[part.start : part.stop],
+            )
+        return out
+
+    def _attend(
+        self,
+        part: _Part,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        window: int | None,
+        out: torch.Tensor,
+    ) -> None:
+        rows = part.rows
+        self._modules[part.kernel, window is not None].paged_run(
+            self._partial,
+            part.workspace,
+            part.plan,
+            query,
+            key_cache,
+            value_cache,
+            rows.query_starts,
+            rows.page_starts,
+            rows.pages,
+            rows.last_page_lens,
+            out,
+            None,  # no log-sum-exps
+            part.mask_mode,
+            _NHD,
+            _window_left(window),
+            self._launches_early,
+            *(None,) * 6,  # masks, slopes and items of other variants
+            0.0,  # no soft cap
+            self._shape.scale,
+            *(None,) * 3,  # no fp8 scales
+            1.0,  # rotary scale and theta, unused
+            1.0,
+            0,
+            0,
+        )
+
+    def _planned(
+        self,
+        host: _HostRows,
+        kernel: PrefillKernel,
+        window: int | None,
+        workspace: torch.Tensor,
+        *,
+        causal: bool,
+        for_graph: bool = False,
+    ) -> Any:
+        shape = self._shape
+        pinned, event = self._pinned[self._num_plans % _PINNED]
+        self._num_plans += 1
+        event.synchronize()  # long past in steady state
+        arguments = [
+            self._partial,
+            workspace,
+            pinned[: len(workspace)],
+            torch.from_numpy(host.query_starts),
+            torch.from_numpy(host.page_starts),
+            torch.from_numpy(host.kv_lens),
+            int(host.query_starts[-1]),
+            len(host.kv_lens),
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.page_size,
+            for_graph,
+            shape.head_dim,
+            shape.head_dim,
+            causal,
+            _window_left(window),
+        ]
+        if kernel == "fa2":
+            arguments += [-1, False, 0]  # no fixed split size, splits allowed, no other kernel beside it
+        plan = self._modules[kernel, window is not None].plan(*arguments)
+        event.record()
+        return plan
+
+    def _variants(self) -> list[tuple[PrefillKernel, bool]]:
+        kernels: list[PrefillKernel] = ["fa2"] if self._prefill == "fa2" else ["fa2", "fa3"]
+        windows = dict.fromkeys(window is not None for window in self._shape.windows)
+        return [(kernel, window) for kernel in kernels for window in windows]
+
+    def _module(self, kernel: PrefillKernel, has_window: bool) -> Any:
+        """Compiled with nvcc on a machine's first use: fa2 takes 13 s, fa3 49 s (16 cores)."""
+        from flashinfer.prefill import get_batch_prefill_module
+
+        shape = self._shape
+        dtype, head_dim = shape.dtype, shape.head_dim
+        return get_batch_prefill_module(
+            kernel, dtype, dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, has_window, False, False
+        )
+
+    def _workspace(self, name: str, window: int | None) -> torch.Tensor:
+        if (name, window) not in self._workspaces:
+            workspace = torch.empty(_INT_WORKSPACE, dtype=torch.uint8, device=self._shape.device)
+            self._workspaces[name, window] = workspace
+        return self._workspaces[name, window]
+
+    @staticmethod
+    def _pinned_buffer() -> tuple[torch.Tensor, torch.cuda.Event]:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return torch.empty(_INT_WORKSPACE, dtype=torch.uint8, pin_memory=True), event
+
+
+@dataclass(frozen=True, slots=True)
+class _HostRows:
+    query_starts: Int32Array  # [B + 1]
+    page_starts: Int32Array  # [B + 1]
+    pages: Int32Array  # [page_starts[-1]]
+    last_page_lens: Int32Array  # [B]
+    kv_lens: Int32Array  # [B]
+
+    @staticmethod
+    def of(step: AttentionStep, rows: slice, page_size: int) -> _HostRows:
+        kv_lens = np.ascontiguousarray(step.kv_lens[rows])
+        counts = -(-kv_lens // page_size)
+        table = step.page_table[rows, : int(counts.max())]
+        return _HostRows(
+            query_starts=_starts(step.q_lens[rows]),
+            page_starts=_starts(counts),
+            pages=table[np.arange(table.shape[1]) < counts[:, None]],
+            last_page_lens=kv_lens - (counts - 1) * page_size,
+            kv_lens=kv_lens,
+        )
+
+    def arrays(self) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
+        return self.query_starts, self.page_starts, self.pages, self.last_page_lens
+
+
+def _starts(lengths: Int32Array) -> Int32Array:
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def _window_left(window: int | None) -> int:
+    return -1 if window is None else window - 1

@@ -1,0 +1,218 @@
+"""The element-wise work between a decoder's matrix products as Triton kernels, one pass over memory each.
+
+Twins of norm.py, activation.py, rope.py and qkv.py, which say what they compute: float32 inside, rounded where the
+references round. Imported only where Triton is.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_ACTIVATION_BLOCK = 1024
+_HEADS = 8  # a program of rotate_and_store does so many heads of one token
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`norm.rms_norm` for rows of x that are contiguous and weight [n]."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _norm(x, x, weight, out, eps, has_residual=False)
+    return out
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`norm.add_rms_norm` for contiguous x and residual."""
+    out = torch.empty_like(x)
+    _norm(x, residual, weight, out, eps, has_residual=True)
+    return out
+
+
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """`activation.silu_and_mul` for a contiguous gate_up."""
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], width)
+    grid = (out.numel() // width, triton.cdiv(width, _ACTIVATION_BLOCK))
+    _silu_and_mul[grid](gate_up, out, width, block=_ACTIVATION_BLOCK, num_warps=4)
+    return out
+
+
+def rotary_rows(
+    table: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rope.rotary_rows`."""
+    head_dim = table.shape[1]
+    cos, sin = torch.empty(2, len(positions), 1, head_dim, dtype=dtype, device=table.device)
+    half = head_dim // 2
+    block = triton.next_power_of_2(half)
+    _rotary_rows[(len(positions),)](table, positions, cos, sin, half, block=block, num_warps=1)
+    return cos, sin
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    num_heads: int,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    norm: torch.Tensor | None,
+    eps: float,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """`qkv.rotate_and_store` for contiguous tokens of qkv and pages of the caches."""
+    num_tokens, num_all, head_dim = qkv.shape
+    cos, sin = rotary
+    query = qkv.new_empty(num_tokens, num_heads, head_dim)
+    half = head_dim // 2
+    _rotate_and_store[(num_tokens, triton.cdiv(num_all, _HEADS))](
+        qkv,
+        cos,
+        sin,
+        norm,
+        query,
+        key_cache,
+        value_cache,
+        slots,
+        qkv.stride(0),
+        key_cache.stride(1),
+        value_cache.stride(1),
+        eps,
+        num_heads,
+        key_cache.shape[2],
+        half,
+        has_norm=norm is not None,
+        block_heads=_HEADS,
+        block_half=triton.next_power_of_2(half),
+        num_warps=4,
+    )
+    return query
+
+
+def _norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    eps: float,
+    *,
+    has_residual: bool,
+) -> None:
+    width = x.shape[-1]
+    block = triton.next_power_of_2(width)
+    _rms_norm[(x.numel() // width,)](
+        x,
+        residual,
+        weight,
+        out,
+        x.stride(-2) if x.dim() > 1 else width,
+        width,
+        eps,
+        has_residual=has_residual,
+        block=block,
+        num_warps=min(16, max(1, block // 256)),
+    )
+
+
+@triton.jit
+def _rms_norm(x, residual, weight, out, x_stride, width, eps, has_residual: tl.constexpr, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, block)
+    inside = columns < width
+    scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    if has_residual:
+        before = tl.load(residual + row * width + columns, mask=inside, other=0.0)
+        values = (values.to(tl.float32) + before.to(tl.float32)).to(x.dtype.element_ty)
+        tl.store(residual + row * width + columns, values, mask=inside)
+    wide = values.to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+    normed = (wide * scale).to(x.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + columns, (normed * scales).to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_and_mul(gate_up, out, width, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    inside = columns < width
+    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    gated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + columns, (gated * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rotary_rows(table, positions, cos, sin, half, block: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, block)
+    inside = dims < half
+    at = table + tl.load(positions + token).to(tl.int64) * 2 * half + dims
+    cosine = tl.load(at, mask=inside, other=0.0).to(cos.dtype.element_ty)
+    sine = tl.load(at + half, mask=inside, other=0.0)
+    to = token * 2 * half + dims
+    tl.store(cos + to, cosine, mask=inside)
+    tl.store(cos + to + half, cosine, mask=inside)
+    tl.store(sin + to, (-sine).to(sin.dtype.element_ty), mask=inside)
+    tl.store(sin + to + half, sine.to(sin.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rotate_and_store(
+    qkv,
+    cos,
+    sin,
+    norm,
+    query,
+    key_cache,
+    value_cache,
+    slots,
+    qkv_stride,
+    key_stride,
+    value_stride,
+    eps,
+    num_heads,
+    num_kv_heads,
+    half,
+    has_norm: tl.constexpr,
+    block_heads: tl.constexpr,
+    block_half: tl.constexpr,
+):
+    dtype = query.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    heads = (tl.program_id(1) * block_heads + tl.arange(0, block_heads))[:, None]
+    dims = tl.arange(0, block_half)[None, :]
+    num_rotated = num_heads + num_kv_heads
+    inside = (heads < num_rotated + num_kv_heads) & (dims < half)
+    is_rotated = heads < num_rotated
+    at = qkv + token * qkv_stride + heads * 2 * half + dims
+    low = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
+    of_token = token * 2 * half + dims
+    cosine = tl.load(cos + of_token, mask=dims < half, other=0.0).to(tl.float32)
+    sine = tl.load(sin + of_token + half, mask=dims < half, other=0.0).to(tl.float32)
+    slot = tl.load(slots + token).to(tl.int64)
+    x, y = low, high
+    if has_norm:
+        scale = 1.0 / tl.sqrt(tl.sum(low * low + high * high, 1) / (2 * half) + eps)
+        weights = norm + heads * 2 * half + dims
+        is_normed = inside & is_rotated
+        low_weight = tl.load(weights, mask=is_normed, other=0.0).to(tl.float32)
+        high_weight = tl.load(weights + half, mask=is_normed, other=0.0).to(tl.float32)
+        x = ((low * scale[:, None]).to(dtype).to(tl.float32) * low_weight).to(dtype).to(tl.float32)
+        y = ((high * scale[:, None]).to(dtype).to(tl.float32) * high_weight).to(dtype).to(tl.float32)
+    low = tl.where(is_rotated, x * cosine - y * sine, low).to(dtype)
+    high = tl.where(is_rotated, y * cosine + x * sine, high).to(dtype)
+    is_query = inside & (heads < num_heads)
+    to = query + (token * num_heads + heads) * 2 * half + dims
+    tl.store(to, low, mask=is_query)
+    tl.store(to + half, high, mask=is_query)
+    is_key = inside & (heads >= num_heads) & is_rotated
+    to = key_cache + slot * key_stride + (heads - num_heads) * 2 * half + dims
+    tl.store(to, low, mask=is_key)
+    tl.store(to + half, high, mask=is_key)
+    is_value = inside & (heads >= num_rotated)
+    to = value_cache + slot * value_stride + (heads - num_rotated) * 2 * half + dims
+    tl.store(to, low, mask=is_value)
+    tl.store(to + half, high, mask=is_value)

@@ -1,0 +1,74 @@
+"""Copies small host arrays to the device through pinned buffers that are reused.
+
+A step allocates no pinned memory and never waits for the device. Everything goes in stream order: what is enqueued
+after a copy sees it, and what was enqueued before does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_BUFFERS = 8  # a buffer is written again so many uploads later; one event says whether its copy has been read
+_ALIGNMENT = 16  # bytes, of every array in a copy
+
+
+class Uploader:
+    """Copies small host arrays to the device, all arrays of a call in one copy."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: list[tuple[torch.Tensor, torch.cuda.Event] | None] = [None] * _BUFFERS
+        self._next = 0
+
+    def upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
+        """The arrays as device tensors of the same dtypes and shapes. On a CPU they share memory."""
+        arrays = tuple(np.ascontiguousarray(array) for array in arrays)
+        if self._device.type == "cpu":
+            return [torch.from_numpy(array) for array in arrays]
+        size = sum(_aligned(array.nbytes) for array in arrays)
+        on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
+        self._copy(on_device, arrays)
+        return carve(on_device, arrays)
+
+    def upload_into(self, target: torch.Tensor, *arrays: npt.NDArray[Any]) -> None:
+        """Overwrite the beginning of target, uint8 [n] on a GPU: `carve` says where each array lies."""
+        self._copy(target, tuple(np.ascontiguousarray(array) for array in arrays))
+
+    def _copy(self, target: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> None:
+        staging, view, event = self._buffer(sum(_aligned(array.nbytes) for array in arrays))
+        offset = 0
+        for array in arrays:
+            view[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+            offset += _aligned(array.nbytes)
+        target[:offset].copy_(staging[:offset], non_blocking=True)
+        event.record()
+
+    def _buffer(self, size: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8], torch.cuda.Event]:
+        index = self._next
+        self._next = (index + 1) % _BUFFERS
+        held = self._buffers[index]
+        if held is not None:
+            held[1].synchronize()  # long past in steady state
+        if held is None or len(held[0]) < size:
+            staging = torch.empty(max(2 * size, 1 << 16), dtype=torch.uint8, pin_memory=True)
+            held = (staging, torch.cuda.Event())  # type: ignore[no-untyped-call]
+            self._buffers[index] = held
+        return held[0], held[0].numpy(), held[1]
+
+
+def carve(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[torch.Tensor]:
+    """Views of buffer, uint8 [n], that lie where an upload of the arrays puts them, with their dtypes and shapes."""
+    parts, offset = [], 0
+    for array in arrays:
+        dtype = torch.from_numpy(array[:0].reshape(-1)).dtype
+        parts.append(buffer[offset : offset + array.nbytes].view(dtype).view(array.shape))
+        offset += _aligned(array.nbytes)
+    return parts
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,118 @@
+"""CUDA graphs of decode steps: the launches of a whole forward pass as one.
+
+One graph a bucket of rows. A step of fewer rows than its bucket is padded with rows that read and write the dummy
+page. A graph reads its inputs where they lay when it was captured: token ids, positions and slots in one buffer that
+a step overwrites in stream order, and what the attention backend keeps for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+
+import numpy as np
+import torch
+
+from sgl.kernels.attention.base import AttentionStep, GraphAttention
+from sgl.kernels.staging import Uploader, carve
+from sgl.runtime.batch import Batch, Int32Array, Int64Array
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.kv_cache import KVCache
+
+logger = logging.getLogger(__name__)
+
+
+def buckets(max_rows: int) -> list[int]:
+    """Numbers of rows to capture. Coarse below 160: there the weights' bytes decide what a step takes on an H200,
+    and a padded row costs next to nothing; from there on at most 9 % of a step's products are padding."""
+    coarse = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160]
+    sizes = [size for size in coarse if size < max_rows] + list(range(176, max_rows, 16))
+    return [*sizes, max_rows]
+
+
+class DecodeGraphs:
+    """Decode steps of at most `max_rows` rows. Capture before the first step.
+
+    next_tokens: int64 [request rows], the tokens sampled last, which graphs read.
+    """
+
+    def __init__(
+        self, model: Decoder, kv: KVCache, attention: GraphAttention, next_tokens: torch.Tensor, max_rows: int
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._attention = attention
+        self._next_tokens = next_tokens
+        self._buckets = buckets(max_rows)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._uploader = Uploader(model.device)
+        self._inputs = torch.zeros(4 * 8 * max_rows + 64, dtype=torch.uint8, device=model.device)
+        self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float32, device=model.device)
+
+    def covers(self, batch: Batch) -> bool:
+        """Whether the step is one that was captured: a token for every row, nothing scored, not too many rows."""
+        num_rows = len(batch)
+        return (
+            num_rows == len(batch.token_ids)
+            and num_rows <= self._buckets[-1]
+            and bool(batch.samples.all())
+            and not batch.score_targets
+        )
+
+    def run(self, batch: Batch, pages: Int32Array) -> torch.Tensor:
+        """float32 [B, vocab] logits of a covered step, good until the next run. Never waits for the device.
+
+        pages: the batch's rows of the page table, [B, max_pages].
+        """
+        num_rows = len(batch)
+        bucket = self._buckets[bisect_left(self._buckets, num_rows)]
+        padding = bucket - num_rows
+        kv_lens = batch.kv_lens
+        if padding:
+            kv_lens = np.concatenate((kv_lens, np.ones(padding, np.int32)))
+            pages = np.concatenate((pages, np.zeros((padding, pages.shape[1]), np.int32)))
+        inputs = np.zeros((4, bucket), np.int64)
+        inputs[0, :num_rows] = batch.rows
+        inputs[1, :num_rows] = batch.token_ids
+        inputs[2] = kv_lens - 1
+        inputs[3] = _slots(inputs[2], pages, self._kv.page_size)
+        self._uploader.upload_into(self._inputs, inputs)
+        self._attention.plan_decode(AttentionStep(np.ones(bucket, np.int32), kv_lens, pages))
+        self._graphs[bucket].replay()
+        return self._logits[:num_rows]
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record every bucket, largest first, so that the smaller ones find room in the memory of the largest."""
+        began = time.monotonic()
+        free_before = torch.cuda.mem_get_info()[0]
+        pool = torch.cuda.graph_pool_handle()
+        for bucket in reversed(self._buckets):
+            ones = np.ones(bucket, np.int32)
+            self._attention.plan_decode(AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32)))
+            (inputs,) = carve(self._inputs, (np.empty((4, bucket), np.int64),))
+            self._forward(inputs)  # compiles and loads what a capture may not
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self._forward(inputs)
+            self._graphs[bucket] = graph
+        torch.cuda.synchronize()
+        logger.info(
+            "captured decode steps of up to %d rows in %d CUDA graphs: %.1f s, %.2f GiB",
+            self._buckets[-1],
+            len(self._buckets),
+            time.monotonic() - began,
+            (free_before - torch.cuda.mem_get_info()[0]) / 2**30,
+        )
+
+    def _forward(self, inputs: torch.Tensor) -> None:
+        rows, token_ids, positions, slots = inputs.unbind()
+        token_ids = torch.where(token_ids < 0, self._next_tokens.index_select(0, rows), token_ids)
+        hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention)
+        self._model.logits(hidden, out=self._logits[: len(hidden)])
+
+
+def _slots(positions: Int64Array, pages: Int32Array, page_size: int) -> Int64Array:
+    page_index, offset = np.divmod(positions, page_size)
+    return pages[np.arange(len(pages)), page_index] * np.int64(page_size) + offset
