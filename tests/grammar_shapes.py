@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from sgl.grammar.charset import EVERY_CHAR, json_text
-from sgl.grammar.expr import Expr, difference, literal, matches, repeat, union, words
+from sgl.grammar.expr import Expr, difference, literal, matches, union, words
 from sgl.grammar.jsontext import CANONICAL_BODY, JSON_INTEGER, JSON_NUMBER, JSON_STRING, string_body
 from sgl.grammar.regex import compile_regex
 from sgl.grammar.shape import Array, Contains, CountedString, Exists, KeyPattern, Object, Shape, Text
@@ -84,7 +83,9 @@ def _array_admits(shape: Array, value: list[Any], in_order: bool) -> bool:
     if len(value) < shape.min_items or (shape.max_items is not None and len(value) > shape.max_items):
         return False
     if shape.distinct is not None:
-        kinds = [[i for i, one in enumerate(shape.distinct) if admits(one, item, in_order=in_order)] for item in value]
+        kinds = [
+            [i for i, one in enumerate(shape.distinct) if admits(one, item, in_order=in_order)] for item in value
+        ]
         return all(kinds) and len({kind[0] for kind in kinds}) == len(kinds)
     if shape.contains is not None:
         return _contains_admits(shape.contains, value, in_order)
@@ -215,7 +216,9 @@ def _array(schema: FixedSchema, rng: random.Random, depth: int, outer: list[Fixe
         return Array(items=None, contains=contains, min_items=rng.choice([0, 2]))
     prefix = tuple(_child(rng, depth, above) for _ in range(rng.choice([0, 0, 1, 2])))
     may_recur = rng.random() < 0.2 and not prefix
-    items = rng.choice(above) if may_recur else _child(rng, depth, above) if rng.random() < 0.9 or not prefix else None
+    items = (
+        rng.choice(above) if may_recur else _child(rng, depth, above) if rng.random() < 0.9 or not prefix else None
+    )
     low = 0 if may_recur else rng.choice([0, 0, 1, 2, 14])
     if items is None:
         low = min(low, len(prefix))
@@ -259,11 +262,3 @@ def _changed(value: Any, rng: random.Random) -> Any:
     if isinstance(value, str) and rng.random() < 0.5:
         return value[1:] + rng.choice(["", "a", "\t"])
     return rng.choice([None, 0, 3, -1.5, "", "red", [], {}, [1], {"a": 1}, True])
-
-
-def is_text(text: bytes) -> bool:
-    """Whether bytes are well-formed UTF-8."""
-    return re.fullmatch(r".*", text.decode(errors="replace"), re.S) is not None
-
-
-REPEAT_ANY = repeat(json_text(EVERY_CHAR), 0, None)

@@ -1,0 +1,136 @@
+"""Token bytes are what the tokenizer joins; special tokens have none; the trie holds every token once."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from sgl.errors import TokenizerError
+from sgl.grammar import Vocabulary
+from sgl.grammar.trie import ROOT, Trie
+from tests.grammar_oracles import PIECES
+from tests.tiny_tokenizers import EOS, WITH_TABLE, WITHOUT_TABLE, WORDS
+
+TEXTS = [WORDS, "the cat", " the  hat\n\n", "naïve 你好 😀", "x", '{"key": [1, 2]}']
+
+
+def joined(vocabulary: Vocabulary, ids: list[int]) -> bytes:
+    return b"".join(vocabulary.token_bytes[i] for i in ids)
+
+
+@pytest.mark.parametrize("name", WITH_TABLE)
+def test_bytes_join_to_what_the_tokenizer_decodes(name: str) -> None:
+    tokenizer = WITH_TABLE[name]()
+    vocabulary = Vocabulary.from_tokenizer(tokenizer, eos_ids=[])
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        decoded = tokenizer.decode(ids).encode()
+        assert joined(vocabulary, ids) in (decoded, b" " + decoded)
+
+
+@pytest.mark.parametrize("name", WITHOUT_TABLE)
+def test_a_tokenizer_that_does_more_than_join_is_refused(name: str) -> None:
+    with pytest.raises(TokenizerError, match="join tokens"):
+        Vocabulary.from_tokenizer(WITHOUT_TABLE[name]())
+
+
+def test_something_without_a_table_is_refused() -> None:
+    with pytest.raises(TokenizerError, match="no byte table"):
+        Vocabulary.from_tokenizer(object())
+
+
+def test_special_tokens_have_no_bytes_and_the_end_is_the_tokenizers_own() -> None:
+    fast = PreTrainedTokenizerFast(tokenizer_object=WITH_TABLE["byte fallback"](), eos_token=EOS)
+    vocabulary = Vocabulary.from_tokenizer(fast, logits_width=1000)
+    assert vocabulary.eos_ids == (2,)
+    assert vocabulary.size == 1000
+    assert vocabulary.words == 32
+    assert vocabulary.token_bytes[:3] == [b"", b"", b""]
+    assert vocabulary.token_bytes[3] == b"\x00"
+    assert vocabulary.is_byte_complete
+
+
+def test_added_tokens_that_are_not_special_stand_for_their_text() -> None:
+    tokenizer: Tokenizer = WITH_TABLE["byte level"]()
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    assert vocabulary.token_bytes[tokenizer.token_to_id("<|file|>")] == b"<|file|>"
+    assert vocabulary.token_bytes[tokenizer.token_to_id("    ")] == b"    "
+    assert vocabulary.token_bytes[tokenizer.token_to_id("<|im_end|>")] == b""
+
+
+def test_logits_narrower_than_the_vocabulary_are_refused() -> None:
+    with pytest.raises(TokenizerError, match="columns"):
+        Vocabulary([b"a", b"b"], [], 1)
+
+
+class Encoding:
+    """As tiktoken's: a gap in the ids, and special tokens by name."""
+
+    special_tokens_set = frozenset({"<|end|>"})
+    max_token_value = 4
+    eot_token = 4
+
+    def encode_single_token(self, name: str) -> int:
+        return {"<|end|>": 4}[name]
+
+    def decode_single_token_bytes(self, token_id: int) -> bytes:
+        return {0: b"a", 1: b"\xc3", 3: b"\xa9b", 4: b"<|end|>"}[token_id]
+
+
+def test_tiktoken_encodings_are_read() -> None:
+    vocabulary = Vocabulary.from_tokenizer(Encoding())
+    assert vocabulary.token_bytes == [b"a", b"\xc3", b"", b"\xa9b", b""]
+    assert vocabulary.eos_ids == (4,)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2.5", "mistral-v3"])
+def test_real_tokenizers_join_to_what_they_decode(unpacked: Callable[[str], Path], name: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(unpacked("tokenizers") / name)
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    assert vocabulary.is_byte_complete or name == "mistral-v3"
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert joined(vocabulary, ids) in (text.encode(), b" " + text.encode())
+    special = set(tokenizer.all_special_ids)
+    assert all(not vocabulary.token_bytes[i] for i in special)
+
+
+def test_equal_vocabularies_have_equal_digests() -> None:
+    one, same = Vocabulary([b"a", b"bc"], [0]), Vocabulary([b"a", b"bc"], [0])
+    assert one.digest == same.digest
+    assert one.digest == pickle.loads(pickle.dumps(one)).digest
+    assert (
+        len({one.digest, *(Vocabulary(t, e).digest for t, e in [([b"ab", b"c"], [0]), ([b"a", b"bc"], [1])])}) == 3
+    )
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=5), st.text(max_size=3).map(str.encode))))
+def test_the_trie_holds_every_token_where_its_bytes_lead(tokens: list[bytes]) -> None:
+    vocabulary = Vocabulary(tokens, [])
+    trie = vocabulary.trie
+    assert tokens_below(trie, ROOT, b"") == {(data, i) for i, data in enumerate(tokens) if data}
+    ragged = {(data, i) for i, data in enumerate(tokens) if data and not vocabulary.plain[i]}
+    assert tokens_below(trie, trie.full_size, b"") == ragged
+    for i, data in enumerate(tokens):
+        plain = data.decode(errors="ignore").encode() == data and not set(data) & {*range(32), 0x22, 0x5C}
+        assert vocabulary.plain[i] == (plain and bool(data))
+        nodes = np.zeros(1, np.int64)
+        for byte in data:
+            nodes = trie.children(nodes, np.array([byte], np.uint8))
+        assert not data or trie.token[nodes[0]] == tokens.index(data)
+
+
+def tokens_below(trie: Trie, node: int, data: bytes) -> set[tuple[bytes, int]]:
+    token = trie.token.item(node)
+    found = {(data, i) for i in [token, *trie.twins.get(node, [])] if i >= 0}
+    for child in range(trie.child_start.item(node), trie.child_end.item(node)):
+        found |= tokens_below(trie, child, data + bytes([trie.byte.item(child)]))
+    return found
