@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +417,75 @@ def test_streamed_pieces_join_to_the_text_and_lose_no_logprob(engine: Engine) ->
     tokens = [entry for delta in deltas for entry in delta.meta["output_token_logprobs"]]
     assert len(tokens) == len(done.meta["output_token_logprobs"]) == done.meta["completion_tokens"]
     assert tokens == done.meta["output_token_logprobs"]
+
+
+# ── nodes without the model ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_ref_waits_for_a_node_of_another_stream(engine: Engine, prompts: list[list[int]]) -> None:
+    client = Client(engine)
+    client.send(ir.Text("X"), ir.Fork((1, 2)), (1, gen(max_tokens=30)))
+    client.send((2, ir.Ref(1, 0, (("upper",), ("slice", 0, 5)))), (2, gen(max_tokens=1)))
+    done = {(event.stream, event.index): event for event in client.finish()}
+    assert done[2, 0].text == done[2, 0].value == done[1, 0].text.upper()[:5]
+    assert prompts[1] == [1, *encoded(engine, "X" + done[2, 0].text)]
+
+
+def test_a_ref_to_a_node_that_fails_while_it_waits_fails_too(engine: Engine) -> None:
+    client = Client(engine)
+    client.send(ir.Text("X"), ir.Fork((1, 2)), (1, gen(max_tokens=30)), (1, BAD))
+    client.send((2, ir.Ref(1, 1)), (2, gen()))
+    client.finish()
+    assert [(event.stream, event.index) for event in client.of(ir.NodeFailed)] == [(1, 1), (2, 0)]
+
+
+def test_arguments_scopes_and_variables_set_by_python(engine: Engine, prompts: list[list[int]]) -> None:
+    client = Client(engine, args={"name": "<s>Ann"})
+    client.send(ir.ScopeBegin("all"), ir.Text("Dear "), ir.Arg("name"), ir.SetVar("x", "y"), gen(max_tokens=2))
+    first, ref, _ = client.finish(ir.ScopeEnd("all"), ir.Ref(0, 5), gen(max_tokens=1))
+    assert ref.text == f"Dear <s>Ann{first.text}"
+    assert prompts == [[1, *literal(engine, "Dear <s>Ann")], [1, *literal(engine, ref.text + ref.text)]]
+
+
+def literal(engine: Engine, text: str) -> list[int]:
+    ids = engine.tokenizer.encode(text, add_special_tokens=False, allow_special=False).tolist()
+    assert not {0, 1, 2} & set(ids)
+    return ids
+
+
+def test_a_default_system_turn_and_plain_answers_of_tools(engine: Engine) -> None:
+    client = Client(engine, chat_template="chatml-llava")
+    client.send(ir.RoleBegin("user"), ir.RoleEnd("user"), ir.Gen("call", {"max_tokens": 2}, tools=({"name": "f"},)))
+    client.send(ir.ToolResults(2))
+    client.wait(ir.Need)
+    client.send(answers=[(0, 3, (ir.Turn(None, "41"), ir.Turn(None, "42")))])
+    begin, _, _, results = client.finish()
+    assert begin.meta["system"] == "You are a helpful assistant."
+    assert (results.text, results.meta) == ("4142", {"messages": []})
+
+
+def test_on_a_trained_model_what_a_gen_sees_spells_the_text(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer puts a space before each text: there is one at the beginning and none after a gen."""
+    with Engine(str(checkpoint("stories260K")), device="cpu", max_total_tokens=2048, check_ledger=True) as engine:
+        prompts = spy(engine, monkeypatch)
+        client = Client(engine, defaults={"temperature": 0.0})
+        first, chosen, last = client.finish(
+            *(
+                ir.Text("Once upon a time"),
+                gen(max_tokens=9),
+                ir.Text("\nIt was a "),
+                ir.Select(None, ("cat", "dog")),
+            ),
+            *(ir.Text(" and it"), gen(max_tokens=5)),
+        )
+        text = f"Once upon a time{first.text}\nIt was a {chosen.text} and it"
+        assert engine.tokenizer.decode(prompts[-1]) == text
+        assert first.text == ", there was a little girl named Lily"[: len(first.text)]
+        direct = engine.generate(input_ids=prompts[-1], sampling_params={"temperature": 0.0, "max_new_tokens": 5})
+        assert last.text == direct["text"]
+        assert_idle(engine)
 
 
 # ── select ──────────────────────────────────────────────────────────────────────────────────────────────────────
