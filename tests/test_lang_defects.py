@@ -147,6 +147,16 @@ def test_d7_no_streamed_meta_info_is_lost_when_the_reader_is_slow() -> None:
     logprobs = [entry for _, meta in pieces for entry in meta["output_token_logprobs"]]
     assert [letter for _, _, letter in logprobs] == list("abcdefgh")
 
+    @sgl.function
+    def thinking(s):
+        s += sgl.separate_reasoning(sgl.gen("answer"), "qwen3")
+
+    state = thinking.run(backend=MockBackend(lambda *_: "abc<"), stream=True)  # the end is held back as half a tag
+    pieces = asyncio.run(read())
+    logprobs = [entry for _, meta in pieces for entry in meta.get("output_token_logprobs", ())]
+    assert "".join(text for text, _ in pieces) == "abc<"
+    assert [letter for _, _, letter in logprobs] == list("abc<")
+
 
 def test_d8_stops_of_the_caller_are_never_changed() -> None:
     stops = ["\n"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -261,6 +263,22 @@ def test_ten_thousand_programs_run_at_once_without_a_thread_each() -> None:
     assert backend.max_running >= 10_000
     assert all(state["x"] == "<x>" for state in states)
     assert threading.active_count() < 16
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_finished_programs_leave_nothing_behind(is_streaming: bool) -> None:
+    backend = ProgramBackend(MockBackend(echo))
+    states = [parallel.run("cats", backend=backend, stream=is_streaming) for _ in range(50)]
+    for state in states:
+        state.text()
+    runs = [weakref.ref(state._run) for state in states]
+    del states, state
+    backend.sessions.clear()
+    deadline = time.monotonic() + 5
+    while any(run() is not None for run in runs):
+        assert time.monotonic() < deadline
+        gc.collect()
+        time.sleep(0.02)
 
 
 def test_a_wide_fork_starts_no_thread_per_branch() -> None:

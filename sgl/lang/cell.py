@@ -76,8 +76,9 @@ class Cell(Watched):
     def _add_rest(self, whole: str, *, is_reasoning: bool) -> None:
         """What the streamed pieces lack of the final text."""
         sent = sum(len(chunk.text) for chunk in self.chunks if chunk.is_reasoning is is_reasoning)
-        if len(whole) > sent:
-            self.chunks.append(Chunk(whole[sent:], self.meta, is_reasoning))
+        if len(whole) > sent:  # logprobs came with the pieces: whoever collects them must not get them twice
+            meta = {key: value for key, value in self.meta.items() if not key.endswith("logprobs")}
+            self.chunks.append(Chunk(whole[sent:], meta, is_reasoning))
 
     def fail(self, failure: Failure) -> None:
         """Give up, unless the answer is there."""

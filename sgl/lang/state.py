@@ -246,7 +246,8 @@ class ProgramState(Recording):
         """New text as it comes: of one variable, or of the whole program until it ends."""
         for step in self._stream.chunks(var_name):
             if isinstance(step, Chunk):
-                yield step.text
+                if step.text:
+                    yield step.text
             else:
                 watched, is_ready = step
                 watched.wait(is_ready)
@@ -256,7 +257,10 @@ class ProgramState(Recording):
     ) -> AsyncIterator[Any]:
         """`text_iter` for event loops; with `return_meta_data` pairs of text and meta info."""
         async for chunk in _chunks(self._stream, var_name):
-            yield (chunk.text, chunk.meta) if return_meta_data else chunk.text
+            if return_meta_data:
+                yield chunk.text, chunk.meta
+            elif chunk.text:
+                yield chunk.text
 
 
 class AsyncProgramState(Recording):
@@ -299,7 +303,8 @@ class AsyncProgramState(Recording):
     async def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
         """New text as it comes: of one variable, or of the whole program until it ends."""
         async for chunk in _chunks(self._stream, var_name):
-            yield chunk.text
+            if chunk.text:
+                yield chunk.text
 
 
 class Group(Generic[S]):

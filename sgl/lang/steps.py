@@ -341,7 +341,7 @@ class StepSession(Session):
             reasoning, answer = splitter.feed(piece.text) if splitter else ("", piece.text)
             if reasoning:
                 self._sink(ir.Delta(stream.id, stream.position, reasoning, piece.meta, reasoning=True))
-            if answer:
+            if answer or not reasoning:  # no logprob is lost while text is held back
                 self._sink(ir.Delta(stream.id, stream.position, answer, piece.meta))
         return [whole]
 
