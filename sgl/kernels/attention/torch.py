@@ -79,6 +79,7 @@ class TorchAttention:
         self._workspace = torch.empty(2, 0, dtype=shape.dtype, device=shape.device)
 
     def plan(self, step: AttentionStep) -> None:
+        """See `AttentionBackend.plan`."""
         longest = int(step.kv_lens.max())
         flat: _Plan | None = None
         for window in self._shape.windows:
@@ -95,6 +96,7 @@ class TorchAttention:
         value_cache: torch.Tensor,
         window: int | None = None,
     ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
         plan = self._plans[window]
         shape = self._shape
         if not plan.shared:

@@ -32,6 +32,8 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class Weights:
+    """All of them; matrices are [out, in]."""
+
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
     norm: torch.Tensor  # [hidden]
