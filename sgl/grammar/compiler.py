@@ -7,7 +7,7 @@ mask comes to them. What cannot be enforced exactly is an error, or, in lenient 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -155,6 +155,18 @@ def compile(  # the public name: sgl.grammar.compile
         "ebnf": ebnf,
         "structural_tag": structural_tag,
     }
+    constraint = make_constraint(given, whitespace=whitespace, lenient=lenient, key_order=key_order)
+    return build(constraint, vocabulary, mask_cache_bytes)
+
+
+def make_constraint(
+    given: Mapping[str, Any],
+    *,
+    whitespace: Whitespace = "compact",
+    lenient: bool = False,
+    key_order: KeyOrder = "schema",
+) -> Constraint:
+    """A constraint from the arguments of `compile`, by name, of which exactly one is not None. Raises GrammarError."""
     chosen = {kind: source for kind, source in given.items() if source is not None}
     if len(chosen) != 1:
         raise GrammarError(f"exactly one of {', '.join(given)} is expected, not {sorted(chosen) or 'none'}")
@@ -172,8 +184,7 @@ def compile(  # the public name: sgl.grammar.compile
             text = json.dumps(source)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
-    constraint = Constraint(kind, text, whitespace, lenient, key_order)  # type: ignore[arg-type]  # one of five
-    return build(constraint, vocabulary, mask_cache_bytes)
+    return Constraint(kind, text, whitespace, lenient, key_order)  # type: ignore[arg-type]  # one of five
 
 
 def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int = MASK_CACHE_BYTES) -> Grammar:

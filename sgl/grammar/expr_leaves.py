@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import count
+from threading import Lock
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -147,6 +148,7 @@ EMPTY: Final[Expr] = _Constant(False, False)
 EPSILON: Final[Expr] = _Constant(True, False)
 EMPTY.known_empty = True
 _interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
+_lock = Lock()
 
 
 def intern(kind: Callable[..., Expr], *parts: object) -> Expr:
@@ -154,7 +156,10 @@ def intern(kind: Callable[..., Expr], *parts: object) -> Expr:
     key = (kind, *parts)
     found = _interned.get(key)
     if found is None:
-        found = _interned[key] = kind(*parts)
+        with _lock:  # grammars are compiled in several threads
+            found = _interned.get(key)
+            if found is None:
+                found = _interned[key] = kind(*parts)
     return found
 
 
@@ -197,5 +202,6 @@ def _words(texts: tuple[bytes, ...], low: int, high: int, depth: int) -> Expr:
         key = (Words, id(texts), low, high, depth)
     found = _interned.get(key)
     if found is None:
-        found = _interned[key] = Words(texts, low, high, depth)
+        with _lock:
+            found = _interned[key] = _interned.get(key) or Words(texts, low, high, depth)
     return found

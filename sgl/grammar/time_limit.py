@@ -34,7 +34,18 @@ def time_limit(seconds: float) -> Iterator[None]:
         _limit.seconds, _limit.until = outer_seconds, outer_until
 
 
+class OutOfTime(GrammarTooLarge):
+    """The work took more than `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the grammar took more than {seconds:g} s", states=0, limit=0)
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (OutOfTime, (self.seconds,))
+
+
 def check_time() -> None:
-    """Raises GrammarTooLarge if the time is up."""
+    """Raises OutOfTime if the time is up."""
     if monotonic() > _limit.until:
-        raise GrammarTooLarge(f"the grammar took more than {_limit.seconds:g} s", states=0, limit=0)
+        raise OutOfTime(_limit.seconds)
