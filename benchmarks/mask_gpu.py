@@ -261,7 +261,7 @@ def time_loop(bench: Bench, chosen: list[tuple[int, Place]], results: dict[str, 
     temperature, seeds = torch.ones(ROWS, device=DEVICE), torch.arange(ROWS, device=DEVICE)
     rows = torch.arange(ROWS, dtype=torch.int32, device=DEVICE)
     places = bench.places(chosen)
-    kept = [getattr(places, name) for name in places.__slots__]
+    kept = list(places)
     saved = [one.clone() for one in kept]
     masks = torch.zeros(ROWS, bench.vocabulary.words, dtype=torch.int32, device=DEVICE)
     drawn = torch.zeros(ROWS, dtype=torch.int64, device=DEVICE)
@@ -365,9 +365,16 @@ def main() -> int:
                 print(
                     f"{name}: {tables.num_states} states, {tables.nbytes / 1e3:.0f} kB, on the device {size / 1e3:.0f}"
                 )
+            every = [(fixed[0], Place(state, None, 0, 0)) for state in range(len(bench.grammars[0].automaton))]
+            results[f"all {len(every)} states of six fields at once"] = time_masks(bench, every)
             begin = time.perf_counter()
             bench.host_masks(places256)
             results["the host finds 256 masks that it has"] = (time.perf_counter() - begin) * 1e6
+            afresh = bench.path(bench.add(json_schema=FIXED[0][0]), text_of(FIXED[0][1]))
+            begin = time.perf_counter()
+            bench.host_masks(afresh)
+            walks = bench.grammars[-1].masks.walks
+            results["the host walks a mask, mean"] = (time.perf_counter() - begin) * 1e6 / walks
     for name, value in results.items():
         print(f"{value:10.1f}  {name}")
     if arguments.json:

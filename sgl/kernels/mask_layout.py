@@ -12,6 +12,7 @@ infos[gate, 2]; those may be gates again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -44,8 +45,7 @@ NOT_PLAIN = ENDLESS + 1
 """`reaches` of what is no plain token: beyond every limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class VocabularyTensors:
+class VocabularyTensors(NamedTuple):
     """The tokens in an order in which those alike lie side by side: their rank. N ranks in blocks of `block`.
 
     *Plain* tokens are whole characters that a JSON string holds as they are. They come first, those of few characters
@@ -91,8 +91,7 @@ class GrammarTensors:
     has_counters: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(NamedTuple):
     """Where each request row stands; D frames fit its stack."""
 
     grammars: torch.Tensor  # int32 [rows], -1 for rows without a grammar

@@ -21,6 +21,7 @@ _ADVANCE_BLOCK = 16
 _RESIDENT = 8448
 """Programs of one warp that are started at most: 64 for each of 132 multiprocessors, twice what runs at a time."""
 _MAX_SHARE = 16
+"""Blocks of tokens that one program walks for one request at most."""
 
 DEAD = tl.constexpr(layout.DEAD)
 UNKNOWN = tl.constexpr(layout.UNKNOWN)
@@ -61,8 +62,7 @@ def find_masks_(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `mask.find_masks_`. num_warps is that of the walk."""
     num_rows, num_words = len(rows), masks.shape[1]
-    mask_rows = torch.empty_like(rows)
-    flags = torch.empty_like(rows)
+    mask_rows, flags = torch.empty_like(rows), torch.empty_like(rows)
     work = torch.zeros(num_rows + 1, dtype=torch.int32, device=rows.device)
     num_blocks = len(vocabulary.block_bytes)
     share = max(1, min(_MAX_SHARE, num_rows * num_blocks // _RESIDENT))
@@ -73,13 +73,9 @@ def find_masks_(
         flags,
         work,
         rows,
-        places.grammars,
-        places.states,
-        places.char_counts,
-        places.statuses,
+        places,
         grammars.addresses,
-        vocabulary.plain_masks,
-        vocabulary.end_mask,
+        vocabulary,
         num_words,
         len(vocabulary.plain_masks) - 1,
         block=_BASE_BLOCK,
@@ -89,19 +85,9 @@ def find_masks_(
         flags,
         work,
         rows,
-        places.grammars,
-        places.states,
-        places.char_counts,
-        places.item_counts,
-        places.depths,
-        places.stacks,
+        places,
         grammars.addresses,
-        vocabulary.runs,
-        vocabulary.lengths,
-        vocabulary.token_ids,
-        vocabulary.reaches,
-        vocabulary.block_reaches,
-        vocabulary.block_bytes,
+        vocabulary,
         len(vocabulary.lengths),
         num_words,
         num_blocks,
@@ -126,17 +112,9 @@ def advance_(
     _advance[(triton.cdiv(len(rows), _ADVANCE_BLOCK),)](
         rows,
         token_ids,
-        places.grammars,
-        places.states,
-        places.char_counts,
-        places.item_counts,
-        places.depths,
-        places.stacks,
-        places.statuses,
+        places,
         grammars.addresses,
-        vocabulary.starts,
-        vocabulary.text,
-        vocabulary.end_mask,
+        vocabulary,
         len(rows),
         places.stacks.shape[1],
         block=_ADVANCE_BLOCK,
@@ -169,13 +147,9 @@ def _begin(
     flags,
     work,
     rows,
-    place_grammars,
-    place_states,
-    place_chars,
-    place_statuses,
+    places,
     addresses,
-    plain_masks,
-    end_mask,
+    vocabulary,
     num_words,
     most_chars,
     block: tl.constexpr,
@@ -186,11 +160,11 @@ def _begin(
     """
     at = tl.program_id(1)
     row = tl.load(rows + at)
-    grammar = tl.load(place_grammars + row)
+    grammar = tl.load(places.grammars + row)
     found = -1
     flag = 0
-    if (grammar >= 0) & (tl.load(place_statuses + row) == OPEN):
-        state = tl.load(place_states + row)
+    if (grammar >= 0) & (tl.load(places.statuses + row) == OPEN):
+        state = tl.load(places.states + row)
         cached = tl.load(addresses + grammar * ADDRESSES + 3).to(tl.pointer_type(tl.int32))
         found = tl.load(cached + state)
         if found < 0:
@@ -199,13 +173,13 @@ def _begin(
             limit = tl.load(infos + state * INFOS + 6)
             if (limit >= 0) & (limit < ENDLESS):
                 flag = DEPENDS
-            left = tl.minimum(tl.maximum(limit - tl.load(place_chars + row), 0), most_chars)
+            left = tl.minimum(tl.maximum(limit - tl.load(places.char_counts + row), 0), most_chars)
             words = tl.program_id(0) * block + tl.arange(0, block)
             is_word = words < num_words
-            base = tl.load(plain_masks + left * num_words + words, mask=is_word)
+            base = tl.load(vocabulary.plain_masks + left * num_words + words, mask=is_word)
             is_accepting = tl.load(infos + state * INFOS + 7)
             if is_accepting > 0:
-                base |= tl.load(end_mask + words, mask=is_word)
+                base |= tl.load(vocabulary.end_mask + words, mask=is_word)
             tl.store(masks + row.to(tl.int64) * num_words + words, base, mask=is_word)
     if tl.program_id(0) == 0:
         tl.store(mask_rows + at, found)
@@ -220,19 +194,9 @@ def _walk(
     flags,
     work,
     rows,
-    place_grammars,
-    place_states,
-    place_chars,
-    place_items,
-    place_depths,
-    place_stacks,
+    places,
     addresses,
-    runs,
-    lengths,
-    token_ids,
-    reaches,
-    block_reaches,
-    block_bytes,
+    vocabulary,
     num_ranks,
     num_words,
     num_blocks,
@@ -252,36 +216,20 @@ def _walk(
     while item < num_items:
         at = tl.load(work + 1 + item // num_groups)
         row = tl.load(rows + at)
-        address = addresses + tl.load(place_grammars + row) * ADDRESSES
-        start = tl.load(place_states + row)
-        start_chars = tl.load(place_chars + row)
-        infos = tl.load(address + 1).to(tl.pointer_type(tl.int32))
-        left = tl.maximum(tl.load(infos + start * INFOS + 6) - start_chars, 0)
+        automaton = _automaton(addresses, tl.load(places.grammars + row), True)
         flag = 0
         which = item % num_groups
         while which < num_blocks:
+            mask = masks + row.to(tl.int64) * num_words
             flag |= _walk_block(
                 which,
-                masks + row.to(tl.int64) * num_words,
-                start,
-                start_chars,
-                tl.load(place_items + row),
-                left,
-                tl.load(place_depths + row),
-                place_stacks + row.to(tl.int64) * max_depth * 2,
-                tl.load(address).to(tl.pointer_type(tl.int32)),
-                infos,
-                tl.load(address + 2).to(tl.pointer_type(tl.int32)),
-                tl.load(address + 4).to(tl.pointer_type(tl.int32)),
-                tl.load(address + 5).to(tl.int32),
-                tl.load(address + 6).to(tl.int32),
-                runs,
-                lengths,
-                token_ids,
-                reaches,
-                block_reaches,
-                block_bytes,
+                mask,
+                row,
+                places,
+                automaton,
+                vocabulary,
                 num_ranks,
+                max_depth,
                 block,
                 has_stacks,
                 has_counters,
@@ -293,54 +241,62 @@ def _walk(
 
 
 @triton.jit
+def _automaton(addresses, grammar, is_wanted):
+    """Pointers to the tensors of a grammar, and the widths of two of them."""
+    address = addresses + grammar * ADDRESSES
+    return (
+        tl.load(address, mask=is_wanted, other=0).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 1, mask=is_wanted, other=0).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 2, mask=is_wanted, other=0).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 4, mask=is_wanted, other=0).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 5, mask=is_wanted, other=0).to(tl.int32),
+        tl.load(address + 6, mask=is_wanted, other=0).to(tl.int32),
+    )
+
+
+@triton.jit
+def _lanes(state, chars, items):
+    """Readings that begin at a place: state; characters and items counted; the frames opened since (symbols by 16
+    bits, item counts by 8 but for that of the frame below the first), how many, how many of the place's own are
+    closed; whether a counter decided anything."""
+    none = state * 0
+    return state, chars + none, items + none, none.to(tl.int64), none, none, none, none, none
+
+
+@triton.jit
 def _walk_block(
     which,
     mask,
-    start,
-    start_chars,
-    start_items,
-    left,
-    depth,
-    stack,
-    entries,
-    infos,
-    returns,
-    classes,
-    num_classes,
-    num_results,
-    runs,
-    lengths,
-    token_ids,
-    reaches,
-    block_reaches,
-    block_bytes,
+    row,
+    places,
+    automaton,
+    vocabulary,
     num_ranks,
+    max_depth,
     block: tl.constexpr,
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
     """Allow the tokens of one block that stay alive; the flags of the mask."""
-    flag = 0
-    first = tl.load(block_bytes + which)
+    entries, infos, _, classes, num_classes, _ = automaton
+    start, start_chars = tl.load(places.states + row), tl.load(places.char_counts + row)
+    left = tl.maximum(tl.load(infos + start * INFOS + 6) - start_chars, 0)
+    first = tl.load(vocabulary.block_bytes + which)
     first_entry = tl.load(entries + start * num_classes + tl.load(classes + tl.maximum(first, 0)))
-    if (tl.load(block_reaches + which) > left) & ((first < 0) | (first_entry != DEAD)):
+    flag = 0
+    if (tl.load(vocabulary.block_reaches + which) > left) & ((first < 0) | (first_entry != DEAD)):
+        depth = tl.load(places.depths + row)
+        stack = places.stacks + row.to(tl.int64) * max_depth * 2
         ranks = which * block + tl.arange(0, block)
-        length = tl.load(lengths + ranks)
-        is_walked = (length > 0) & (tl.load(reaches + ranks) > left)
-        state = tl.where(is_walked, start, DEAD)
-        chars = tl.zeros([block], tl.int32) + start_chars
-        items = tl.zeros([block], tl.int32) + start_items
-        open_symbols = tl.zeros([block], tl.int64)
-        open_items = tl.zeros([block], tl.int32)
-        outer_items = tl.zeros([block], tl.int32)
-        num_open = tl.zeros([block], tl.int32)
-        num_closed = tl.zeros([block], tl.int32)
-        depends = tl.zeros([block], tl.int32)
-        run = tl.load(runs + ranks, mask=is_walked, other=0).to(tl.int32)
-        upcoming = tl.load(runs + num_ranks + ranks, mask=is_walked & (length > 1), other=0)
+        length = tl.load(vocabulary.lengths + ranks)
+        is_walked = (length > 0) & (tl.load(vocabulary.reaches + ranks) > left)
+        lanes = _lanes(tl.where(is_walked, start, DEAD), start_chars, tl.load(places.item_counts + row))
+        run = tl.load(vocabulary.runs + ranks, mask=is_walked, other=0).to(tl.int32)
+        upcoming = tl.load(vocabulary.runs + num_ranks + ranks, mask=is_walked & (length > 1), other=0)
         index = tl.zeros([block], tl.int32)
         top = 0
         while top >= 0:
+            state = lanes[0]
             byte = run & 0xFF
             repeats = run >> 8
             is_active = (index < length) & (state >= 0)
@@ -351,56 +307,35 @@ def _walk_block(
             skipped = tl.where(entry == state, repeats, 0)
             if has_stacks or has_counters:
                 if top <= TARGET_MASK:  # nothing but steps to other states, as almost always
-                    state = tl.where(is_active, entry, state)
+                    lanes = _stepped(lanes, tl.where(is_active, entry, state), 0)
                 else:
-                    (
-                        state,
-                        chars,
-                        items,
-                        open_symbols,
-                        open_items,
-                        outer_items,
-                        num_open,
-                        num_closed,
-                        depends,
-                        room,
-                    ) = _follow(
-                        entry,
-                        byte,
-                        is_active,
-                        state,
-                        chars,
-                        items,
-                        open_symbols,
-                        open_items,
-                        outer_items,
-                        num_open,
-                        num_closed,
-                        depends,
-                        infos,
-                        returns,
-                        num_results,
-                        stack,
-                        depth,
-                        has_stacks,
-                        has_counters,
+                    lanes, room = _follow(
+                        entry, byte, is_active, lanes, automaton, stack, depth, has_stacks, has_counters
                     )
                     if has_counters:
                         counted = tl.minimum(repeats, room)
-                        chars += counted
+                        lanes = _stepped(lanes, lanes[0], counted)
                         skipped = tl.maximum(skipped, counted)
             else:
-                state = tl.where(is_active, entry, state)
+                lanes = _stepped(lanes, tl.where(is_active, entry, state), 0)
             is_through = is_active & (repeats == skipped)
             index += is_through.to(tl.int32)
             run = tl.where(is_through, upcoming.to(tl.int32), run - 256 * (skipped + 1))
             has_next = is_through & (index + 1 < length)
-            upcoming = tl.load(runs + (index + 1) * num_ranks + ranks, mask=has_next, other=upcoming)
-        tokens = tl.load(token_ids + ranks, mask=state >= 0, other=0)
+            upcoming = tl.load(vocabulary.runs + (index + 1) * num_ranks + ranks, mask=has_next, other=upcoming)
+        state = lanes[0]
+        tokens = tl.load(vocabulary.token_ids + ranks, mask=state >= 0, other=0)
         tl.atomic_or(mask + (tokens >> 5), 1 << (tokens & 31), mask=state >= 0, sem="relaxed")
         flag = tl.max(tl.where(state == UNKNOWN, INCOMPLETE, 0), 0)
-        flag |= tl.max(tl.where(depends + num_closed > 0, DEPENDS, 0), 0)
+        flag |= tl.max(tl.where(lanes[7] + lanes[8] > 0, DEPENDS, 0), 0)
     return flag
+
+
+@triton.jit
+def _stepped(lanes, state, more_chars):
+    """The lanes in other states, with more characters counted."""
+    _, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = lanes
+    return state, chars + more_chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends
 
 
 @triton.jit
@@ -408,29 +343,18 @@ def _follow(
     entry,
     byte,
     is_active,
-    state,
-    chars,
-    items,
-    open_symbols,
-    open_items,
-    outer_items,
-    num_open,
-    num_closed,
-    depends,
-    infos,
-    returns,
-    num_results,
+    lanes,
+    automaton,
     stack,
     depth,
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Where the entries of a byte lead the active lanes, as `mask_layout` says.
-
-    A token's own frames live in registers: symbols by 16 bits, item counts by 8 except that of the frame below
-    the first, `outer_items`. Pops beyond them, `num_closed`, read the request's stack, which is never written.
-    Last comes how many characters more of the same byte would do nothing but count.
+    """Where the entries of a byte lead the active lanes, as `mask_layout` says; and how many characters more of the
+    same byte would do nothing but count. Reads the request's stack for pops of its own frames; never writes it.
     """
+    _, infos, returns, _, _, num_results = automaton
+    state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = lanes
     room = entry * 0
     following = tl.where(entry < 0, entry, entry & (TARGET_MASK | GATE_BIT))
     if has_stacks:
@@ -443,10 +367,8 @@ def _follow(
         has_frame = is_under & (num_closed <= depth)
         symbol = tl.load(frame, mask=has_frame, other=0)
         symbol = tl.where(is_own, (open_symbols & 0xFFFF).to(tl.int32), symbol)
-        behind = tl.load(
-            returns + symbol * num_results + (entry & TARGET_MASK), mask=is_own | has_frame, other=DEAD
-        )
-        following = tl.where(is_pop, behind, following)
+        behind = returns + symbol * num_results + (entry & TARGET_MASK)
+        following = tl.where(is_pop, tl.load(behind, mask=is_own | has_frame, other=DEAD), following)
         following = tl.where(is_push & (num_open == MAX_OPEN), UNKNOWN, following)
         pushed = tl.load(infos + state * INFOS + 4 + (byte == LEFT_BRACKET).to(tl.int32), mask=is_push, other=0)
         if has_counters:
@@ -478,24 +400,16 @@ def _follow(
             following = tl.where(is_gate, opened, following)
             is_gate = is_gate & (following >= 0) & ((following & GATE_BIT) != 0)
     state = tl.where(is_active, following, state)
-    return state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends, room
+    return (state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends), room
 
 
 @triton.jit
 def _advance(
     rows,
     token_ids,
-    place_grammars,
-    place_states,
-    place_chars,
-    place_items,
-    place_depths,
-    place_stacks,
-    place_statuses,
+    places,
     addresses,
-    starts,
-    text,
-    end_mask,
+    vocabulary,
     num_rows,
     max_depth,
     block: tl.constexpr,
@@ -505,71 +419,43 @@ def _advance(
     """One lane a request."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     row = tl.load(rows + at, mask=at < num_rows, other=0)
-    grammar = tl.load(place_grammars + row, mask=at < num_rows, other=-1)
-    is_open = (grammar >= 0) & (tl.load(place_statuses + row, mask=at < num_rows, other=FINISHED) == OPEN)
-    address = addresses + grammar * ADDRESSES
-    entries = tl.load(address, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
-    infos = tl.load(address + 1, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
-    returns = tl.load(address + 2, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
-    classes = tl.load(address + 4, mask=is_open, other=0).to(tl.pointer_type(tl.int32))
-    num_classes = tl.load(address + 5, mask=is_open, other=0).to(tl.int32)
-    num_results = tl.load(address + 6, mask=is_open, other=0).to(tl.int32)
-    state = tl.load(place_states + row, mask=is_open, other=0)
-    chars = tl.load(place_chars + row, mask=is_open, other=0)
-    items = tl.load(place_items + row, mask=is_open, other=0)
-    depth = tl.load(place_depths + row, mask=is_open, other=0)
-    stack = place_stacks + row.to(tl.int64) * max_depth * 2
+    grammar = tl.load(places.grammars + row, mask=at < num_rows, other=-1)
+    is_open = (grammar >= 0) & (tl.load(places.statuses + row, mask=at < num_rows, other=FINISHED) == OPEN)
+    automaton = _automaton(addresses, grammar, is_open)
+    entries, infos, _, classes, num_classes, _ = automaton
+    start = tl.load(places.states + row, mask=is_open, other=0)
+    depth = tl.load(places.depths + row, mask=is_open, other=0)
+    stack = places.stacks + row.to(tl.int64) * max_depth * 2
     token = tl.load(token_ids + at, mask=is_open, other=0)
-    start = tl.load(starts + token, mask=is_open, other=0)
-    length = tl.load(starts + token + 1, mask=is_open, other=0) - start
-    ends = ((tl.load(end_mask + (token >> 5), mask=is_open, other=0) >> (token & 31)) & 1) > 0
-    is_accepting = tl.load(infos + state * INFOS + 7, mask=is_open & ends, other=0) > 0
-    open_symbols = tl.zeros([block], tl.int64)
-    open_items = tl.zeros([block], tl.int32)
-    outer_items = tl.zeros([block], tl.int32)
-    num_open = tl.zeros([block], tl.int32)
-    num_closed = tl.zeros([block], tl.int32)
-    depends = tl.zeros([block], tl.int32)
-    state = tl.where(is_open & (length > 0), state, DEAD)
-    num_left = tl.max(length, 0)
+    first = tl.load(vocabulary.starts + token, mask=is_open, other=0)
+    length = tl.load(vocabulary.starts + token + 1, mask=is_open, other=0) - first
+    ends = ((tl.load(vocabulary.end_mask + (token >> 5), mask=is_open, other=0) >> (token & 31)) & 1) > 0
+    is_accepting = tl.load(infos + start * INFOS + 7, mask=is_open & ends, other=0) > 0
+    lanes = _lanes(
+        tl.where(is_open & (length > 0), start, DEAD),
+        tl.load(places.char_counts + row, mask=is_open, other=0),
+        tl.load(places.item_counts + row, mask=is_open, other=0),
+    )
     position = 0
-    while num_left > 0:
-        is_active = is_open & (position < length) & (state >= 0)
-        byte = tl.load(text + start + position, mask=is_active, other=0).to(tl.int32)
+    top = 0
+    while top >= 0:
+        is_active = (position < length) & (lanes[0] >= 0)
+        byte = tl.load(vocabulary.text + first + position, mask=is_active, other=0).to(tl.int32)
         column = tl.load(classes + byte, mask=is_active, other=0)
-        entry = tl.load(entries + state * num_classes + column, mask=is_active, other=DEAD)
-        state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends, _ = _follow(
-            entry,
-            byte,
-            is_active,
-            state,
-            chars,
-            items,
-            open_symbols,
-            open_items,
-            outer_items,
-            num_open,
-            num_closed,
-            depends,
-            infos,
-            returns,
-            num_results,
-            stack,
-            depth,
-            has_stacks,
-            has_counters,
-        )
+        entry = tl.load(entries + lanes[0] * num_classes + column, mask=is_active, other=DEAD)
+        top = tl.max(entry, 0)
+        lanes, _ = _follow(entry, byte, is_active, lanes, automaton, stack, depth, has_stacks, has_counters)
         position += 1
-        num_left = tl.max(tl.where(state >= 0, length, 0), 0) - position
+    state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, _ = lanes
     under = depth - num_closed
     state = tl.where((state >= 0) & (under + num_open > max_depth), UNKNOWN, state)
     status = tl.where(state >= 0, OPEN, tl.where(state == UNKNOWN, STUCK, REFUSED))
     status = tl.where(ends, tl.where(is_accepting, FINISHED, REFUSED), status)
-    tl.store(place_statuses + row, status, mask=is_open)
+    tl.store(places.statuses + row, status, mask=is_open)
     goes_on = is_open & (status == OPEN)
-    tl.store(place_states + row, state, mask=goes_on)
+    tl.store(places.states + row, state, mask=goes_on)
     if has_stacks:
-        tl.store(place_depths + row, under + num_open, mask=goes_on)
+        tl.store(places.depths + row, under + num_open, mask=goes_on)
         for i in tl.static_range(MAX_OPEN):
             is_frame = goes_on & (i < num_open)
             above = tl.maximum(num_open - 1 - i, 0)
@@ -578,5 +464,5 @@ def _advance(
             tl.store(stack + (under + i) * 2, symbol, mask=is_frame)
             tl.store(stack + (under + i) * 2 + 1, saved, mask=is_frame)
     if has_counters:
-        tl.store(place_chars + row, chars, mask=goes_on)
-        tl.store(place_items + row, items, mask=goes_on)
+        tl.store(places.char_counts + row, chars, mask=goes_on)
+        tl.store(places.item_counts + row, items, mask=goes_on)
