@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,12 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import requests
 
@@ -33,13 +36,14 @@ class Served:
     def __init__(self, model: Path, *flags: str) -> None:
         command = [sys.executable, "-m", "sgl", "serve", str(model), "--port", "0", "--log-format", "json", *flags]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would fill up and block
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         found = re.search(r"at (http://\S+) \(ready in [\d.]+ s\)", line)
-        assert found, line + self.process.communicate()[1]
+        assert found, line + self.log()
         self.url = found[1]
 
     def generate(self, body: dict[str, Any], **options: Any) -> requests.Response:
@@ -53,7 +57,12 @@ class Served:
     def stop(self, number: int = signal.SIGTERM) -> str:
         """Its log."""
         self.process.send_signal(number)
-        return self.process.communicate(timeout=30)[1]
+        self.process.wait(30)
+        return self.log()
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read()
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +83,67 @@ def serve(model: Path) -> Iterator[Callable[..., Served]]:
         if served.process.poll() is None:
             served.process.kill()
         served.process.communicate()
+
+
+@sgl.function
+def program(s: Any) -> None:
+    s += "a b " + sgl.gen("x", max_tokens=4, temperature=0, ignore_eos=True)
+    for branch in s.fork(2):
+        branch += sgl.gen("z", max_tokens=3)
+    s += sgl.select("y", ["one", "two"]) + sgl.gen("last", max_tokens=5)
+
+
+def test_an_engine_process_answers_what_an_engine_answers(serve: Callable[..., Served], model: Path) -> None:
+    """Texts, logprobs, streams, programs, errors, aborts; 500 streams at once, some of which are left."""
+    server = serve("--random-seed", "1", "--max-total-tokens", "8192", "--check-ledger")
+    body: dict[str, Any] = {"text": ["hello", "a"], "return_logprob": True, "logprob_start_len": 0}
+    body |= {"top_logprobs_num": 2, "token_ids_logprob": [4, 5], "return_text_in_logprobs": True}
+    params = {"max_new_tokens": 6, "temperature": 0.8, "seed": 3, "n": 2}
+    results = server.generate({**body, "sampling_params": params}).json()
+    with sgl.Engine(str(model), random_seed=1, max_total_tokens=8192) as engine:
+        expected = engine.generate(body.pop("text"), params, **body)
+        text = program.run(backend=engine, seed=5).text()
+    assert [strip(result) for result in results] == [strip(result) for result in json.loads(json.dumps(expected))]
+    assert program.run(backend=sgl.RuntimeEndpoint(server.url), seed=5).text() == text
+    answer = server.generate({"text": "x" * 600})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+    prompts = [f"{number:03d}" for number in range(500)]
+    short = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+    texts = [result["text"] for result in server.generate({"text": prompts, "sampling_params": short}).json()]
+    streamed = asyncio.run(streams(server.url, prompts, short, leave=7))
+    assert [text for i, text in enumerate(streamed) if i % 7] == [text for i, text in enumerate(texts) if i % 7]
+    deadline = time.monotonic() + 30
+    while requests.get(server.url + "/server_info", timeout=60).json()["internal_states"][0]["num_running_reqs"]:
+        assert time.monotonic() < deadline, "a request goes on for nobody"
+    assert server.stop() is not None
+    assert server.process.returncode == 0
+
+
+def strip(result: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs from run to run."""
+    for name in ("id", "e2e_latency", "queue_time", "cached_tokens"):
+        del result["meta_info"][name]
+    return result
+
+
+async def streams(url: str, prompts: list[str], params: dict[str, Any], *, leave: int) -> list[str]:
+    """The text of each prompt's stream, all at once; every so-manieth client leaves after the first event."""
+
+    async def one(client: aiohttp.ClientSession, index: int, prompt: str) -> str:
+        text = ""
+        body = {"text": prompt, "sampling_params": params, "stream": True}
+        async with client.post(url + "/generate", json=body) as answer:
+            assert answer.status == 200
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    text = json.loads(line[6:])["text"]
+                    if index % leave == 0:
+                        return text
+        return text
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+        return await asyncio.gather(*(one(client, i, prompt) for i, prompt in enumerate(prompts)))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
@@ -149,11 +219,6 @@ def test_programs_and_engines_of_one_process_can_be_served(serve: Callable[..., 
     """The language's own client, over a server without an engine process."""
     server = serve("--in-process", "--api-key", "secret", "--served-model-name", "tiny")
     backend = sgl.RuntimeEndpoint(server.url, api_key="secret")
-
-    @sgl.function
-    def program(s: Any) -> None:
-        s += "a b " + sgl.gen("x", max_tokens=4, temperature=0, ignore_eos=True)
-        s += sgl.select("y", ["one", "two"])
 
     state = program.run(backend=backend)
     whole = server.generate(
