@@ -15,6 +15,7 @@ import pytest
 
 import sgl
 from sgl.errors import EngineDead, InvalidRequest, ProgramError, RequestAborted
+from sgl.lang.chat import PrefixTemplate
 from sgl.runtime.engine import Engine
 from tests.test_lang_defects import SOON, within
 from tests.tiny_models import tiny_checkpoint
@@ -139,6 +140,20 @@ def test_observing_and_going_on_in_python(engine: Engine) -> None:
             assert state.usage["requests"] <= 4
 
     asyncio.run(main())
+
+
+def test_chat_templates_of_any_kind(engine: Engine) -> None:
+    def custom(messages: Any, add_generation_prompt: bool) -> str:
+        return "".join(f"({m['role']}){m['content']}" for m in messages) + "(assistant)" * add_generation_prompt
+
+    @sgl.function
+    def chat(s):
+        s += sgl.user("hi") + sgl.assistant(sgl.gen("x", max_tokens=2))
+
+    named = PrefixTemplate("mine", {"user": ("U:", "|"), "assistant": ("A:", "|")})
+    begun = ["(user)hi(assistant)", "U:hi|A:", "USER:hi\nASSISTANT:", "<s>user\nhi</s>"]
+    for template, text in zip([custom, named, "default", None], begun, strict=True):
+        assert chat.run(backend=engine, chat_template=template).text().startswith(text)
 
 
 def test_errors_come_from_the_engine_with_their_cause(engine: Engine) -> None:

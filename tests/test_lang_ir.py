@@ -310,6 +310,11 @@ def test_text_functions_are_those_of_python(value: str, part: str, first: int, l
     assert taken == (parts[first] if -len(parts) <= first < len(parts) else "")
 
 
+def test_a_template_that_is_no_text_cannot_be_sent() -> None:
+    with pytest.raises(InvalidRequest, match="chat template"):
+        ir.to_json(ir.Program("p", 1, chat_template=lambda messages, add: ""))
+
+
 def test_parameters_resolve_gen_over_run_over_default() -> None:
     header = ir.Program("p", 1, defaults={"temperature": 0.5, "stop": ("r",)})
     node = ir.Gen("x", {"max_tokens": 7}, dtype="int")

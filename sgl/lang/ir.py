@@ -259,7 +259,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a run is opened. `lease_s`: how long its pages stay locked between segments; `args` fill the holes."""
+    """How a run is opened. `lease_s`: how long its pages stay locked between segments; `args` fill the holes;
+    `chat_template`: a registered name or Jinja source, in one process also a template or a function that renders."""
 
     name: str
     seed: int
@@ -268,7 +269,7 @@ class Program:
     stream: bool = False
     lease_s: float = 30.0
     deadline_s: float | None = None
-    chat_template: str | None = None
+    chat_template: Any = None
     speculate_tokens: int | None = None
 
 
@@ -411,6 +412,9 @@ def to_json(value: Any) -> Any:
     data = {"op": value.op} if isinstance(value, Node) else {}
     if isinstance(value, Program):
         data["v"] = VERSION
+        if not isinstance(value.chat_template, str | None):
+            message = "only a chat template's name or Jinja source can be sent, not an object"
+            raise InvalidRequest(message, param="chat_template")
     for item in fields(value):
         content = getattr(value, item.name)
         if item.metadata.get("local") or (item.default is not MISSING and content == item.default):

@@ -43,7 +43,7 @@ class Run(Watched):
         seed: int | None = None,
         stream: bool = False,
         timeout: float | None = None,
-        chat_template: str | None = None,
+        chat_template: Any = None,
         speculate_tokens: int | None = None,
     ) -> None:
         super().__init__()

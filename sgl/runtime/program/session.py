@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -47,7 +48,9 @@ class ProgramSession:
 
     def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
         """Raises InvalidRequest and EngineDead."""
-        self._program = program_from_wire(ir.to_json(program))
+        is_text = isinstance(program.chat_template, str | None)  # in one process it may be an object
+        checked = program if is_text else replace(program, chat_template=None)
+        self._program = program_from_wire(ir.to_json(checked))
         self._checker = Checker(self._program)
         self._services = services
         chosen = program.chat_template or services.template
