@@ -1,0 +1,81 @@
+"""The language and its process: exits that do not hang, children by fork, many threads, signals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import multiprocessing, os, signal, sys, threading, time
+import sgl
+from tests.lang_mocks import MockBackend, ProgramBackend
+
+@sgl.function
+def program(s, x):
+    s += x + sgl.gen("y")
+"""
+
+SCRIPTS = {
+    "exit with a program under way": """
+        program.run("a", backend=MockBackend(latency=60))
+        program.run("a", backend=MockBackend(latency=60), stream=True)
+        program.run("a", backend=ProgramBackend(MockBackend(latency=60)))
+        print("done")
+    """,
+    "exit while a thread reads": """
+        state = program.run("a", backend=MockBackend(latency=60))
+        threading.Thread(target=state.text, daemon=True).start()
+        time.sleep(0.1)
+        print("done")
+    """,
+    "a child by fork": """
+        backend = MockBackend(lambda *_: "hi")
+        assert program.run("a", backend=backend)["y"] == "hi"
+
+        def child():
+            assert program.run("b", backend=MockBackend(lambda *_: "hi")).text() == "bhi"
+            assert len(program.run_batch([("c",)] * 5, backend=MockBackend())) == 5
+            os._exit(7)
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(20)
+        assert process.exitcode == 7, process.exitcode
+        assert program.run("a", backend=backend)["y"] == "hi"
+        print("done")
+    """,
+    "an interrupted read": """
+        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        backend = MockBackend(latency=60)
+        state = program.run("a", backend=backend)
+        try:
+            state["y"]
+        except KeyboardInterrupt:
+            state.cancel()
+            print("done")
+    """,
+    "an interrupted batch": """
+        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            program.run_batch([("a",)] * 10, backend=MockBackend(latency=60))
+        except KeyboardInterrupt:
+            print("done")
+    """,
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_process_ends_as_it_should(name: str) -> None:
+    script = HEAD + textwrap.dedent(SCRIPTS[name])
+    root = Path(__file__).resolve().parent.parent
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30, check=False
+    )
+    assert (run.returncode, run.stdout.strip()) == (0, "done"), run.stderr
+    assert "Traceback" not in run.stderr
