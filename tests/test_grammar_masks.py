@@ -114,6 +114,17 @@ def test_masks_near_the_bounds_of_counted_strings(low: int, high: int | None) ->
             check_walk(matcher, PIECES, random.Random(length), 2)
 
 
+@pytest.mark.parametrize("other", [{"pattern": "^[a-c]*$"}, {"const": "abcabcabc"}, {"maxLength": 5}])
+def test_a_bound_on_a_string_does_not_bound_what_else_may_stand_there(other: dict[str, Any]) -> None:
+    schema = {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "string", **other}]}
+    vocabulary = Vocabulary([*PIECES.token_bytes, b"abca", b"bcabc", b'bcabcabc"'], PIECES.eos_ids)
+    start = grammar.compile(json_schema=schema, vocabulary=vocabulary).matcher()
+    for text in (b'"', b'"a', b'"ab', b'"abc', b'"abcab'):
+        matcher = start.copy()
+        if matcher.accept_bytes(text):
+            check_walk(matcher, vocabulary, random.Random(0), 2)
+
+
 def test_masks_near_the_bounds_of_counted_arrays() -> None:
     start = shape_matcher(FixedSchema((Array(items=FixedSchema((_one(),)), min_items=14, max_items=16),)), PIECES)
     for length in (1, 12, 13, 14, 15, 16):

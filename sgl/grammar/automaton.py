@@ -223,17 +223,16 @@ class Automaton:
         return found
 
     def plain_limits(self, states: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Up to how many characters of a string a plain character keeps some thread of each state where it is:
-        ENDLESS, or NOT_PLAIN if none does."""
+        """Up to how many characters of a string a plain character keeps some thread of each state where it is, and
+        keeps no other alive: ENDLESS if for ever, whatever others do; NOT_PLAIN if there is no such thread.
+        """
         while len(self._plain_limits) < len(self.members):
             unknown = np.full(len(self._plain_limits), _UNKNOWN, np.int64)
             self._plain_limits = np.concatenate([self._plain_limits, unknown])
         limits = self._plain_limits[states]
         if (limits == _UNKNOWN).any():
             for state in set(states[limits == _UNKNOWN].tolist()):
-                self._plain_limits[state] = max(
-                    (self._thread_limit(thread) for _, thread in self.members[state]), default=NOT_PLAIN
-                )
+                self._plain_limits[state] = self._find_plain_limit(self.members[state])
             limits = self._plain_limits[states]
         return limits
 
@@ -242,6 +241,14 @@ class Automaton:
         limit = self._plain_limits.item(state) if state < len(self._plain_limits) else _UNKNOWN
         return limit if limit != _UNKNOWN else self.plain_limits(np.array([state])).item(0)
 
+    def _find_plain_limit(self, members: tuple[Member, ...]) -> int:
+        limit = max((self._thread_limit(thread) for _, thread in members), default=NOT_PLAIN)
+        if limit not in (NOT_PLAIN, ENDLESS):
+            for _, thread in members:
+                if self._thread_limit(thread) == NOT_PLAIN and _moves_on_plain(thread):
+                    return NOT_PLAIN
+        return limit
+
     def steady(self, state: int) -> tuple[int, int] | None:
         """If plain characters leave `state` as it is: up to which count of characters, and the state that stands
         there from then on. ENDLESS and -1 if it is for ever; None if they do not.
@@ -249,7 +256,7 @@ class Automaton:
         others = [thread for _, thread in self.members[state] if self._thread_limit(thread) == NOT_PLAIN]
         if len(others) + 1 != len(self.members[state]):
             return None
-        if any(mask & _PLAIN_OR_LONGER for thread in others for mask, _ in thread.moves()):
+        if any(map(_moves_on_plain, others)):
             return None
         self.expand(state)
         tables = self.tables
@@ -297,6 +304,10 @@ _LONGER_CHARS: Final = (
     (byte_range(0xF1, 0xF3), _CONTINUED, _CONTINUED, _CONTINUED),
     (byte_range(0xF4, 0xF4), byte_range(0x80, 0x8F), _CONTINUED, _CONTINUED),
 )
+
+
+def _moves_on_plain(thread: Thread) -> bool:
+    return any(mask & _PLAIN_OR_LONGER for mask, _ in thread.moves())
 
 
 def is_plain_loop(expr: Expr) -> bool:
