@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,9 +27,15 @@ TOOL = {
     "function": {
         "name": "add",
         "description": "Add numbers.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
     },
 }
+INTEGERS = {"type": "array", "items": {"type": "integer"}, "maxItems": 5}
 
 
 @pytest.fixture(scope="module")
@@ -191,22 +198,49 @@ def test_stops_and_biases_reach_the_sampler(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("body", "pattern"),
     [
-        ({"regex": "[ab]+"}, "regex"),
-        ({"choices": ["yes", "no"]}, "regex"),
-        ({"response_format": {"type": "json_object"}}, "json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}, "json_schema"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "json_schema"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}}, "json_schema"),
+        ({"regex": "[ab]{2,4}"}, "[ab]{2,4}"),
+        ({"choices": ["yes (a)", "no. [b]"]}, r"yes \(a\)|no\. \[b\]"),
+        ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": INTEGERS}}},
+            r"\[[-0-9,]*\]",
+        ),
+        ({"response_format": {"type": "text"}}, ".*"),
     ],
 )
-def test_constraints_reach_the_engine(server: LiveServer, engine: Engine, body: Any, param: str) -> None:
-    """It enforces them, or refuses them by name; nothing drops them on the way."""
-    answer = server.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 4, **body})
-    if answer.status_code != 200:
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == param
+def test_constraints_hold(client: Any, body: Any, pattern: str) -> None:
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=HELLO, max_tokens=40, seed=seed, temperature=1.0, extra_body=body
+        )
+        content = answer.choices[0].message.content
+        assert re.fullmatch(pattern, content, re.DOTALL), content
+        if "response_format" in body and pattern != ".*":
+            json.loads(content)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_forced_tool_calls_keep_to_the_schema(client: Any, choice: Any, stream: bool) -> None:
+    options = {
+        "model": MODEL,
+        "messages": HELLO,
+        "tools": [TOOL],
+        "tool_choice": choice,
+        "max_tokens": 80,
+        "seed": 1,
+    }
+    answer = client.chat.completions.create(stream=stream, parallel_tool_calls=False, **options)
+    if stream:
+        chunks = [chunk.choices[0] for chunk in answer]
+        calls, reason = [call for c in chunks for call in c.delta.tool_calls or ()], chunks[-1].finish_reason
+    else:
+        calls, reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
+    [call] = calls
+    assert (call.function.name, reason) == ("add", "tool_calls")
+    assert isinstance(json.loads(call.function.arguments)["a"], int)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import re
 import subprocess
@@ -14,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.metrics import Histogram
+from tests.house import REPOSITORY
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 
 SHORT = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
@@ -113,6 +116,15 @@ def test_every_route_is_described(server: LiveServer) -> None:
         assert path in described["paths"]
     references = set(re.findall(r'"\$ref":"#/components/schemas/(\w+)"', server.get("/openapi.json").text))
     assert references <= set(described["components"]["schemas"])
+
+
+def test_the_documentation_names_every_endpoint_and_option(server: LiveServer) -> None:
+    text = (REPOSITORY / "docs" / "server.md").read_text()
+    for path in server.get("/openapi.json").json()["paths"]:
+        assert f"`{path}`" in text
+    for cls in (EngineConfig, ServerConfig):
+        for field in dataclasses.fields(cls):
+            assert f"`--{field.name.replace('_', '-')}`" in text
 
 
 def test_what_is_described_is_what_happens(server: LiveServer) -> None:
