@@ -118,6 +118,7 @@ def test_constraints_hold(engine: Engine) -> None:
         assert state["bool"] in ("True", "False")
         assert re.fullmatch(r"[ab]{2,4}!", state["regex"])
         assert state.value("choice") in ("left", "right")
+        assert state.usage["completion_tokens"] > state.usage["forced_tokens"] > 0
         finish = state.get_meta_info("json")["finish_reason"]["type"]
         assert finish == "length" or state.value("json")["kind"] in ("cat", "dog")
 

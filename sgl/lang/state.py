@@ -402,6 +402,6 @@ def _cost_of(meta: Mapping[str, Any]) -> Counter[str]:
             cost.update({key: sample[key] for key in _COUNTED if isinstance(sample.get(key), int)})
         return cost
     cost.update({"prompt_tokens": usage["new_tokens"] + usage["cached_tokens"]})
-    cost.update({"completion_tokens": usage["generated_tokens"]})
+    cost.update({"completion_tokens": usage["generated_tokens"] + usage["forced_tokens"]})
     cost.update({key: usage[key] for key in ("cached_tokens", "forced_tokens", "queue_seconds", "compute_seconds")})
     return cost
