@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -27,9 +29,15 @@ SERVER = textwrap.dedent(
             self.answer({"model_path": "fake", "argv": sys.argv[1:]})
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
-            self.answer({"text": "hi", "meta_info": {"completion_tokens": 1}, "got": body})
+            if body and body.get("stream"):
+                texts = ["one", "one two", "one two three"]
+                events = [b"data: " + json.dumps({"text": text}).encode() + b"\\n\\n" for text in texts]
+                self.send(b"".join([*events, b"data: [DONE]\\n\\n"]))
+            else:
+                self.answer({"text": "hi", "meta_info": {"completion_tokens": 1}, "got": body})
         def answer(self, data):
-            data = json.dumps(data).encode()
+            self.send(json.dumps(data).encode())
+        def send(self, data):
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
@@ -105,7 +113,13 @@ def test_a_runtime_is_a_server_process_and_a_backend(tmp_path: Path, monkeypatch
             s += sgl.gen("x")
 
         assert program.run(backend=runtime)["x"] == "hi"
-        assert '"prompt' not in runtime.generate("hello", {"temperature": 0})
+        answer = json.loads(runtime.generate("hello", {"temperature": 0}))
+        assert answer["got"] == {"text": "hello", "sampling_params": {"temperature": 0}}
+
+        async def read() -> list[str]:
+            return [piece async for piece in runtime.async_generate("hello")]
+
+        assert asyncio.run(read()) == ["one", " two", " three"]
     finally:
         runtime.shutdown()
         runtime.shutdown()

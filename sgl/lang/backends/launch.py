@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import requests
@@ -36,6 +37,7 @@ class Runtime:
         self.port = free_port(host, port)
         self.url = f"http://{host}:{self.port}"
         options = {"host": host, "port": self.port, "log_level": log_level, "api_key": api_key, **server_args}
+        self._is_incremental = bool(server_args.get("incremental_streaming_output"))  # events with new text only
         self._process = subprocess.Popen([*self.command, *_flags(options)])
         self.pid: int | None = self._process.pid
         atexit.register(self.shutdown)
@@ -62,6 +64,28 @@ class Runtime:
     ) -> str:
         """The JSON text of the server's answer."""
         return json.dumps(self._post("/generate", {"text": prompt, "sampling_params": sampling_params, **options}))
+
+    async def async_generate(
+        self, prompt: str, sampling_params: dict[str, Any] | None = None
+    ) -> AsyncIterator[str]:
+        """The pieces of the text as they come, in the caller's event loop."""
+        import aiohttp
+
+        body = {"text": prompt, "sampling_params": sampling_params or {}, "stream": True}
+        sent = 0
+        async with (
+            aiohttp.ClientSession(headers=self._headers) as session,
+            session.post(self.url + "/generate", json=body) as response,
+        ):
+            if response.status != 200:
+                raise BackendError(f"/generate failed: {await response.text()}", status=response.status)
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    text = json.loads(line[len(b"data: ") :])["text"]
+                    yield text[sent:]
+                    sent = 0 if self._is_incremental else len(text)
+
+    add_request = async_generate
 
     def encode(self, prompt: str | list[str]) -> str:
         """The JSON text of the embeddings."""
