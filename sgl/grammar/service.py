@@ -8,8 +8,10 @@ killed at the deadline; only what came through there is compiled here.
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
+import socket
+import subprocess
+import sys
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,7 +102,10 @@ class CompileService:
 
 def _with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
     grammar = build(constraint, vocabulary)
-    grammar.matcher().fill_mask(np.zeros(vocabulary.words, np.int32))
+    mask = np.zeros(vocabulary.words, np.int32)
+    grammar.matcher().fill_mask(mask)
+    if not mask.any():
+        raise GrammarError(f"no token of the model's vocabulary can begin what {constraint.kind} allows")
     return grammar
 
 
@@ -110,7 +115,7 @@ class _Trial:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_closed = False
 
@@ -140,24 +145,29 @@ class _Trial:
         self._is_closed |= for_good
         if self._process is not None:
             self._process.kill()
-            self._process.join()
+            self._process.wait()
             self._process = None
 
     def _started(self) -> Connection:
         if self._is_closed:
             raise EOFError
-        if self._process is None or self._connection is None or not self._process.is_alive():
-            context = multiprocessing.get_context("spawn")
-            self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs, self.vocabulary), daemon=True)
-            self._process.start()
+        if self._process is None or self._connection is None or self._process.poll() is not None:
+            # Not by multiprocessing, which would run the user's main module again.
+            ours, theirs = socket.socketpair()
+            code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({theirs.fileno()})"
+            self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
             theirs.close()
+            self._connection = Connection(ours.detach())
+            self._connection.send(self.vocabulary)
         return self._connection
 
 
-def _serve(connection: Connection, vocabulary: Vocabulary) -> None:
-    """The process: answer each constraint with None or the GrammarError that it ends in."""
+def serve(descriptor: int) -> None:
+    """The process, which ends with its parent: answers each constraint that comes through the socket with None or the
+    GrammarError that it ends in."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
+    connection = Connection(descriptor)
+    vocabulary: Vocabulary = connection.recv()
     while True:
         try:
             constraint, seconds = connection.recv()

@@ -88,6 +88,8 @@ class EngineConfig:
     """Sample every token of a constrained output, also where its constraint leaves no choice."""
     json_whitespace: JsonWhitespace = "compact"
     """What may stand between the tokens of constrained JSON: nothing, or a bounded amount of blanks and newlines."""
+    constraint_timeout: PositiveFloat = 10.0
+    """Seconds that compiling one constraint may take before it is refused as too large."""
     random_seed: NonNegativeInt | None = None
     """Seeds requests that bring no seed of their own. None: another one each start."""
     check_ledger: bool = False

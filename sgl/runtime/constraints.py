@@ -1,29 +1,27 @@
 """From a request's constraint to a compiled grammar, and from there to what each of its tokens may be.
 
-Compiling happens where requests are taken in, in the caller's thread, and stops no step. A grammar that was handed
-out is walked by the loop's thread alone.
+Compiling happens where requests are taken in and stops no step: the caller waits, up to a deadline. A grammar that was
+handed out is walked by the loop's thread alone.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 
 import numpy as np
 
-from sgl import grammar
 from sgl.errors import GrammarError, InvalidRequest
 from sgl.grammar import Grammar, Vocabulary
+from sgl.grammar.compiler import make_constraint
 from sgl.grammar.jump import forced_tokens
+from sgl.grammar.service import CompileService
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import JsonWhitespace
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
-_MAX_GRAMMARS = 512
 _WORDS_OF_BYTES = 8  # where most vocabularies have single bytes, one of which is allowed as a rule
 
 
@@ -91,66 +89,50 @@ class Constraints:
         vocab_size: int,
         eos_ids: Iterable[int],
         whitespace: JsonWhitespace = "compact",
+        deadline: float = 10.0,
     ) -> None:
+        """deadline: seconds that compiling may take."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._whitespace = whitespace
-        self._vocabulary: Vocabulary | None = None
+        self._deadline = deadline
+        self._service: CompileService | None = None
         self._lock = threading.Lock()
-        self._grammars: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
 
     def guides(self, params: SamplingParams) -> list[Guide | None]:
         """What guides each of a request's n samples; None where it is free.
 
-        Raises InvalidRequest without a tokenizer and for more than one constraint, and GrammarError for one that
-        cannot be compiled.
+        Raises InvalidRequest without a tokenizer, and GrammarError for a constraint that cannot be compiled.
         """
-        given = [(kind, value) for kind in _KINDS if (value := getattr(params, kind)) is not None]
+        given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
         if not given:
             return [None] * params.n
-        if len(given) > 1:
-            names = " and ".join(kind for kind, _ in given)
-            raise InvalidRequest(f"give one constraint, not {names}", param=given[1][0])
-        [key] = given
         if self._tokenizer is None:
-            raise InvalidRequest(f"{key[0]} needs text, and this engine runs without a tokenizer", param=key[0])
-        with self._lock:
-            flight = self._grammars.get(key)
-            if mine := flight is None:
-                flight = self._grammars[key] = Future()
-            self._grammars.move_to_end(key)
-            while len(self._grammars) > _MAX_GRAMMARS:
-                self._grammars.popitem(last=False)
-        if mine:
-            try:
-                flight.set_result(self._compile(*key))
-            except BaseException as error:
-                flight.set_exception(error)
-                with self._lock:
-                    self._grammars.pop(key, None)
-        grammar = flight.result()
-        return [Guide(grammar, self._encode) for _ in range(params.n)]
+            [kind] = given
+            raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
+        constraint = make_constraint(given, whitespace=self._whitespace)
+        grammar = self._started().submit(constraint).result()
+        guides = [Guide(grammar, self._encode) for _ in range(params.n)]
+        return list(guides)
 
-    def _compile(self, kind: str, source: str) -> Grammar:
-        vocabulary = self._loaded_vocabulary()
-        made = grammar.compile(**{kind: source}, vocabulary=vocabulary, whitespace=self._whitespace)  # type: ignore[arg-type]
-        first = Guide(made, self._encode)  # the first mask takes longest, and only the caller waits for this thread
-        first.mask()
-        first.check()
-        return made
+    def close(self) -> None:
+        """End what compiles."""
+        if self._service is not None:
+            self._service.close()
 
     def _encode(self, text: str) -> Sequence[int]:
         assert self._tokenizer is not None, "there is no constraint without a tokenizer"
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, allow_special=False).tolist()
         return ids
 
-    def _loaded_vocabulary(self) -> Vocabulary:
-        """The vocabulary with its trie, built for the first constraint."""
+    def _started(self) -> CompileService:
+        """The service; it and the vocabulary's trie are made for the first constraint."""
         assert self._tokenizer is not None
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = Vocabulary.from_tokenizer(
+            if self._service is None:
+                vocabulary = Vocabulary.from_tokenizer(
                     self._tokenizer.hf, eos_ids=self._eos_ids, logits_width=self._vocab_size
                 )
-            return self._vocabulary
+                self._service = CompileService(vocabulary, deadline=self._deadline)
+            return self._service

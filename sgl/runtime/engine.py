@@ -81,7 +81,7 @@ class Engine:
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
         self._loop.start()
-        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool)
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._intake)
 
     # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -429,7 +429,8 @@ class _Events(Iterator[Result]):
         self._finalizer()
 
 
-def _stop(loop: EngineLoop, pool: ThreadPoolExecutor) -> None:
+def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, intake: Intake) -> None:
+    intake.close()
     loop.stop()
     pool.shutdown(wait=False)
 

@@ -69,7 +69,11 @@ class Intake:
         self._context_length = config.context_length
         self._seed = secrets.randbits(63) if config.random_seed is None else config.random_seed
         self._constraints = Constraints(
-            tokenizer, vocab_size=vocab_size, eos_ids=eos_ids, whitespace=config.json_whitespace
+            tokenizer,
+            vocab_size=vocab_size,
+            eos_ids=eos_ids,
+            whitespace=config.json_whitespace,
+            deadline=config.constraint_timeout,
         )
         self._uids = itertools.count(1)
         self._lock = threading.Lock()
@@ -124,6 +128,10 @@ class Intake:
                 )
             )
         return made
+
+    def close(self) -> None:
+        """End what works for the intake."""
+        self._constraints.close()
 
     def prompt_ids(self, ask: Ask) -> Int32Array:
         """The prompt's tokens, int32 [n >= 1], checked against vocabulary and context."""
