@@ -33,12 +33,19 @@ SCRIPTS = {
         print("done")
     """,
     "a child by fork": """
+        @sgl.function
+        def slow(s):
+            time.sleep(60)
+
+        for _ in range(2):
+            slow.run(backend=MockBackend(), stream=True)
         backend = MockBackend(lambda *_: "hi")
         assert program.run("a", backend=backend)["y"] == "hi"
 
         def child():
             assert program.run("b", backend=MockBackend(lambda *_: "hi")).text() == "bhi"
             assert len(program.run_batch([("c",)] * 5, backend=MockBackend())) == 5
+            assert program.run("d", backend=MockBackend(lambda *_: "hi"), stream=True).text() == "dhi"
             os._exit(7)
 
         process = multiprocessing.get_context("fork").Process(target=child)

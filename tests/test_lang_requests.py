@@ -265,6 +265,37 @@ def test_ten_thousand_programs_run_at_once_without_a_thread_each() -> None:
     assert threading.active_count() < 16
 
 
+def test_bodies_that_wait_for_something_else_overlap() -> None:
+    @sgl.function
+    def program(s, i):
+        s += f"{i}" + sgl.gen("x")
+        meeting.wait(10)  # a slow service
+
+    meeting = threading.Barrier(30)
+    states = program.run_batch([(i,) for i in range(30)], backend=MockBackend(echo))
+    assert all(state["x"] == "<x>" for state in states)
+    meeting = threading.Barrier(30)
+    streams = [program.run(i, backend=MockBackend(echo), stream=True) for i in range(30)]
+    assert [state.text() for state in streams] == [f"{i}<x>" for i in range(30)]
+
+    async def main() -> None:
+        await asyncio.gather(*[program.arun(i, backend=MockBackend(echo)) for i in range(30)])
+
+    meeting = threading.Barrier(30)
+    asyncio.run(main())
+
+
+def test_streams_take_no_thread_each() -> None:
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x")
+
+    backend = MockBackend(echo, latency=0.2)
+    states = [program.run(backend=backend, stream=True) for _ in range(300)]
+    assert threading.active_count() < 16
+    assert all(state.text() == "a<x>" for state in states)
+
+
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_finished_programs_leave_nothing_behind(is_streaming: bool) -> None:
     backend = ProgramBackend(MockBackend(echo))

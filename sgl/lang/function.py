@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import os
 import sys
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -33,7 +34,8 @@ T = TypeVar("T")
 SAMPLING_OPTIONS = frozenset(DEFAULTS) | {"max_new_tokens", "min_new_tokens"}
 RUN_OPTIONS = frozenset({"backend", "stream", "use_thread", "chat_template", "sampling"})
 
-_async_pool = BodyPool(max_threads=1024)  # bodies of `def` programs that event loops run
+_body_pool = BodyPool(max_threads=1024)  # bodies of `def` programs that stream or that event loops run
+os.register_at_fork(after_in_child=_body_pool.reset)
 
 
 @dataclass(slots=True)
@@ -88,16 +90,12 @@ class SglFunction:
         What a program argument shadows goes into `sampling={…}`. Raises what the body raises.
         """
         call = self._call(args, kwargs)
-        if self.is_async and not call.options.get("stream"):
+        if call.options.get("stream"):
+            return self._stream(call)
+        if self.is_async:
             return _from_sync(self._run_async(call))
         run = self._new_run(call)
-        is_streaming = bool(call.options.get("stream"))
-        state = ProgramState(run, run.root, is_observer=is_streaming)
-        if is_streaming:
-            context = contextvars.copy_context()
-            target = partial(context.run, self._stream_body, run, state, call)
-            threading.Thread(target=target, name="sgl-body", daemon=True).start()
-            return state
+        state = ProgramState(run, run.root)
         self._body(run, state, call)
         if not call.options.get("use_thread", True):
             state.sync()
@@ -105,7 +103,9 @@ class SglFunction:
 
     def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
         """`run` with stream=True: returns at once, for `text_iter` and `text_async_iter`."""
-        return self.run(*args, **({"stream": True} | kwargs))
+        call = self._call(args, kwargs)
+        call.options["stream"] = True
+        return self._stream(call)
 
     async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run the program, of `async def` or `def`, from an event loop; its state is complete on return. Takes what
@@ -127,7 +127,8 @@ class SglFunction:
 
         A body that raises does not disturb the others; its error is raised at the end, or stands in the list with
         `return_exceptions`, and then so does what a gen failed with. Bodies run one after the other on this thread;
-        only while they wait for values up to `num_threads` overlap. `generator_style` yields the states in order.
+        up to `num_threads` of them overlap while they wait for values or other services. `generator_style` yields
+        the states in order.
         """
         rows = batch.rows_of(batch_kwargs, self.arg_names)
         run_rows = batch.SyncBatch(self, options, num_threads, progress_bar, return_exceptions)
@@ -247,6 +248,16 @@ class SglFunction:
             current_run.reset(token)
         run.end()
 
+    def _stream(self, call: Call) -> ProgramState:
+        run = self._new_run(call)
+        state = ProgramState(run, run.root, is_observer=True)
+        job = partial(contextvars.copy_context().run, self._stream_body, run, state, call)
+        if self.is_async:
+            threading.Thread(target=job, name="sgl-body", daemon=True).start()  # with an event loop of its own
+        else:
+            _body_pool.submit(job)
+        return state
+
     def _stream_body(self, run: Run, state: ProgramState, call: Call) -> None:
         with contextlib.suppress(BaseException):  # the run has it: iterators and reads raise it
             if self.is_async:
@@ -353,5 +364,5 @@ async def _in_pool(work: Callable[..., None], *args: Any) -> None:
             error = raised
         loop.call_soon_threadsafe(finish, error)
 
-    _async_pool.submit(job)
+    _body_pool.submit(job)
     await done
