@@ -80,6 +80,32 @@ def test_flashinfer_equals_the_oracle(kernel: flashinfer.PrefillKernel, window: 
         assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache, window)) < 1e-2
 
 
+@pytest.mark.parametrize("strangers", [0, 20])
+def test_rows_that_share_a_prefix_attend_to_it_once(strangers: int) -> None:
+    """Two groups among rows that share nothing, beside prompts; the prefix is attended to as one row of many."""
+    rows = [(1, 2000 + row) for row in range(100 + strangers)]
+    rng = np.random.default_rng(0)
+    rows = [*(rows[i] for i in rng.permutation(len(rows))), (40, 900)]
+    case = Case(rows, num_heads=8, num_kv_heads=2, head_dim=128, device="cuda", dtype=torch.bfloat16)
+    needs_flashinfer(case)
+    order = rng.permutation(100 + strangers)
+    for group, shared in ((order[:60], 120), (order[60:100], 70)):
+        case.page_table[group, :shared] = case.page_table[group[0], :shared]
+    backend = flashinfer.FlashInferAttention(case.shape)
+    backend._groups = (
+        lambda step, num_rows: flashinfer.shared_prefixes(  # type: ignore[method-assign]
+            step.q_lens[:num_rows], step.kv_lens[:num_rows], step.page_table[:num_rows], 16, 1000, max_q=1
+        )
+    )
+    with no_waiting():
+        backend.plan(case.step)
+        actual = backend.run(case.query, case.key_cache, case.value_cache)
+    assert backend._parts[None][0].shared is not None
+    oracle = TorchAttention(case.shape)
+    oracle.plan(case.step)
+    assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache)) < 1e-2
+
+
 def test_captured_attention_replays_other_steps_of_as_many_rows() -> None:
     rng = np.random.default_rng(0)
     for num_rows in (1, 3, 16, 70):

@@ -66,3 +66,6 @@ class GraphAttention(AttentionBackend, Protocol):
     def plan_decode(self, step: AttentionStep) -> None:
         """Like `plan`, for rows of one query token each; runs captured after it, in the first step of so many rows
         or any later one, do what they should when they are replayed after it. Never waits for the device."""
+
+    def prefers_launches(self, step: AttentionStep) -> bool:
+        """Whether `plan` would find a way for these rows of one query token that beats a replay."""

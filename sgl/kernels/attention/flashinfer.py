@@ -4,6 +4,9 @@ The rows at a step's beginning that bring one token each, which are its decodes,
 tensor cores, whose tiles hold all query heads of a kv head; the others go through fa2 or fa3 as prompts. Planned
 from host integers: FlashInfer's planner cuts the work up in C++, writes it to a pinned buffer and copies it
 asynchronously. Its wrapper classes are left out, since they walk Python lists and copy from pageable memory.
+
+Keys that many decodes share are attended to once for all of them, and the results are merged (cascade
+attention), where that saves more than it costs.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import numpy.typing as npt
 import torch
 
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.attention.merge import merge_attention_
+from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
 from sgl.kernels.staging import Uploader, carve
 
 PrefillKernel = Literal["fa2", "fa3"]
@@ -28,6 +33,8 @@ _NO_POSITIONS = 0  # positional encoding is done outside
 _INT_WORKSPACE = 8 << 20  # bytes; what the planner writes down
 _FLOAT_WORKSPACE = 128 << 20  # bytes at least; partial results of rows that several blocks share
 _PINNED = 6  # buffers of the planner's results, written again so many plans later
+_SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others have brought to the L2 cache (H200)
+_MERGE_SECONDS = 120e-6  # what a shared prefix must save a layer: two more kernels, and launches outside a graph
 _TILE = 128  # query tokens times heads of a kv head in a block, at most
 
 Int32Array = npt.NDArray[np.int32]
@@ -78,6 +85,15 @@ class _Part:
     mask_mode: int
     plan: Any  # a vector of integers that only FlashInfer reads
     workspace: torch.Tensor
+    shared: _Shared | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Keys that several rows of a part share and that its own plan leaves out."""
+
+    tokens: torch.Tensor  # int64 [N], of the step, group after group
+    part: _Part  # a group of N tokens in all is a row of it
 
 
 class FlashInferAttention:
@@ -115,21 +131,66 @@ class FlashInferAttention:
         q_lens = step.q_lens
         longer = np.flatnonzero(q_lens > 1)
         num_decodes = int(longer[0]) if len(longer) else len(q_lens)
-        num_tokens = int(q_lens.sum())
-        cuts = [(0, num_decodes, 0, num_decodes), (num_decodes, len(q_lens), num_decodes, num_tokens)]
         self._parts = {window: [] for window in self._shape.windows}
-        for name, (first, last, start, stop) in zip(("decode", "prefill"), cuts, strict=True):
-            if first == last:
-                continue
-            is_prefill = name == "prefill"
-            host = _HostRows.of(step, slice(first, last), self._shape.page_size)
+        if num_decodes:
+            self._plan_decodes(step, num_decodes)
+        if num_decodes < len(q_lens):
+            host = _HostRows.of(step, slice(num_decodes, None), self._shape.page_size)
             rows = _Rows(*self._uploader.upload(*host.arrays()))
-            kernel: PrefillKernel = self._prefill if is_prefill else "fa2"
-            for window in self._shape.windows:
-                workspace = self._workspace(name, window)
-                plan = self._planned(host, kernel, window, workspace, causal=is_prefill)
-                mask_mode = _CAUSAL if is_prefill else _NON_CAUSAL
-                self._parts[window].append(_Part(start, stop, rows, kernel, mask_mode, plan, workspace))
+            for window, parts in self._parts.items():
+                workspace = self._workspace("prefill", window)
+                plan = self._planned(host, self._prefill, window, workspace, causal=True)
+                stop = int(q_lens.sum())
+                parts.append(_Part(num_decodes, stop, rows, self._prefill, _CAUSAL, plan, workspace))
+
+    def _plan_decodes(self, step: AttentionStep, num_rows: int) -> None:
+        page_size = self._shape.page_size
+        host = _HostRows.of(step, slice(0, num_rows), page_size)
+        rows = _Rows(*self._uploader.upload(*host.arrays()))
+        groups = self._groups(step, num_rows)
+        for window, parts in self._parts.items():
+            workspace = self._workspace("decode", window)
+            if window is not None or not groups:
+                plan = self._planned(host, "fa2", window, workspace, causal=False)
+                parts.append(_Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace))
+                continue
+            skipped = np.zeros(num_rows, np.int32)
+            for group in groups:
+                skipped[group.rows] = len(group.pages)
+            own = _HostRows.of(step, slice(0, num_rows), page_size, skipped)
+            tokens = np.concatenate([group.rows for group in groups])
+            lengths = np.array([len(group.rows) for group in groups], np.int32)
+            counts = np.array([len(group.pages) for group in groups], np.int32)
+            pages = np.concatenate([group.pages for group in groups]).astype(np.int32)
+            together = _HostRows(
+                query_starts=_starts(lengths),
+                page_starts=_starts(counts),
+                pages=pages,
+                last_page_lens=np.full(len(groups), page_size, np.int32),
+                kv_lens=counts * page_size,
+            )
+            *own_rows, tokens_device = self._uploader.upload(*own.arrays(), tokens)
+            plan = self._planned(together, "fa2", None, self._workspace("shared", None), causal=False)
+            common = _Rows(*self._uploader.upload(*together.arrays()))
+            part = _Part(0, len(tokens), common, "fa2", _NON_CAUSAL, plan, self._workspace("shared", None))
+            plan = self._planned(own, "fa2", None, workspace, causal=False)
+            shared = _Shared(tokens_device, part)
+            parts.append(_Part(0, num_rows, _Rows(*own_rows), "fa2", _NON_CAUSAL, plan, workspace, shared))
+
+    def _groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
+        """Rows whose common prefix is worth attending to once for all of them."""
+        shape = self._shape
+        first_pages = step.page_table[:num_rows, 0]
+        if None not in shape.windows or len(np.unique(first_pages)) == num_rows:
+            return []
+        key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+        least = int(_MERGE_SECONDS * _SHARED_BANDWIDTH / key_bytes)
+        kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
+        return shared_prefixes(step.q_lens[:num_rows], kv_lens, page_table, shape.page_size, least, max_q=1)
+
+    def prefers_launches(self, step: AttentionStep) -> bool:
+        """See `GraphAttention.prefers_launches`."""
+        return bool(self._groups(step, len(step.q_lens)))
 
     def plan_decode(self, step: AttentionStep) -> None:
         """See `GraphAttention.plan_decode`."""
@@ -166,15 +227,18 @@ class FlashInferAttention:
         """See `AttentionBackend.run`."""
         out = torch.empty_like(query)
         for part in self._parts[window]:
-            whole = part.start == 0 and part.stop == len(query)
-            self._attend(
-                part,
-                query if whole else query[part.start : part.stop],
-                key_cache,
-                value_cache,
-                window,
-                out if whole else out[part.start : part.stop],
-            )
+            some, some_out = query[part.start : part.stop], out[part.start : part.stop]
+            shared = part.shared
+            if shared is None:
+                self._attend(part, some, key_cache, value_cache, window, some_out)
+                continue
+            lse = torch.empty(some.shape[:2], dtype=torch.float32, device=query.device)
+            self._attend(part, some, key_cache, value_cache, window, some_out, lse)
+            together = some.index_select(0, shared.tokens)
+            together_out = torch.empty_like(together)
+            together_lse = torch.empty(together.shape[:2], dtype=torch.float32, device=query.device)
+            self._attend(shared.part, together, key_cache, value_cache, window, together_out, together_lse)
+            merge_attention_(some_out, lse, together_out, together_lse, shared.tokens)
         return out
 
     def _attend(
@@ -185,6 +249,7 @@ class FlashInferAttention:
         value_cache: torch.Tensor,
         window: int | None,
         out: torch.Tensor,
+        lse: torch.Tensor | None = None,
     ) -> None:
         rows = part.rows
         self._modules[part.kernel, window is not None].paged_run(
@@ -199,7 +264,7 @@ class FlashInferAttention:
             rows.pages,
             rows.last_page_lens,
             out,
-            None,  # no log-sum-exps
+            lse,
             part.mask_mode,
             _NHD,
             _window_left(window),
@@ -288,14 +353,20 @@ class _HostRows:
     kv_lens: Int32Array  # [B]
 
     @staticmethod
-    def of(step: AttentionStep, rows: slice, page_size: int) -> _HostRows:
+    def of(step: AttentionStep, rows: slice, page_size: int, skipped: Int32Array | None = None) -> _HostRows:
+        """Some rows of a step, each without its first `skipped` pages."""
         kv_lens = np.ascontiguousarray(step.kv_lens[rows])
         counts = -(-kv_lens // page_size)
         table = step.page_table[rows, : int(counts.max())]
+        columns = np.arange(table.shape[1])
+        is_used = columns < counts[:, None]
+        if skipped is not None:
+            is_used &= columns >= skipped[:, None]
+            counts, kv_lens = counts - skipped, kv_lens - skipped * page_size
         return _HostRows(
             query_starts=_starts(step.q_lens[rows]),
             page_starts=_starts(counts),
-            pages=table[np.arange(table.shape[1]) < counts[:, None]],
+            pages=table[is_used],
             last_page_lens=kv_lens - (counts - 1) * page_size,
             kv_lens=kv_lens,
         )

@@ -50,14 +50,16 @@ class DecodeGraphs:
         self._inputs = torch.zeros(4 * 8 * max_rows + 64, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float32, device=model.device)
 
-    def covers(self, batch: Batch) -> bool:
-        """Whether the step is one that was captured: a token for every row, nothing scored, not too many rows."""
+    def covers(self, batch: Batch, pages: Int32Array) -> bool:
+        """Whether the step is best replayed: a token for every row, nothing scored, not too many rows, and nothing
+        that attention has a better way for. pages: see `run`."""
         num_rows = len(batch)
         return (
             num_rows == len(batch.token_ids)
             and num_rows <= self._buckets[-1]
             and bool(batch.samples.all())
             and not batch.score_targets
+            and not self._attention.prefers_launches(AttentionStep(batch.q_lens, batch.kv_lens, pages))
         )
 
     def run(self, batch: Batch, pages: Int32Array) -> torch.Tensor:

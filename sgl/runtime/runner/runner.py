@@ -63,7 +63,7 @@ class ModelRunner:
         self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
         num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
         pages = self._page_table[batch.rows, :num_pages]
-        if self._graphs is not None and self._graphs.covers(batch):
+        if self._graphs is not None and self._graphs.covers(batch, pages):
             sampled = self._sampler(self._graphs.run(batch, pages), batch)
             return PendingStep(batch, sampled.ids, sampled.logprobs, None, self._downloader)
         hidden, last = self._forward(batch, pages)
@@ -75,14 +75,14 @@ class ModelRunner:
     def warm_up(self, num_tokens: int) -> None:
         """Compile, load and capture whatever steps will need, with prompts of num_tokens in all: everything that
         they read and write is on the dummy page. To be called before the first step."""
+        if self._graphs is not None:
+            self._graphs.capture()
         most = self._page_table.shape[1] * self._kv.page_size
         lengths = [most] * (num_tokens // most) + [num_tokens % most or most]
         lengths = lengths[: len(self._page_table)]
         for q_lens in ([1] * min(64, len(self._page_table)), [1, *lengths[1:], max(lengths[0] - 1, 1)], [1]):
             for temperature in (0.0, 1.0):
                 self.launch(_idle_batch(q_lens[: len(self._page_table)], temperature)).wait()
-        if self._graphs is not None:
-            self._graphs.capture()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [T, hidden_size] of the batch's tokens, after the last norm, and int64 [S], the index of the
