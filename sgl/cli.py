@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import runpy
 import sys
 import textwrap
 import time
@@ -16,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
-from sgl.errors import ConfigError, SglError, nearest_name
-from sgl.runtime.config import EngineConfig, ServerConfig, parse_options
+from sgl.errors import BackendError, ConfigError, SglError, nearest_name
+from sgl.runtime.config import Config, EngineConfig, ServerConfig, parse_options
 
-CONFIGS = (EngineConfig, ServerConfig)
+CONFIGS: tuple[Config, ...] = (EngineConfig, ServerConfig)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -34,6 +35,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     _add_options(serve)
     serve.set_defaults(run=_serve)
+    _add_bench(commands)
+    _add_run(commands)
+    _add_chat(commands)
     options = parser.parse_args(arguments)
     try:
         sys.exit(options.run(options))
@@ -66,12 +70,12 @@ class _Parser(argparse.ArgumentParser):
 # ── options ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def _add_options(parser: argparse.ArgumentParser, classes: tuple[Config, ...] = CONFIGS) -> None:
     """A flag for each field of the configs."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a Hugging Face folder or hub id")
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options, named as the flags")
-    for cls, title in zip(CONFIGS, ("engine", "server"), strict=True):
-        group = parser.add_argument_group(f"options of the {title}")
+    for cls in classes:
+        group = parser.add_argument_group(f"options of the {cls.__name__.removesuffix('Config').lower()}")
         docs, hints = option_docs(cls), get_type_hints(cls)
         for field in dataclasses.fields(cls):
             flag = "--" + field.name.replace("_", "-")
@@ -98,10 +102,10 @@ def option_docs(cls: type) -> dict[str, str]:
     }
 
 
-def configs(options: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
+def configs(options: argparse.Namespace, classes: tuple[Config, ...] = CONFIGS) -> list[Any]:
     """The configs that flags, file and variables amount to. Raises ConfigError."""
     given = {} if options.config is None else _from_file(Path(options.config))
-    for cls in CONFIGS:
+    for cls in classes:
         for field in dataclasses.fields(cls):
             value = getattr(options, field.name)
             if isinstance(value, str):
@@ -110,12 +114,14 @@ def configs(options: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
                 given[field.name] = value
     if options.model is not None:
         given["model_path"] = options.model
-    known = [{field.name for field in dataclasses.fields(cls)} for cls in CONFIGS]
+    known = [{field.name for field in dataclasses.fields(cls)} for cls in classes]
     for name in given:
         if not any(name in names for names in known):
             raise ConfigError(f"unknown option {name!r}{nearest_name(name, set().union(*known))}", option=name)
-    engine, server = ({name: value for name, value in given.items() if name in names} for names in known)
-    return EngineConfig.from_options(engine), ServerConfig.from_options(server)
+    return [
+        cls.from_options({name: value for name, value in given.items() if name in names})
+        for cls, names in zip(classes, known, strict=True)
+    ]
 
 
 def _from_file(path: Path) -> dict[str, Any]:
@@ -172,6 +178,141 @@ def _chat_template(config: ServerConfig) -> str | None:
         return Path(config.chat_template).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template cannot be read: {error}", option="chat_template") from error
+
+
+# ── bench ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _add_bench(commands: Any) -> None:
+    from sgl.bench import command
+
+    bench = commands.add_parser("bench", help="measure a server, or the engine alone")
+    kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND", parser_class=_Parser)
+    for kind, text in command.KINDS.items():
+        parser = kinds.add_parser(kind, help=text, description=text)
+        if kind == "serving":
+            command.add_load(parser)
+        else:
+            _add_options(parser, (EngineConfig,))
+        command.add_dataset(parser)
+        parser.add_argument("--json", action="store_true", help="print the report as JSON")
+        parser.add_argument("--output", metavar="FILE", help="write the report as JSON to a file as well")
+        parser.set_defaults(run=_bench)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from sgl.bench import command
+
+    def progress(num_done: int, num_all: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{num_done}/{num_all} ", end="\n" * (num_done == num_all), file=sys.stderr, flush=True)
+
+    if options.kind == "serving":
+        report = command.serving_report(options, progress)
+    else:
+        report = command.engine_report(options, dataclasses.asdict(configs(options, (EngineConfig,))[0]))
+    _show(report, options)
+    return 1 if report.get("failed") else 0
+
+
+def _show(report: dict[str, Any], options: argparse.Namespace) -> None:
+    """A report as a table, or as JSON."""
+    text = json.dumps(report, indent=2)
+    if options.output is not None:
+        Path(options.output).write_text(text + "\n")
+    if options.json:
+        print(text)
+        return
+    for name, value in report.items():
+        if isinstance(value, dict):
+            value = "   ".join(f"{inner} {number:.2f}" for inner, number in value.items())
+        elif isinstance(value, list):
+            value = "; ".join(map(str, value))
+        elif isinstance(value, float):
+            value = f"{value:.3f}"
+        print(f"{name.replace('_', ' '):32}{value}")
+
+
+# ── run, chat ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser("run", help="run a Python file whose programs go to a server or an engine")
+    run.add_argument("file", help="the program")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    run.add_argument("--url", help="a server; with --model instead: an engine in this process")
+    run.add_argument("--model", help="a Hugging Face folder or hub id")
+    run.add_argument("--api-key", help="of the server")
+    run.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from sgl.lang.api import set_default_backend
+    from sgl.lang.backends.server import RuntimeEndpoint
+    from sgl.runtime.engine import Engine
+
+    if (options.url is None) == (options.model is None):
+        raise ConfigError("give either --url or --model", option="url")
+    backend: Any
+    if options.url is not None:
+        backend = RuntimeEndpoint(options.url, api_key=options.api_key)
+    else:
+        backend = Engine(model_path=options.model)
+    set_default_backend(backend)
+    sys.argv = [options.file, *options.arguments]
+    sys.path.insert(0, str(Path(options.file).resolve().parent))
+    try:
+        runpy.run_path(options.file, run_name="__main__")
+    except OSError as error:
+        raise ConfigError(f"{options.file} cannot be run: {error}", option="file") from error
+    finally:
+        backend.shutdown()
+    return 0
+
+
+def _add_chat(commands: Any) -> None:
+    chat = commands.add_parser("chat", help="talk with a model that is served")
+    chat.add_argument("--url", default="http://127.0.0.1:30000", help="where the server is [%(default)s]")
+    chat.add_argument("--api-key", help="of the server")
+    chat.add_argument("--system", help="the system prompt")
+    chat.add_argument("--max-tokens", type=int, default=1024, help="of an answer [%(default)s]")
+    chat.add_argument("--temperature", type=float, default=0.7, help="[%(default)s]")
+    chat.set_defaults(run=_chat)
+
+
+def _chat(options: argparse.Namespace) -> int:
+    """Lines in, answers out as they are written; an empty line or the end of the input leaves."""
+    import requests
+
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    messages = [{"role": "system", "content": options.system}] if options.system else []
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return 0
+        if not line:
+            return 0
+        messages.append({"role": "user", "content": line})
+        body = {"messages": messages, "max_tokens": options.max_tokens, "temperature": options.temperature}
+        written = ""
+        try:
+            url = options.url.rstrip("/") + "/v1/chat/completions"
+            answer = requests.post(url, json={**body, "stream": True}, headers=headers, stream=True, timeout=600)
+            for event in answer.iter_lines():
+                if answer.status_code != 200:
+                    raise BackendError(f"the server refused: {event.decode()}", status=answer.status_code)
+                if event.startswith(b"data: {"):
+                    delta = json.loads(event[6:])["choices"][0]["delta"].get("content") or ""
+                    written += delta
+                    print(delta, end="", flush=True)
+        except requests.RequestException as error:
+            raise BackendError(f"{options.url} cannot be reached: {error}", retryable=True) from error
+        print()
+        messages.append({"role": "assistant", "content": written})
+
+
+# ── logging ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def configure_logging(level: str, style: str) -> None:

@@ -1,0 +1,222 @@
+"""`sgl bench`, `sgl run` and `sgl chat`: against a live server with a tiny model, and their arithmetic."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import random
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgl.bench import datasets, serving
+from sgl.bench.serving import Load, Measured
+from sgl.cli import main
+from sgl.errors import ConfigError
+from sgl.runtime.engine import Engine
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
+        server = LiveServer(engine, api_key="k")
+        yield server
+        server.close()
+        assert engine.check_ledger() == []
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    """What the command prints; it must end with that code."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert stopped.value.code == code, captured.err
+    return captured.out
+
+
+def bench(server: LiveServer, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    common = ["bench", "serving", "--url", server.url, "--api-key", "k", "--json", "--num-prompts", "12"]
+    report: dict[str, Any] = json.loads(run([*common, "--input-len", "8", "--output-len", "5", *flags], capsys))
+    return report
+
+
+@pytest.mark.parametrize("api", list(serving.PATHS))
+def test_every_protocol_measures_every_token(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], api: str
+) -> None:
+    report = bench(server, capsys, "--api", api, "--max-concurrency", "4")
+    assert (report["requests"], report["failed"], report["output_tokens"]) == (12, 0, 60)
+    assert report["input_tokens"] > 12 * 8
+    for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
+        assert set(report[name]) == {"mean", "median", "p90", "p95", "p99"}
+        assert 0 <= report[name]["median"] <= report[name]["p99"] <= report["e2e_ms"]["p99"]
+    assert report["ttft_ms"]["mean"] < report["e2e_ms"]["mean"]
+
+
+def test_shared_prefixes_hit_the_cache_and_goodput_counts_who_was_in_time(
+    server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--dataset", "shared-prefix", "--groups", "2", "--prefix-len", "40", "--request-rate", "200"]
+    report = bench(server, capsys, *flags, "--slo", "ttft=60000", "--slo", "e2e=60000")
+    assert report["cache_hit_rate"] > 0.4
+    assert report["goodput_requests_per_second"] == pytest.approx(report["requests_per_second"])
+    assert bench(server, capsys, "--slo", "e2e=0.001")["goodput_requests_per_second"] == 0
+
+
+def test_schemas_of_a_file_are_enforced(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "tasks.jsonl"
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    file.write_text("\n".join(json.dumps({"prompt": f"{i}", "max_tokens": 30, "schema": schema}) for i in range(3)))
+    output = tmp_path / "report.json"
+    report = bench(server, capsys, "--dataset", "file", "--dataset-path", str(file), "--output", str(output))
+    assert (report["requests"], report["failed"]) == (3, 0)
+    assert json.loads(output.read_text()) == report
+
+
+def test_failures_are_counted_and_shown(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["bench", "serving", "--url", server.url, "--num-prompts", "3"]
+    out = run(flags, capsys, code=1)
+    assert "401" in out
+    assert "failed" in out
+
+
+def test_engines_are_measured_alone(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    model = server.engine.config.model_path
+    flags = [
+        model,
+        "--max-total-tokens",
+        "4096",
+        "--num-prompts",
+        "4",
+        "--input-len",
+        "8",
+        "--output-len",
+        "4",
+        "--json",
+    ]
+    report = json.loads(run(["bench", "offline", *flags], capsys))
+    assert report["requests"] == 4
+    assert report["output_tokens_per_second"] * report["seconds"] == pytest.approx(16)
+    report = json.loads(run(["bench", "latency", *flags], capsys))
+    assert report["prefill_ms"] > 0 < report["decode_ms_per_token"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--slo", "tftt=1"], "ttft"),
+        (["--slo", "ttft=fast"], "200 ms"),
+        (["--dataset", "file"], "dataset-path"),
+        (["--dataset", "file", "--dataset-path", "/nowhere.json"], "nowhere"),
+        (["--num-prompts", "0"], "at least 1"),
+        (["--dataste", "random"], "did you mean '--dataset'"),
+    ],
+)
+def test_wrong_flags_are_explained(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "serving", *flags])
+    assert stopped.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_reports_agree_with_the_textbook() -> None:
+    rng = random.Random(1)
+    results = [
+        Measured(
+            first_token=rng.random(),
+            gaps=[rng.random() for _ in range(9)],
+            latency=2 + rng.random(),
+            prompt_tokens=10,
+            cached_tokens=5,
+            output_tokens=10,
+        )
+        for _ in range(201)
+    ]
+    results.append(Measured(error="x"))
+    report = serving.report(results, 4.0, {"ttft": 0.5})
+    firsts = [result.first_token for result in results[:-1] if result.first_token is not None]
+    cuts = statistics.quantiles(firsts, n=100, method="inclusive")
+    for name, percent in (("median", 50), ("p90", 90), ("p95", 95), ("p99", 99)):
+        assert report["ttft_ms"][name] == pytest.approx(1000 * cuts[percent - 1])
+    assert report["ttft_ms"]["mean"] == pytest.approx(1000 * statistics.fmean(firsts))
+    assert report["tpot_ms"]["mean"] == pytest.approx(
+        statistics.fmean(1000 * (r.latency - (r.first_token or 0)) / 9 for r in results[:-1])
+    )
+    assert report["cache_hit_rate"] == 0.5
+    assert report["goodput_requests_per_second"] == sum(first <= 0.5 for first in firsts) / 4
+    assert (report["failed"], report["errors"]) == (1, ["x"])
+
+
+def test_arrivals_keep_the_rate() -> None:
+    jobs = [datasets.Job("x", 1)] * 4000
+    times = serving.arrivals(jobs, Load("", rate=50.0, seed=3))
+    assert times[-1] / len(jobs) == pytest.approx(1 / 50, rel=0.06)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert statistics.stdev(gaps) == pytest.approx(1 / 50, rel=0.1), "as Poisson's are"
+    assert serving.arrivals(jobs[:3], Load("", rate=4.0, is_poisson=False)) == [0.0, 0.25, 0.5]
+    assert serving.arrivals(jobs[:2], Load("", rate=0.0)) == [0.0, 0.0]
+    assert serving.arrivals([datasets.Job("x", 1, 2.5)], Load("", rate=None)) == [2.5]
+
+
+def test_files_of_many_kinds_are_read(tmp_path: Path) -> None:
+    def jobs(name: str, text: str, count: int = 10) -> list[datasets.Job]:
+        (tmp_path / name).write_text(text)
+        return datasets.file_jobs(tmp_path / name, count, 7, random.Random(0))
+
+    shared = [{"conversations": [{"value": "hi"}, {"value": "a b c"}]}, {"conversations": [{"value": "alone"}]}]
+    assert jobs("share.json", json.dumps(shared)) == [datasets.Job("hi", 3)]
+    assert jobs("turns.jsonl", '{"turns": ["one", "two"]}\n\n{"question": "q"}') == [
+        datasets.Job("one", 7),
+        datasets.Job("q", 7),
+    ]
+    lines = [
+        {"timestamp": t, "input_length": n, "output_length": 4, "hash_ids": [1, 2]}
+        for t, n in ((500, 600), (1500, 520))
+    ]
+    first, second = jobs("trace.jsonl", "\n".join(map(json.dumps, lines)))
+    assert (first.at, second.at, len(first.prompt.split()), first.max_tokens) == (0.0, 1.0, 600, 4)
+    assert first.prompt.split()[:520] == second.prompt.split(), "the same blocks are the same text"
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,3,44\n"
+    rows += "2023-11-16 18:15:48.1805900,5,1\n"
+    assert [(len(job.prompt.split()), job.max_tokens, job.at) for job in jobs("azure.csv", rows)] == [
+        (3, 44, 0.0),
+        (5, 1, pytest.approx(1.5)),
+    ]
+    for text in ("{}", "[]", "nonsense", '[{"x": 1}]'):
+        with pytest.raises(ConfigError):
+            jobs("bad.json", text)
+
+
+def test_run_sends_a_files_programs_to_the_server(
+    server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import sys\nimport sgl\n\n\n@sgl.function\ndef program(s):\n"
+        "    s += sys.argv[1] + sgl.gen('x', max_tokens=4, temperature=0)\n\n\n"
+        "if __name__ == '__main__':\n    print(program.run().text())\n"
+    )
+    out = run(["run", "--url", server.url, "--api-key", "k", str(file), "hello"], capsys)
+    assert out.startswith("hello")
+    assert len(out) > len("hello\n")
+    run(["run", str(file)], capsys, code=2)
+
+
+def test_chat_answers_line_by_line(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nand then?\n"))
+    flags = ["--url", server.url, "--api-key", "k", "--max-tokens", "6", "--temperature", "0"]
+    assert len(run(["chat", *flags], capsys)) > 6
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["chat", "--url", server.url])
+    assert stopped.value.code == 1
+    assert "API key" in capsys.readouterr().err
