@@ -17,6 +17,7 @@ import sgl
 from sgl.lang import ir
 from sgl.lang.aio import io
 from sgl.lang.backends.base import Backend
+from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 
 
 class InstantBackend(Backend):
@@ -67,6 +68,19 @@ class InstantSession:
         if is_final:
             self._backend.running -= 1
             self._sink(ir.Done())
+
+
+class SlowCalls(TextBackend):
+    """Knows single calls only: programs are executed node by node on the client."""
+
+    def __init__(self, latency: float = 0.0) -> None:
+        self.latency = latency
+
+    async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        """One word for each sample."""
+        if self.latency:
+            await asyncio.sleep(self.latency)
+        return [Completion("word", {"completion_tokens": 1}) for _ in params.seeds]
 
 
 @sgl.function
@@ -125,6 +139,9 @@ def many_programs() -> None:
     seconds = timed(lambda: one_gen.run_batch(rows, backend=backend), repeats=3)
     report("2000 one-gen programs, 100 ms a gen (run_batch)", seconds, "s", 3.08, 0.5)
     report("  threads meanwhile", backend.max_threads, "threads", 194, 8)
+    calls = SlowCalls(latency=0.1)
+    seconds = timed(lambda: one_gen.run_batch(rows, backend=calls), repeats=3)
+    report("  the same, node by node on a backend of single calls", seconds, "s", 3.08, 0.5)
 
 
 def many_waiting_programs() -> None:
@@ -155,6 +172,9 @@ def overhead() -> None:
     rows = [{"question": str(i)} for i in range(2000)]
     milliseconds = 1e3 * timed(lambda: three_gens.run_batch(rows, backend=backend)) / len(rows)
     report("three-gen program, no latency (run_batch of 2000)", milliseconds, "ms", 0.43, 0.2)
+    calls = SlowCalls()
+    milliseconds = 1e3 * timed(lambda: three_gens.run_batch(rows, backend=calls)) / len(rows)
+    report("  the same, node by node on a backend of single calls", milliseconds, "ms", 0.43, 0.2)
     milliseconds = 1e3 * timed(lambda: [three_gens.run("x", backend=backend).sync() for _ in range(1000)]) / 1000
     report("three-gen program, no latency (run, one after another)", milliseconds, "ms", 0.43, 0.2)
 
