@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -658,6 +659,17 @@ def test_a_gen_and_a_program_may_take_only_so_long(engine: Engine) -> None:
         assert client.of(ir.NodeFailed)[0].stream is None
         assert client.is_done.wait(SECONDS)
         assert_idle(engine)
+
+
+def test_aborting_all_requests_fails_the_gens_that_run(engine: Engine) -> None:
+    client = Client(engine)
+    client.send(ir.Text("X"), ir.Fork((1, 2)), (1, gen(max_tokens=900)), (2, ir.Text("waits")))
+    deadline = time.monotonic() + SECONDS
+    while not engine._scheduler.num_running and time.monotonic() < deadline:
+        time.sleep(0.001)
+    engine.abort(None)
+    assert isinstance(client.error(), sgl.errors.RequestAborted)
+    assert [event.stream for event in client.finish((2, gen()))] == [2]
 
 
 def test_a_client_that_fails_ends_its_program_and_not_the_engine(engine: Engine) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import itertools
 import os
 import threading
 import weakref
@@ -172,12 +171,12 @@ class Engine:
         return scores
 
     def abort(self, rid: str | None) -> None:
-        """End the requests that were given this rid, or all of them for None; unknown ones are passed over. When
-        it returns, no token of theirs will follow and their pages are free. Their callers get what there was,
-        finish_reason "abort"."""
+        """End the requests that were given this rid, or all for None, those of programs too; unknown ones are
+        passed over. When it returns, no token of theirs will follow and their pages are free. Their callers get
+        what there was, finish_reason "abort"; a gen of a program fails with RequestAborted."""
         with self._rids_lock:
-            uids = list(self._rids.get(rid, ())) if rid is not None else [*itertools.chain(*self._rids.values())]
-        if uids:
+            uids = None if rid is None else list(self._rids.get(rid, ()))
+        if uids is None or uids:
             self._loop.abort(uids)
             self._loop.call(lambda: None)
 

@@ -131,9 +131,9 @@ class EngineLoop:
             submission.submitted = now
         self.post(lambda: self._add(submissions))
 
-    def abort(self, uids: list[int]) -> None:
-        """Ask to end requests. Each still sends its last output, after which nothing more comes of it and its
-        pages are free; unknown and finished ones are passed over. Raises EngineDead."""
+    def abort(self, uids: list[int] | None) -> None:
+        """Ask to end requests, for None all there are. Each still sends its last output, after which nothing more
+        comes of it and its pages are free; unknown and finished ones are passed over. Raises EngineDead."""
         self.post(lambda: self._abort(uids))
 
     def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
@@ -387,8 +387,8 @@ class EngineLoop:
                 request.phase = Phase.DONE
                 self._emit(submission, FinishReason("abort", error=error))
 
-    def _abort(self, uids: list[int]) -> None:
-        for uid in uids:
+    def _abort(self, uids: list[int] | None) -> None:
+        for uid in list(self._live) if uids is None else uids:
             submission = self._live.get(uid)
             if submission is not None:
                 self._end(submission, FinishReason("abort", error=RequestAborted(f"request {uid} was aborted")))
