@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
-from sgl.grammar.json_formula import FALSE, TRUE, Formula, Formulas
-from sgl.grammar.json_objects import CASES_LIMIT, too_many_cases
+from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, too_many_cases
 
 FEW_ITEMS: Final = 64
 """uniqueItems over a tuple is written out if it leaves at most this many arrays."""
@@ -92,6 +91,7 @@ def meet(left: Arrays, right: Arrays, formulas: Formulas, is_empty_formula: Call
         raise too_many_cases()
     result: list[ArrayCase] = []
     for one, other in product(left, right):
+        formulas.work(len(one.blocks) + len(other.blocks))
         if one is ANY_ARRAY or other is ANY_ARRAY:
             result.append(other if one is ANY_ARRAY else one)
             continue

@@ -11,11 +11,18 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Final, Literal
 
+from sgl.errors import GrammarTooLarge
 from sgl.grammar.numbers import exact
+from sgl.grammar.time_limit import check_time
 
 LITERAL, NUMBER, STRING, OBJECT, ARRAY = KINDS = range(5)
 """The kinds of JSON values; null, true and false are literals."""
 ALL_KINDS: Final = 31
+
+CASES_LIMIT: Final = 1024
+"""How many alternatives one object may have before the schema is refused as too large."""
+WORK_LIMIT: Final = 3_000_000
+"""How many keys and blocks may be looked at to combine the alternatives of one formula: some seconds of work."""
 
 Operator = Literal["true", "false", "schema", "local", "values", "fact", "unknown", "and", "or", "one", "not"]
 Frozen = tuple[str, object]
@@ -45,6 +52,19 @@ class Formula:
         return f"{self.operator}({inner})"
 
 
+class TooManyCases(GrammarTooLarge):
+    """The alternatives of one value multiply out of hand; lenient compilation may leave out the combinator."""
+
+
+def too_many_cases() -> TooManyCases:
+    """The error for a product of alternatives past CASES_LIMIT."""
+    return TooManyCases(
+        f"the combinators of this schema multiply to more than {CASES_LIMIT} alternatives",
+        states=CASES_LIMIT,
+        limit=CASES_LIMIT,
+    )
+
+
 TRUE: Final = Formula("true")
 FALSE: Final = Formula("false", kinds=0)
 
@@ -54,6 +74,19 @@ class Formulas:
 
     def __init__(self) -> None:
         self._made: dict[object, Formula] = {}
+        self._work = 0
+
+    def start_work(self) -> None:
+        """Begin to work out another formula."""
+        self._work = 0
+
+    def work(self, amount: int) -> None:
+        """Count work, in blocks and keys looked at. Raises TooManyCases past the limit."""
+        check_time()
+        self._work += amount
+        if self._work > WORK_LIMIT:
+            self._work = 0  # what is left out instead may take as much again
+            raise too_many_cases()
 
     def leaf(self, operator: Operator, key: object, subject: object, kinds: int = ALL_KINDS) -> Formula:
         """A leaf, the same one for the same key."""

@@ -13,13 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final, NamedTuple
 
-from sgl.errors import GrammarTooLarge
 from sgl.grammar.expr import Expr, difference, intersect, is_empty, matches, union, words
-from sgl.grammar.json_formula import FALSE, TRUE, Formula, Formulas
+from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, too_many_cases
 from sgl.grammar.jsontext import CANONICAL_BODY, string_body
 
-CASES_LIMIT: Final = 1024
-"""How many alternatives one object may have before the schema is refused as too large."""
 FEW_KEYS: Final = 64
 """A key pattern with at most this many keys is written out as declared keys."""
 
@@ -109,29 +106,36 @@ def meet(left: Objects, right: Objects, formulas: Formulas, is_empty_formula: Ca
     if len(left) * len(right) > CASES_LIMIT * 8:
         raise too_many_cases()
     result: list[ObjectCase] = []
+    reaches = {case: _reach(case) for case in (*left, *right)}
     for one, other in product(left, right):
         if one is ANY_OBJECT or other is ANY_OBJECT:
             result.append(other if one is ANY_OBJECT else one)
             continue
+        formulas.work(len(one.blocks) + len(other.blocks))
         case = _join(one, other, formulas)
-        if case is not None and not is_dead(case, formulas, is_empty_formula):
+        if case is None:
+            continue
+        # A required key is looked at again if both sides have a say in it.
+        here, there = reaches[one], reaches[other]
+        changed = [
+            name
+            for name in case.required
+            if (here is None or name in here or name not in one.required)
+            and (there is None or name in there or name not in other.required)
+        ]
+        formulas.work(len(case.blocks) * len(changed))
+        if not any(is_empty_formula(under(case, name, formulas)) for name in changed):
             result.append(case)
             if len(result) > CASES_LIMIT:
                 raise too_many_cases()
     return tuple(dict.fromkeys(result))
 
 
-class TooManyCases(GrammarTooLarge):
-    """The alternatives of one value multiply out of hand; lenient compilation may leave out the combinator."""
-
-
-def too_many_cases() -> TooManyCases:
-    """The error for a product of alternatives past CASES_LIMIT."""
-    return TooManyCases(
-        f"the combinators of this schema multiply to more than {CASES_LIMIT} alternatives",
-        states=CASES_LIMIT,
-        limit=CASES_LIMIT,
-    )
+def _reach(case: ObjectCase) -> frozenset[str] | None:
+    """The keys that a case says something about; None if it says something about undeclared ones."""
+    if any(block.patterns or block.rest is not TRUE for block in case.blocks):
+        return None
+    return frozenset(name for block in case.blocks for name in block.names)
 
 
 def _join(one: ObjectCase, other: ObjectCase, formulas: Formulas) -> ObjectCase | None:
@@ -244,7 +248,12 @@ def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
             cells.remove(cell)
             names.update((key_of(body), cell[1]) for body in few)
     patterns = tuple(cells)
-    for choice in product(*[_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists]):
+    for number, choice in enumerate(
+        product(*[_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists])
+    ):
+        formulas.work(len(names))
+        if number >= CASES_LIMIT:
+            raise too_many_cases()
         chosen = dict(names)
         demanded = set(required)
         exists: dict[tuple[Expr, Formula], None] = {}

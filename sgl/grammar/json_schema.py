@@ -16,9 +16,9 @@ from sgl.grammar import json_arrays, json_objects
 from sgl.grammar.expr import EMPTY, Expr, union, words
 from sgl.grammar.json_arrays import ArrayCase, ArrayDraft, Undecidable
 from sgl.grammar.json_document import Dialect, Document, dialect_of
-from sgl.grammar.json_formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula
+from sgl.grammar.json_formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula, TooManyCases
 from sgl.grammar.json_numbers import number_text
-from sgl.grammar.json_objects import ObjectCase, ObjectDraft, TooManyCases
+from sgl.grammar.json_objects import ObjectCase, ObjectDraft
 from sgl.grammar.json_reader import NeedsTracking, SchemaSubject
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_sets import Sets, as_arrays, as_objects
@@ -118,6 +118,7 @@ class _Compilation:
     def _look_into(self, values: _Values) -> None:
         """Work out the sets of a formula, and meet those of its children."""
         sets, formula = self.sets, values.formula
+        sets.formulas.start_work()
         literals = sets.of(formula, LITERAL).value
         numbers = sets.of(formula, NUMBER).value
         strings = sets.of(formula, STRING).value

@@ -28,10 +28,11 @@ from sgl.grammar.json_formula import (
     TRUE,
     Formula,
     Formulas,
+    TooManyCases,
     freeze,
 )
 from sgl.grammar.json_keywords import EVERY_LITERAL, EVERYTHING, NOTHING, KindSet, Known
-from sgl.grammar.json_objects import Block, EvaluatedKeys, ObjectCase, Objects, TooManyCases
+from sgl.grammar.json_objects import Block, EvaluatedKeys, ObjectCase, Objects
 from sgl.grammar.json_reader import Reader, SchemaSubject
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import Strings, StringSet, make_strings
