@@ -184,6 +184,8 @@ def _object(schema: FixedSchema, rng: random.Random, depth: int, outer: list[Fix
     if patterns and rng.random() < 0.2:
         exists = (Exists(patterns[0].key, patterns[0].value),)
     most = len(names) + (30 if patterns else 0)
+    if any(value in above for _, value in properties):
+        most = len(required)  # no schema may need itself
     least = rng.choice([0, 0, 0, min(most, len(required) + 1), min(most, 2)])
     maximum = rng.choice([None, None, max(least, len(required) + len(exists)) + rng.randint(0, 3)])
     for _ in range(4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, TypeVar
 
 ALL_BYTES: Final = (1 << 256) - 1
@@ -13,6 +14,7 @@ def byte_range(first: int, last: int) -> int:
     return (1 << last + 1) - (1 << first)
 
 
+@lru_cache(maxsize=4096)
 def bytes_of(mask: int) -> bytes:
     """The bytes of a set, rising."""
     return bytes(byte for byte in range(256) if mask >> byte & 1)

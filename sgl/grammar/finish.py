@@ -134,7 +134,9 @@ class Finish:
         finally:
             self._guesses = None
         self._values.update({one: text for one, text in guesses.items() if text is not None})
-        return self._values[key]
+        found = self._values.get(key)
+        assert found is not None, "shapes have values"
+        return found
 
     def _shape(self, shape: Shape) -> bytes | None:
         match shape:

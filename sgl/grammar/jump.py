@@ -17,8 +17,8 @@ from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
 
-MIN_TOKENS = 2
-"""A single token is sampled as fast as it is appended."""
+MIN_TOKENS = 1
+"""One is enough: it is computed in the step that the token before it needs anyway."""
 
 _TAIL_TOKENS = 8  # of the output so far, as context: more than any tokenizer looks back within JSON
 _FEW_WORDS = 256

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.grammar.automaton import Automaton
-from sgl.grammar.expr import Words
+from sgl.grammar.expr import EPSILON, Concat, Words
 from sgl.grammar.threads import PLAIN, Lexeme, Node
 from sgl.grammar.trie import Trie
 
@@ -39,7 +39,8 @@ def walk_words(automaton: Automaton, trie: Trie, state: int, *, with_nearest: bo
     origin, lexeme = automaton.members[state][0]
     if len(automaton.members[state]) != 1 or not isinstance(lexeme, Lexeme):
         return None
-    expr, target = lexeme.expr, lexeme.target
+    whole, target = lexeme.expr, lexeme.target
+    expr, tail = (whole.head, whole.tail) if isinstance(whole, Concat) else (whole, EPSILON)
     if not isinstance(expr, Words) or expr.high - expr.low < MANY_WORDS:
         return None
     if not isinstance(target, Node) or target.operation != PLAIN:
@@ -71,6 +72,6 @@ def walk_words(automaton: Automaton, trie: Trie, state: int, *, with_nearest: bo
             found.append(np.unique(nodes))
     ends = np.unique(np.concatenate(ended))
     ends = ends[(trie.child_end[ends] > trie.child_start[ends]) & (ends > 0)]
-    then = automaton.state((origin, thread) for thread in target.threads())
+    then = automaton.state((origin, thread) for thread in automaton.builder.enter(tail, target))
     none = np.zeros(0, np.int64)
     return WordWalk(np.concatenate([none, *found]), ends, then, nearest)
