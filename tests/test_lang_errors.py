@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -237,6 +238,32 @@ def test_waiting_for_a_name_that_never_comes_ends_with_the_body(backend_of: Any)
     threading.Timer(0.05, go_on.set).start()
     with pytest.raises(ProgramError, match="never set a variable 'y'"):
         within(SOON, lambda: state["y"])
+
+
+def test_inside_of_a_body_nothing_waits_for_the_body_itself(backend_of: Any) -> None:
+    """Neither its own thread nor others that it waits for, nor a fork, nor an event loop."""
+
+    @sgl.function
+    def program(s):
+        s += "a" + sgl.gen("x")
+        branch = s.fork(1)[0]
+        with ThreadPoolExecutor(3) as threads:
+            for state in (s, branch):
+                with pytest.raises(ProgramError, match="never set a variable 'y'"):
+                    threads.submit(lambda state=state: state["y"]).result(SOON)
+                assert threads.submit(lambda state=state: "".join(state.text_iter())).result(SOON) == "aok"
+                assert threads.submit(lambda state=state: state.get_meta_info("y")).result(SOON) is None
+
+    @sgl.function
+    async def async_program(s):
+        s += "a" + sgl.gen("x")
+        assert "".join([piece async for piece in s.text_iter()]) == "aok"
+        with pytest.raises(ProgramError, match="never set a variable 'y'"):
+            await s["y"]
+
+    for stream in (False, True):
+        for one in (program, async_program):
+            within(5 * SOON, one.run(backend=backend_of(reply=lambda *_: "ok"), stream=stream).sync)
 
 
 def test_use_thread_false_raises_directly(backend_of: Any) -> None:

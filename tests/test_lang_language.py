@@ -159,6 +159,8 @@ def test_06_and_07_forks_copy_variables_and_stay_readable_after_the_join() -> No
         assert s["own0"] == ["<own0>", None]
         with pytest.raises(ProgramError, match="joined"):
             forks[0] += "too late"
+        with pytest.raises(ProgramError, match="joined already"):
+            forks.join()
 
     program.run(backend=echo()).sync()
 

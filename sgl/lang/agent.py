@@ -39,6 +39,6 @@ def _steps(
         s += assistant(gen(name, tools=tools, **params))
         calls = yield from s.parsed(name)
         if not calls:
-            answer: str = yield from s.root.value(name)
+            answer: str = yield from s.observed(name)
             return answer
     raise ProgramError(f"the agent still calls tools after {max_steps} steps", variable=name)

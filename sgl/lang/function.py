@@ -238,7 +238,6 @@ class SglFunction:
     def _body(self, run: Run, state: ProgramState, call: Call, inner: ProgramState | None = None) -> None:
         """Execute a `def` body in this thread, once, on the state that its caller gets or on one of its own."""
         token = current_run.set(run)
-        run.begin()
         try:
             state.ret_value = self.func(inner or state, *call.args, **call.kwargs)
         except BaseException as error:
@@ -285,7 +284,6 @@ class SglFunction:
     async def _async_body(self, run: Run, state: ProgramState, call: Call) -> None:
         """Execute an `async def` body in this task, once."""
         token = current_run.set(run)
-        run.begin()
         try:
             state.ret_value = await self.func(AsyncProgramState(run, run.root), *call.args, **call.kwargs)
         except BaseException as error:

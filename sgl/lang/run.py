@@ -65,7 +65,6 @@ class Run(Watched):
         self._on_done: deque[Callable[[], object]] = deque()
         self.segments = 0
         self.nested = 0
-        self._recorder: object = None
         self._session: Session | None = None
         self._calls: int | None = None  # of a session of single calls, once it is over
         self._streams: list[Stream] = []
@@ -115,10 +114,6 @@ class Run(Watched):
                 self.segments += 1
                 io.post(self._send, ir.Segment(tuple(nodes), final=final))
 
-    def is_recording_here(self) -> bool:
-        """Whether the caller is the running body itself, so that waiting for it would never end."""
-        return not self.is_over and self._recorder == _whoami()
-
     def cells(self) -> Iterator[Cell]:
         """The answers to all nodes of all streams, pending ones too."""
         for stream in list(self._streams):
@@ -129,10 +124,6 @@ class Run(Watched):
         return self._streams[index]
 
     # The life of the body
-
-    def begin(self) -> None:
-        """The body starts in the calling thread or task."""
-        self._recorder = _whoami()
 
     def end(self) -> None:
         """The body has ended well: ship the rest."""
@@ -307,13 +298,6 @@ def child_seed(run: Run) -> int:
     """The seed of the next program that the body of `run` calls."""
     run.nested += 1
     return ir.node_seed(run.program.seed, "call", run.nested)
-
-
-def _whoami() -> object:
-    try:
-        return asyncio.current_task() or threading.get_ident()
-    except RuntimeError:
-        return threading.get_ident()
 
 
 def _as_backend_error(error: Exception) -> BackendError:

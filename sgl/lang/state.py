@@ -26,7 +26,7 @@ JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
 
 class Recording:
     """What both kinds of state share: everything that only records. `is_observer`: it stands outside of a body that
-    runs elsewhere, so that text, messages, sync and error wait for its end."""
+    runs elsewhere, so that reading waits for what the body has yet to record; elsewhere that would never end."""
 
     def __init__(self, run: Run, stream: Stream, *, is_observer: bool = False) -> None:
         self._run = run
@@ -140,17 +140,28 @@ class Recording:
         return [type(self)(self._run, stream) for stream in self._stream.fork(size)]
 
     def _meta(self, name: str) -> Generator[Wait, None, Any]:
-        if name not in self._stream.names and (self._run.is_over or self._run.is_recording_here()):
-            return None
-        variable = yield from self._stream.variable(name)
+        if self._is_observer:
+            yield from self._stream.named(name)
+        variable = self._stream.names.get(name, "")
         yield from self._stream.ready(cells_of((variable,)))
         return _meta_of(variable)
 
     def parsed(self, name: str) -> Generator[Wait, None, Any]:
         """The steps of `value`."""
-        variable = yield from self._stream.variable(name)
+        variable = yield from self._variable(name)
         found = yield from self._object(variable, name)
         return found
+
+    def observed(self, name: str) -> Generator[Wait, None, Any]:
+        """The steps of `s[name]`."""
+        variable = yield from self._variable(name)
+        value = yield from self._stream.value(variable)
+        return value
+
+    def _variable(self, name: str) -> Generator[Wait, None, Any]:
+        if self._is_observer:
+            yield from self._stream.named(name)
+        return self._stream.variable(name)
 
     def _object(self, variable: Any, name: str) -> Generator[Wait, None, Any]:
         if isinstance(variable, Lazy) and variable.items is not None:
@@ -194,6 +205,14 @@ class Recording:
         messages = yield from self._stream.messages()
         return messages
 
+    async def _chunks(self, name: str | None) -> AsyncIterator[Chunk]:
+        for step in self._stream.chunks(name, to_the_end=self._is_observer):
+            if isinstance(step, Chunk):
+                yield step
+            else:
+                watched, is_ready = step
+                await watched.wait_async(is_ready)
+
     def _error(self) -> Generator[Wait, None, BaseException | None]:
         yield from self._ended()
         failure: Failure | None = yield from self._stream.settle()
@@ -209,7 +228,7 @@ class ProgramState(Recording):
 
     def __getitem__(self, name: str) -> Any:
         """The value of a variable: text, or a list after n > 1 or a join."""
-        return drive(self._stream.value(name))
+        return drive(self.observed(name))
 
     get_var = __getitem__
 
@@ -243,8 +262,8 @@ class ProgramState(Recording):
         return ProgramStateGroup(self, self._fork(size))
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """New text as it comes: of one variable, or of the whole program until it ends."""
-        for step in self._stream.chunks(var_name):
+        """New text as it comes: of one variable, or of all that is recorded; of a streaming run, until it ends."""
+        for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
             if isinstance(step, Chunk):
                 if step.text:
                     yield step.text
@@ -256,7 +275,7 @@ class ProgramState(Recording):
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
         """`text_iter` for event loops; with `return_meta_data` pairs of text and meta info."""
-        async for chunk in _chunks(self._stream, var_name):
+        async for chunk in self._chunks(var_name):
             if return_meta_data:
                 yield chunk.text, chunk.meta
             elif chunk.text:
@@ -268,7 +287,7 @@ class AsyncProgramState(Recording):
 
     def __getitem__(self, name: str) -> Awaitable[Any]:
         """The value of a variable: text, or a list after n > 1 or a join."""
-        return drive_async(self._stream.value(name))
+        return drive_async(self.observed(name))
 
     get_var = __getitem__
 
@@ -302,7 +321,7 @@ class AsyncProgramState(Recording):
 
     async def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
         """New text as it comes: of one variable, or of the whole program until it ends."""
-        async for chunk in _chunks(self._stream, var_name):
+        async for chunk in self._chunks(var_name):
             if chunk.text:
                 yield chunk.text
 
@@ -379,15 +398,6 @@ def _meta_of(variable: Any) -> Any:
     if variable.items is not None:
         return [_meta_of(item) for item in variable.items]
     return _meta_of(variable.source)
-
-
-async def _chunks(stream: Stream, name: str | None) -> AsyncIterator[Chunk]:
-    for step in stream.chunks(name):
-        if isinstance(step, Chunk):
-            yield step
-        else:
-            watched, is_ready = step
-            await watched.wait_async(is_ready)
 
 
 _COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")

@@ -34,9 +34,6 @@ class Recorder(Protocol):
     def flush(self) -> None:
         """Ship what is recorded."""
 
-    def is_recording_here(self) -> bool:
-        """Whether the caller is the running body itself."""
-
     def stream(self, index: int) -> Stream:
         """The stream of that number."""
 
@@ -155,6 +152,8 @@ class Stream(Watched):
         """Close the branches. "gather": what they set becomes lists, in branch order, None where a branch did not
         set it; the last round wins. "append": what they wrote after their fork point is appended here. "keep":
         neither."""
+        if any(branch.is_closed for branch in branches):
+            raise ProgramError("these branches were joined already")
         parts = [part for branch in branches for part in branch.parts]
         node = ir.Join(tuple(branch.id for branch in branches), "append" if mode == "append" else "gather")
         # in either mode what follows the join waits for the branches
@@ -246,9 +245,8 @@ class Stream(Watched):
             if cell.failure:
                 raise cell.failure.exception()
 
-    def value(self, name: str | None) -> Generator[Wait, None, Any]:
-        """The value of a variable."""
-        variable = yield from self.variable(name)
+    def value(self, variable: Any) -> Generator[Wait, None, Any]:
+        """The value of what stands behind a name."""
         if isinstance(variable, Cell):
             yield from self.ready((variable,))
             return variable.value
@@ -257,10 +255,13 @@ class Stream(Watched):
             return variable.get()
         return variable
 
-    def variable(self, name: str | None) -> Generator[Wait, None, Any]:
-        """What stands behind a name; waits for a running body to define it, unless the body itself asks."""
-        if name not in self.names and not self.run.is_recording_here():
+    def named(self, name: str | None) -> Generator[Wait, None, None]:
+        """Wait for a body that runs elsewhere to set the variable, or to end."""
+        if name not in self.names:
             yield self, lambda: name in self.names or self.run.is_over or self.failure is not None
+
+    def variable(self, name: str | None) -> Any:
+        """What stands behind a name. Raises if nothing does."""
         if name in self.names:
             return self.names[name]
         if self.failure:
@@ -311,11 +312,13 @@ class Stream(Watched):
                 turn.append(text_of((part,)))
         return messages
 
-    def chunks(self, name: str | None = None) -> Iterator[Chunk | Wait]:
-        """New text as it comes: of one variable, or of the whole stream until the program ends."""
+    def chunks(self, name: str | None, *, to_the_end: bool) -> Iterator[Chunk | Wait]:
+        """New text as it comes: of one variable, or of the whole stream. `to_the_end`: also what a body that runs
+        elsewhere has not recorded yet."""
         if name is not None:
-            variable = yield from self.variable(name)
-            yield from self._part_chunks(variable, name.endswith(ir.REASONING_SUFFIX))
+            if to_the_end:
+                yield from self.named(name)
+            yield from self._part_chunks(self.variable(name), name.endswith(ir.REASONING_SUFFIX))
             return
         position = 0
         while True:
@@ -323,7 +326,7 @@ class Stream(Watched):
             for part in parts[position:]:
                 yield from self._part_chunks(part)
             position = len(parts)
-            if self.run.is_over or self.is_closed or self.failure:
+            if not to_the_end or self.run.is_over or self.is_closed or self.failure:
                 if self._chain_length() == position:
                     break
             else:

@@ -81,7 +81,6 @@ class Trace:
         run = TracedRun(program, {name: "{" + name + "}" for name in symbols})
         state = TraceState(run, run.root)
         token = current_run.set(run)
-        run.begin()
         try:
             state.ret_value = program.func(state, **given, **symbols)
         finally:
