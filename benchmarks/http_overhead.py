@@ -26,7 +26,7 @@ from examples.random_model import random_model
 from sgl.cli import configure_logging
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.handle import LocalEngine
+from sgl.runtime.server.local import LocalEngine
 from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service

@@ -147,8 +147,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 async def _serve_until_stopped(engine_config: EngineConfig, config: ServerConfig) -> None:
-    from sgl.runtime.engine import Engine
-    from sgl.runtime.server.handle import EngineHandle, LocalEngine
+    from sgl.runtime.server.handle import EngineHandle
     from sgl.runtime.server.process import EngineProcess
     from sgl.runtime.server.serve import listen, serve
     from sgl.runtime.server.service import Service
@@ -158,6 +157,9 @@ async def _serve_until_stopped(engine_config: EngineConfig, config: ServerConfig
     bound = listen(config.host, config.port)
     engine: EngineHandle
     if config.in_process:
+        from sgl.runtime.engine import Engine
+        from sgl.runtime.server.local import LocalEngine
+
         engine = LocalEngine(await asyncio.to_thread(Engine, **dataclasses.asdict(engine_config)))
     else:
         configure = partial(configure_logging, config.log_level, config.log_format)

@@ -11,7 +11,7 @@ import requests
 
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.handle import LocalEngine
+from sgl.runtime.server.local import LocalEngine
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
 from tests.tiny_models import edit_json, tiny_checkpoint

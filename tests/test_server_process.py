@@ -316,3 +316,9 @@ def test_errors_survive_the_way_between_processes() -> None:
     ):
         copy = pickle.loads(pickle.dumps(error))
         assert (type(copy), str(copy), copy.__dict__) == (type(error), str(error), error.__dict__)
+
+
+def test_the_server_itself_loads_no_torch() -> None:
+    code = "import sys, sgl.cli, sgl.runtime.server.app, sgl.runtime.server.process; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == "False"

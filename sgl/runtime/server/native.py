@@ -15,6 +15,9 @@ from sgl.runtime.server import sse
 from sgl.runtime.server.errors import described, json_response
 from sgl.runtime.server.service import VERSION, Route, Service, read_body
 
+UNRESPONSIVE_SECONDS = 20.0
+"""A step longer than this makes /health say no. Long chunks of a prompt take a second or two."""
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -180,7 +183,7 @@ class NativeApi:
 
     async def health(self, request: web.Request) -> web.Response:
         """Reads the heartbeat; computes nothing."""
-        self._service.check_is_up()
+        self._service.check_is_up(within=UNRESPONSIVE_SECONDS)
         return json_response({"status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:

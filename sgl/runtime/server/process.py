@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from sgl.errors import EngineDead, SglError
@@ -25,7 +26,6 @@ from sgl.runtime.loop import Output
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.server.channel import Channel, Message
 from sgl.runtime.server.handle import Method, ProgramSession
-from sgl.runtime.server.worker import run_worker
 from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class EngineProcess:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._process = context.Process(
-            target=run_worker, args=(theirs, self.config, self._configure), name="sgl-engine", daemon=True
+            target=_run_worker, args=(theirs, self.config, self._configure), name="sgl-engine", daemon=True
         )
         await asyncio.to_thread(self._process.start)
         atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for it
@@ -242,6 +242,13 @@ class EngineProcess:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _run_worker(connection: Connection, config: EngineConfig, configure: Callable[[], None]) -> None:
+    """Only the engine's process loads torch."""
+    from sgl.runtime.server.worker import run_worker
+
+    run_worker(connection, config, configure)
 
 
 class _Waiter:

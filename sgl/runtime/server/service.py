@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
@@ -27,8 +28,6 @@ Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VERSION = importlib.metadata.version("sgl")
-UNRESPONSIVE_SECONDS = 20.0
-"""A step longer than this makes /health say no. Long chunks of a prompt take a second or two."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,16 @@ class Service:
             raise InvalidRequest("this server runs without a tokenizer: send input_ids to /generate")
         return self.engine.tokenizer
 
-    def check_is_up(self) -> None:
-        """Raise EngineDead where a new request would find no engine, or none for long."""
+    def check_is_up(self, *, within: float = math.inf) -> None:
+        """Raise EngineDead where a new request would find no engine, or one that has been at its present step for
+        `within` seconds."""
         if self.is_draining:
             raise EngineDead("the server is shutting down")
-        if self.engine.heartbeat_age() > UNRESPONSIVE_SECONDS:
-            raise EngineDead("the engine does not respond; it is being restarted if it ended")
+        age = self.engine.heartbeat_age()
+        if age == math.inf:
+            raise EngineDead("the engine is not running")
+        if age > within:
+            raise EngineDead(f"the engine has been at one step for {age:.0f} s")
 
     async def generate(self, **arguments: Any) -> Any:
         """What EngineHandle.generate returns, counted."""
