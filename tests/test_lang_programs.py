@@ -19,14 +19,22 @@ import sgl
 from sgl.lang.choices import greedy_token_selection
 from sgl.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
 from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.live_server import LiveServer
 from tests.test_lang_engine import folder as folder
 
 
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[sgl.Engine]:
+@pytest.fixture(scope="module", params=["in process", "over HTTP"])
+def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Any]:
+    """What programs run on, as the default backend too: an engine, or a server of it."""
     with sgl.Engine(model_path=str(folder), device="cpu", max_total_tokens=16384) as engine:
-        sgl.set_default_backend(engine)
-        yield engine
+        if request.param == "in process":
+            sgl.set_default_backend(engine)
+            yield engine
+        else:
+            server = LiveServer(engine)
+            sgl.set_default_backend(sgl.RuntimeEndpoint(server.url))
+            yield sgl.global_config.default_backend
+            server.close()
         sgl.set_default_backend(None)
 
 
@@ -39,7 +47,7 @@ def few_shot_qa(s, question):
     s += "A:" + sgl.gen("answer", stop="\n", temperature=0)
 
 
-def test_few_shot(engine: sgl.Engine) -> None:
+def test_few_shot(engine: Any) -> None:
     state = few_shot_qa.run(question="What is the capital of Italy?", max_new_tokens=8)
     assert "\n" not in state["answer"]
     rets = few_shot_qa.run_batch([{"question": "a?"}, {"question": "b?"}], temperature=0.1, max_new_tokens=8)
@@ -63,7 +71,7 @@ def mt_bench(s, question_1, question_2):
         s += sgl.gen("answer_2")
 
 
-def test_multi_turn(engine: sgl.Engine) -> None:
+def test_multi_turn(engine: Any) -> None:
     states = mt_bench.run_batch(
         [{"question_1": f"one {i}", "question_2": "two"} for i in range(4)], max_new_tokens=6, num_threads=2
     )
@@ -83,7 +91,7 @@ def decode_json(s):
         s += "}"
 
 
-def test_json_by_regexes_in_a_scope(engine: sgl.Engine) -> None:
+def test_json_by_regexes_in_a_scope(engine: Any) -> None:
     state = decode_json.run(temperature=0.8, seed=2)
     text = state["json_output"]
     assert text.endswith("}")
@@ -100,7 +108,7 @@ def dtype_gen(s):
     s += sgl.gen_int("another", max_tokens=4)
 
 
-def test_dtypes(engine: sgl.Engine) -> None:
+def test_dtypes(engine: Any) -> None:
     state = dtype_gen.run(seed=4)
     int(state["int_result"])
     float(state["float_result"])
@@ -119,7 +127,7 @@ def tool_use(s, question):
         s += "The website url is: " + sgl.gen("url", max_tokens=6)
 
 
-def test_control_flow_on_choices(engine: sgl.Engine) -> None:
+def test_control_flow_on_choices(engine: Any) -> None:
     state = tool_use.run(question="What is 5 + 5?")
     assert state["tool"] in ("calculator", "web browser")
     assert ("expression" in state) == (state["tool"] == "calculator")
@@ -135,7 +143,7 @@ def webthink(s, question, search_results):
         s += f"\nObservation {i}:" + search_results[i - 1] + "\n"
 
 
-def test_react_without_looking_is_one_request(engine: sgl.Engine) -> None:
+def test_react_without_looking_is_one_request(engine: Any) -> None:
     arguments = [{"question": f"q{i}", "search_results": ["found x", "found y", "end"]} for i in range(5)]
     states = webthink.run_batch(arguments, temperature=0, num_threads=64, progress_bar=False)
     assert [state.text()[: len("Question: q0")] for state in states] == [f"Question: q{i}" for i in range(5)]
@@ -174,7 +182,7 @@ def tree_search(s, question, num_branches):
     return solutions
 
 
-def test_tree_of_thought_with_helpers_that_fork(engine: sgl.Engine) -> None:
+def test_tree_of_thought_with_helpers_that_fork(engine: Any) -> None:
     state = tree_search.run("24", 2, backend=engine, seed=9)
     assert len(state.ret_value) == 4
     assert all(text.startswith("<s>user\nPropose a plan for: 24") for text in state.ret_value)
@@ -197,7 +205,7 @@ def tip_suggestion(s, topic):
     s += "In summary" + sgl.gen("summary", max_tokens=6)
 
 
-def test_parallel_decoding(engine: sgl.Engine) -> None:
+def test_parallel_decoding(engine: Any) -> None:
     state = tip_suggestion.run(topic="learning", temperature=0.3)
     assert state.text().count("Tip ") == 2
     assert state["summary"] in state.text()
@@ -213,7 +221,7 @@ def parallel_encoding(s, question, documents):
     s += "Q: " + question + "\nA:" + sgl.gen("answer", max_tokens=6)
 
 
-def test_parallel_encoding(engine: sgl.Engine) -> None:
+def test_parallel_encoding(engine: Any) -> None:
     documents = ["alpha", "beta", "gamma"]
     state = parallel_encoding.run("which?", documents)
     shown = "".join(f"Document {i}: {text}\n" for i, text in enumerate(documents))
@@ -236,7 +244,7 @@ def multi_dimensional_judge(s, article):
     s += "Grade:" + sgl.select("grade", ["A", "B", "C"], choices_method=greedy_token_selection)
 
 
-def test_judging_by_branches(engine: sgl.Engine) -> None:
+def test_judging_by_branches(engine: Any) -> None:
     states = multi_dimensional_judge.run_batch([{"article": "x" * 40}, {"article": "y" * 40}], temperature=0)
     for state in states:
         assert len(state["judgment"]) == 3
@@ -248,7 +256,7 @@ def hellaswag(s, prefix, choices):
     s += prefix + sgl.select("answer", choices=choices)
 
 
-def test_a_batch_of_selects_keeps_its_order(engine: sgl.Engine) -> None:
+def test_a_batch_of_selects_keeps_its_order(engine: Any) -> None:
     rows = [{"prefix": f"The {i}th ", "choices": [f"ending {i}", f"another {i}"]} for i in range(12)]
     states = hellaswag.run_batch(rows, temperature=0, num_threads=64, generator_style=True)
     assert [state["answer"][-len(str(i)) :] for i, state in enumerate(states)] == [str(i) for i in range(12)]
@@ -279,7 +287,7 @@ def cot_decoding(s, question, k):
     return answers
 
 
-def test_chain_of_thought_decoding_over_logprobs(engine: sgl.Engine) -> None:
+def test_chain_of_thought_decoding_over_logprobs(engine: Any) -> None:
     state = cot_decoding.run("how many?", 3, backend=engine)
     texts = [text for text, _ in state.ret_value]
     assert len(set(texts)) == 3
@@ -292,7 +300,7 @@ def min_tokens(s):
     s += "x" + sgl.gen("long", min_tokens=12, max_tokens=20) + sgl.gen("short", max_tokens=3)
 
 
-def test_token_counts(engine: sgl.Engine) -> None:
+def test_token_counts(engine: Any) -> None:
     state = min_tokens.run()
     assert 12 <= state.get_meta_info("long")["completion_tokens"] <= 20
     assert state.get_meta_info("short")["completion_tokens"] <= 3
@@ -304,7 +312,7 @@ def stop_kinds(s):
     s += "b" + sgl.gen("by_id", stop_token_ids=[5, 6, 7, 8], max_tokens=30, ignore_eos=True)
 
 
-def test_stops(engine: sgl.Engine) -> None:
+def test_stops(engine: Any) -> None:
     state = stop_kinds.run()
     assert not re.search("[a-z]{2}", state["by_regex"])
 
@@ -318,7 +326,7 @@ def self_consistency(s, question):
     return max(set(s["answer"]), key=s["answer"].count)
 
 
-def test_votes_over_branches(engine: sgl.Engine) -> None:
+def test_votes_over_branches(engine: Any) -> None:
     state = self_consistency.run("1 + 1 = ", backend=engine)
     assert state.ret_value in state["answer"]
 
@@ -334,7 +342,7 @@ def expert_answer(s, question):
     s += ".\nFor instance, " + s["expert"] + " would answer" + sgl.gen("answer", stop=".", max_tokens=6)
 
 
-def test_values_are_appended_again(engine: sgl.Engine) -> None:
+def test_values_are_appended_again(engine: Any) -> None:
     state = expert_answer.run(question="Why?", temperature=0)
     assert state.text().count(state["expert"]) >= 2
 
@@ -347,7 +355,7 @@ def json_schema_gen(s):
     s += "As JSON:" + sgl.gen("json_output", temperature=0, json_schema=schema, max_tokens=30)
 
 
-def test_json_schema_as_a_string(engine: sgl.Engine) -> None:
+def test_json_schema_as_a_string(engine: Any) -> None:
     assert json.loads(json_schema_gen.run()["json_output"])["a"] in (1, 2)
 
 
@@ -362,12 +370,12 @@ def caller(s, topics):
     s += "All: " + ", ".join(part["words"] for part in parts) + sgl.gen("end", max_tokens=3)
 
 
-def test_programs_call_programs(engine: sgl.Engine) -> None:
+def test_programs_call_programs(engine: Any) -> None:
     state = caller.run(["rain", "snow"], backend=engine, seed=1)
     assert state.text().startswith("All: ")
 
 
-def test_bind_and_default_arguments(engine: sgl.Engine) -> None:
+def test_bind_and_default_arguments(engine: Any) -> None:
     @sgl.function
     def program(s, a, b=" world"):
         s += a + b + sgl.gen("x", max_tokens=2)
