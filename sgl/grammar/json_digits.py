@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from math import gcd
 from typing import Final
 
 from sgl.grammar.expr import EMPTY, Arcs, Compound, Expr
@@ -56,8 +57,7 @@ class Digits(Compound):
         super().__init__(form.accepts(state), True)
         self.form = form
         self.state = state
-        if self.nullable or form.surely_lives(state):
-            self.known_empty = False
+        self.known_empty = False if self.nullable else form.is_dead(state)
 
     def _derive(self) -> Arcs:
         return self.form.arcs(self.state)
@@ -94,8 +94,8 @@ class Form:
         """Whether a number may end in a state."""
         raise NotImplementedError
 
-    def surely_lives(self, state: tuple[int, ...]) -> bool:
-        """Whether it is plain that some number ends behind a state: spares a search."""
+    def is_dead(self, state: tuple[int, ...]) -> bool | None:
+        """Whether no number ends behind a state, or None where that takes a search."""
         raise NotImplementedError
 
     def arcs(self, state: tuple[int, ...]) -> Arcs:
@@ -184,21 +184,41 @@ class Plain(Form):
                 return False
         return True
 
-    def surely_lives(self, state: tuple[int, ...]) -> bool:
-        """Enough free digits reach a multiple and pass every lower bound."""
-        phase, place, low, high, *_ = state
-        if phase != INTEGER or sum(wanted for _, _, wanted in self.multiples) != len(self.multiples):
-            return False
+    def is_dead(self, state: tuple[int, ...]) -> bool | None:
+        """Enough free digits before the point reach a multiple and pass every lower bound."""
+        phase, place, low, high, digits, *remainders = state
+        if (
+            phase in (POINT, FRACTION)
+            and low == high == SETTLED
+            and len(self.multiples) == 1 == self.multiples[0][2]
+        ):
+            return not self._reaches_multiple(place, digits, remainders[0])
+        if phase != INTEGER or not all(wanted for _, _, wanted in self.multiples):
+            return None
         if high == SETTLED:
-            return True
-        if self.high is None or high >= 0:
             return False
+        if self.high is None or high >= 0:
+            return None
         free = len(self.high.whole) - place
         if self.low is not None and low != SETTLED:
             shorter = len(self.low.whole) < len(self.high.whole)
             if not (shorter or (len(self.low.whole) == len(self.high.whole) and low > 0)):
-                return False
-        return all(10**free >= step for step, _, _ in self.multiples)
+                return None
+        return False if all(10**free >= step for step, _, _ in self.multiples) else None
+
+    def _reaches_multiple(self, place: int, digits: int, remainder: int) -> bool:
+        """Whether some more digits behind the point, within the limit on digits, lead to a multiple."""
+        step, decimals, _ = self.multiples[0]
+        left = max(decimals - place, 0)
+        free = min(left, MOST_DIGITS - digits) if self.counts_digits else left
+        # free digits y, then zeros: remainder * 10**left + y * 10**(left - free) = 0 modulo the step
+        target, factor = -remainder * 10**left % step, 10 ** (left - free)
+        divisor = gcd(factor, step)
+        if target % divisor:
+            return False
+        modulus = step // divisor
+        least = target // divisor * int(pow(factor // divisor, -1, modulus)) % modulus
+        return bool(least < 10**free)
 
     def arcs(self, state: tuple[int, ...]) -> Arcs:
         phase = state[0]

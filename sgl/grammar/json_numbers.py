@@ -29,8 +29,8 @@ def number_text(numbers: NumberSet, *, any_spelling: bool) -> Expr:
     """The JSON texts of the numbers of a set.
 
     With `any_spelling`, zeros may trail behind the point and exponents may be used in the normalised form that JSON
-    writers produce (one digit other than 0 before the point), but in ranges that ask for plain texts; without, a number
-    has one plain decimal text, except where the set has no bound at all.
+    writers produce (one digit other than 0 before the point), but in ranges that ask for plain texts; without, a
+    number has one plain decimal text, except where the set has no bound at all.
     """
     texts = [_range_text(part, any_spelling and not part.is_plain) for part in numbers.ranges]
     if numbers.values:
@@ -161,8 +161,8 @@ class _Scientific(Form):
     def accepts(self, state: tuple[int, ...]) -> bool:
         return False
 
-    def surely_lives(self, state: tuple[int, ...]) -> bool:
-        return False
+    def is_dead(self, state: tuple[int, ...]) -> bool | None:
+        return None
 
     def arcs(self, state: tuple[int, ...]) -> Arcs:
         phase = state[0]

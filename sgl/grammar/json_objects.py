@@ -21,6 +21,10 @@ FEW_KEYS: Final = 64
 """A key pattern with at most this many keys is written out as declared keys."""
 
 
+_SPLIT_WORK: Final = 4000
+"""What it costs to split a language of keys by a pattern, as work of `Formulas`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """What one schema says about values by their keys: by name, by pattern (all that match apply), and for the
@@ -164,7 +168,8 @@ def _join(one: ObjectCase, other: ObjectCase, formulas: Formulas) -> ObjectCase 
 
 
 def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
-    """The keys that a block without patterns allows to have values, if there is such a block that allows no others."""
+    """The keys that a block without patterns allows to have values, if there is such a block that allows no others.
+    """
     closed = [block for block in blocks if block.rest is FALSE and not block.patterns]
     if not closed:
         return None
@@ -288,6 +293,7 @@ def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple
     for pattern in patterns:
         split: list[tuple[Expr, frozenset[Expr]]] = []
         for keys, inside in parts:
+            formulas.work(_SPLIT_WORK)
             both, rest = intersect(keys, pattern), difference(keys, pattern)
             if not is_empty(both):
                 split.append((both, inside | {pattern}))

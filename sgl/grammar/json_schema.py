@@ -29,6 +29,9 @@ from sgl.grammar.shape import Array, Contains, CountedString, Exists, KeyPattern
 MOST_FORMULAS: Final = 50_000
 """How many different sets of values a schema may speak of."""
 
+MOST_COUNTED_KEYS: Final = 1000
+"""How many undeclared keys minProperties may ask for."""
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledSchema:
@@ -227,7 +230,13 @@ class _Compilation:
         available = sum(map(is_inhabited, draft.names.values()))
         for key, value in draft.patterns:
             if available < draft.low and is_inhabited(value):
-                found = json_objects.few_words(key, draft.low)
+                found = json_objects.few_words(key, min(draft.low, MOST_COUNTED_KEYS))
+                if found is None and draft.low - available > MOST_COUNTED_KEYS:
+                    raise GrammarTooLarge(
+                        f"minProperties asks for more than {MOST_COUNTED_KEYS} undeclared keys",
+                        states=draft.low,
+                        limit=MOST_COUNTED_KEYS,
+                    )
                 available += draft.low if found is None else len(found)
         return available >= draft.low
 

@@ -44,6 +44,14 @@ LOOK_AHEAD: Final = 4
 """How many required keys and items deep a case is searched for one that no value fits, before it is kept."""
 
 
+COMBINATORS: Final = (
+    "oneOf", "anyOf", "not", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref",
+    "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems",
+)  # fmt: skip
+"""The keywords that may multiply alternatives; the first of a subschema is what is named when there are too many.
+"""
+
+
 class ReferenceLoop(Exception):
     """A schema that refers to itself for the same value: it says nothing that could be worked out."""
 
@@ -154,8 +162,7 @@ class Sets:
                 dropped = self._refuse(subject, "$ref", "the reference leads back to itself")
                 return Known(context, dropped)
             except TooManyCases as error:
-                combinators = ("oneOf", "anyOf", "not", "if", "allOf", "$ref", "dependencies", "dependentSchemas")
-                combinator = next(name for name in combinators if name in subject.keywords)
+                combinator = next(name for name in COMBINATORS if name in subject.keywords)
                 dropped = self._refuse(subject, combinator, str(error), error)
                 own = self.of(self.reader.without_applicators(formula), kind)
                 return Known(self._meet(context, own.value, kind), dropped)

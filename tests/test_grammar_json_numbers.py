@@ -1,0 +1,97 @@
+"""Sets of numbers against exact arithmetic, and their JSON texts against what a JSON reader makes of them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sgl.grammar.expr import Expr, is_empty, matches
+from sgl.grammar.json_numbers import number_text
+from sgl.grammar.numbers import NumberSet, Range, make_set
+
+BOUNDS = st.sampled_from(
+    [Fraction(n, d) for n in range(-12, 13) for d in (1, 2, 10)] + [Fraction(1234), Fraction(-999)]
+)
+STEPS = st.sampled_from(
+    [Fraction(1), Fraction(2), Fraction(3), Fraction(1, 2), Fraction(1, 100), Fraction(7, 10), Fraction(25)]
+)
+RANGES = st.builds(
+    Range,
+    low=st.none() | BOUNDS,
+    high=st.none() | BOUNDS,
+    low_open=st.booleans(),
+    high_open=st.booleans(),
+    multiple_of=st.none() | STEPS,
+    not_multiples_of=st.frozensets(STEPS, max_size=1),
+)
+SETS = st.builds(make_set, st.lists(RANGES, max_size=2), st.sets(BOUNDS, max_size=3))
+NUMBERS = (
+    BOUNDS
+    | st.fractions(-50, 2000, max_denominator=1).map(Fraction)
+    | st.integers(-30, 30).map(lambda n: Fraction(n, 20))
+)
+TEXTS = st.from_regex(r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,3})?(e[+-]?[0-3])?", fullmatch=True)
+
+
+@given(SETS, SETS, NUMBERS)
+def test_sets_are_closed_under_the_set_operations(one: NumberSet, other: NumberSet, number: Fraction) -> None:
+    assert (number in one & other) == (number in one and number in other)
+    assert (number in one | other) == (number in one or number in other)
+    assert (number in ~one) == (number not in one)
+    if number in one:
+        assert not one.is_empty
+
+
+def value_of(text: str) -> Fraction:
+    return Fraction(Decimal(text))
+
+
+@given(SETS, TEXTS)
+def test_a_text_belongs_exactly_if_its_value_does(numbers: NumberSet, text: str) -> None:
+    flexible = number_text(numbers, any_spelling=True)
+    mantissa = re.split("[.e]", text.lstrip("-"))[0]
+    is_normal = "e" not in text or len(mantissa) == 1 != (mantissa == "0")
+    if not is_normal or value_of(text) not in numbers:
+        assert value_of(text) in numbers or not matches(flexible, text.encode())
+    elif "e" not in text:
+        assert matches(flexible, text.encode())
+
+
+@given(SETS, NUMBERS)
+def test_every_member_has_its_plain_text(numbers: NumberSet, number: Fraction) -> None:
+    text = json.dumps(int(number) if number.denominator == 1 else float(number))
+    for any_spelling in (False, True):
+        assert matches(number_text(numbers, any_spelling=any_spelling), text.encode()) == (number in numbers)
+
+
+@given(RANGES, st.booleans(), st.text("0123456789.-", max_size=7))
+@example(Range(multiple_of=Fraction(7, 100000)), True, "12345678901")
+def test_no_prefix_is_a_dead_end(part: Range, any_spelling: bool, typed: str) -> None:
+    text: Expr = number_text(make_set([part]), any_spelling=any_spelling)
+    for byte in typed.encode():
+        text = text.step(byte)
+    seen: set[Expr] = {text}
+    stack = [text]
+    has_end = False
+    while stack and not has_end and len(seen) < 3000:
+        here = stack.pop()
+        has_end = here.nullable
+        fresh = {target for _, target in here._derive()} - seen
+        seen |= fresh
+        stack.extend(fresh)
+    if has_end or not stack:
+        assert is_empty(text) != has_end
+
+
+@given(RANGES)
+def test_texts_survive_pickling(part: Range) -> None:
+    text = number_text(make_set([part]), any_spelling=True)
+    copy = pickle.loads(pickle.dumps(text))
+    for sample in (b"0", b"1", b"-1", b"0.5", b"12", b"2.5e1"):
+        assert matches(text, sample) == matches(copy, sample)
