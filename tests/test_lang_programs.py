@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from math import exp
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any
 import pytest
 
 import sgl
+from sgl.lang.backends.http import HttpClient
 from sgl.lang.choices import greedy_token_selection
 from sgl.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.live_server import LiveServer
 from tests.test_lang_engine import folder as folder
+from tests.test_lang_requests import tree_of_thought
 
 
 @pytest.fixture(scope="module", params=["in process", "over HTTP"])
@@ -383,3 +386,36 @@ def test_bind_and_default_arguments(engine: Any) -> None:
     bound = program.bind(a="hello")
     assert bound.run(backend=engine).text().startswith("hello world")
     assert [state.text()[:6] for state in bound.run_batch([{"b": "1"}, {"b": "2"}])] == ["hello1", "hello2"]
+
+
+def test_requests_on_the_wire(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not isinstance(engine, sgl.RuntimeEndpoint):
+        pytest.skip("nothing goes over a wire")
+    sent: list[str] = []
+    send = HttpClient._try
+
+    async def counted(self: HttpClient, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        sent.append(f"{method} {path}")
+        return await send(self, method, path, *args, **kwargs)
+
+    monkeypatch.setattr(HttpClient, "_try", counted)
+    for program, arguments, num_observed in (
+        (few_shot_qa, {"question": "why?"}, 0),
+        (mt_bench, {"question_1": "a", "question_2": "b"}, 0),
+        (decode_json, {}, 0),
+        (parallel_encoding, {"question": "q", "documents": ["a", "b", "c"]}, 0),
+        (webthink, {"question": "q", "search_results": ["x", "y"]}, 0),
+        (hellaswag, {"prefix": "a", "choices": ["b", "c"]}, 0),
+        (tree_of_thought, {"question": "24"}, 0),
+        (expert_answer, {"question": "q"}, 1),
+        (self_consistency, {"question": "q"}, 1),
+        (cot_decoding, {"question": "q", "k": 2}, 3),
+    ):
+        sent.clear()
+        state = program.run(**arguments, backend=engine, max_new_tokens=4)
+        done = threading.Event()
+        state.when_done(done.set)
+        assert done.wait(20)
+        assert state.error() is None
+        assert 1 <= len(sent) <= 1 + num_observed, (program, sent)
+        assert state.usage["requests"] == len(sent)
