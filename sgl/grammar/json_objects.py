@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final, NamedTuple
 
+from sgl.errors import GrammarTooLarge
 from sgl.grammar.expr import Expr, difference, intersect, is_empty, matches, union, words
 from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, too_many_cases
 from sgl.grammar.jsontext import CANONICAL_BODY, string_body
@@ -21,6 +22,8 @@ FEW_KEYS: Final = 64
 """A key pattern with at most this many keys is written out as declared keys."""
 
 
+MOST_CELLS: Final = 64
+"""How many kinds of undeclared keys, by the patterns that they match, one object may have."""
 _SPLIT_WORK: Final = 4000
 """What it costs to split a language of keys by a pattern, as work of `Formulas`."""
 
@@ -168,8 +171,7 @@ def _join(one: ObjectCase, other: ObjectCase, formulas: Formulas) -> ObjectCase 
 
 
 def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
-    """The keys that a block without patterns allows to have values, if there is such a block that allows no others.
-    """
+    """The keys that a block without patterns allows to have values, if there is such a block that allows no others."""
     closed = [block for block in blocks if block.rest is FALSE and not block.patterns]
     if not closed:
         return None
@@ -300,8 +302,10 @@ def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple
             if not is_empty(rest):
                 split.append((rest, inside))
         parts = split
-        if len(parts) > CASES_LIMIT:
-            raise too_many_cases()
+        if len(parts) > MOST_CELLS:
+            raise GrammarTooLarge(
+                f"patternProperties overlap in more than {MOST_CELLS} ways", states=len(parts), limit=MOST_CELLS
+            )
     cells: dict[Formula, list[Expr]] = {}
     for keys, inside in parts:
         found = []
