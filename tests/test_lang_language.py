@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import threading
+import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -313,6 +315,33 @@ def test_17_programs_run_inside_loops_and_threads() -> None:
     for thread in threads:
         thread.join()
     assert sorted(texts) == [f"{i}<x>" for i in range(8)]
+
+
+def test_images_are_paths_bytes_pictures_or_tensors(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "file.png").write_bytes(b"bytes")
+    assert sgl.image(tmp_path / "file.png") == sgl.image(str(tmp_path / "file.png")) == sgl.image(b"bytes")
+
+    class Picture:
+        """Saves itself as PIL's do."""
+
+        def save(self, buffer: Any, format: str) -> None:
+            buffer.write(format.encode())
+
+    assert sgl.image(Picture()).bytes() == b"PNG"
+    whole = torch.arange(24, dtype=torch.uint8).reshape(2, 4, 3)
+    real = sgl.image(whole.permute(2, 0, 1).float() / 255).bytes()
+    assert sgl.image(whole).bytes() == real
+    assert real[16:26] == (4).to_bytes(4, "big") + (2).to_bytes(4, "big") + b"\x08\x02"
+    data = real[real.index(b"IDAT") + 4 : real.index(b"IEND") - 8]
+    assert zlib.decompress(data) == b"\0" + bytes(range(12)) + b"\0" + bytes(range(12, 24))
+    assert sgl.image(torch.zeros(1, 2, 2)).bytes()[24:26] == b"\x08\x00"
+    for wrong in (tmp_path / "absent", torch.zeros(2, 2, dtype=torch.uint8), torch.zeros(5, 2, 2)):
+        with pytest.raises(InvalidRequest, match="no image"):
+            sgl.image(wrong)
+    with pytest.raises(InvalidRequest, match=r"opencv|no video"):
+        sgl.video(tmp_path / "absent", 4)
 
 
 # More of the specification

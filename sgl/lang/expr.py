@@ -9,6 +9,8 @@ import base64
 import io
 import json
 import re
+import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -198,7 +200,8 @@ assistant_begin, assistant_end = partial(ir.RoleBegin, "assistant"), partial(ir.
 
 
 def image(expr: Any) -> ir.Media:
-    """An image: a path, bytes, a PIL image or a tensor (uint8 [height, width, 3], or float in 0..1 [3, h, w])."""
+    """An image: a path, bytes, a PIL image or a tensor (uint8 [height, width, channels], or float in 0..1 [channels,
+    height, width], of one or three channels)."""
     return ir.Media("image", base64.b64encode(_image_bytes(expr)).decode())
 
 
@@ -326,19 +329,33 @@ def _image_bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str | Path):
-        return Path(value).read_bytes()
+        try:
+            return Path(value).read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"no image can be read from {value}: {error.strerror}", param="image") from error
     if hasattr(value, "cpu"):  # a torch tensor
-        from PIL import Image  # type: ignore[import-not-found,unused-ignore]
-
-        array = value.cpu()
-        if array.dim() == 3 and array.shape[0] in (1, 3) and array.is_floating_point():
-            array = (array.clamp(0, 1) * 255).byte().permute(1, 2, 0)
-        value = Image.fromarray(array.numpy())
+        pixels = (value.clamp(0, 1) * 255).round().byte().permute(1, 2, 0) if value.is_floating_point() else value
+        return _png(pixels.cpu().numpy())
     if hasattr(value, "save"):  # a PIL image
         buffer = io.BytesIO()
         value.save(buffer, format="PNG")
         return buffer.getvalue()
     raise InvalidRequest(f"no image can be made of {type(value).__name__}", param="image")
+
+
+def _png(pixels: Any) -> bytes:
+    """uint8 [height, width, channels] as a PNG; one channel is grey, three are red, green and blue."""
+    if pixels.ndim != 3 or pixels.dtype != "uint8" or pixels.shape[2] not in (1, 3):
+        raise InvalidRequest(f"no image can be made of {pixels.dtype} of shape {pixels.shape}", param="image")
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # each row begins with its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def parser_of(node: ir.Node) -> Callable[[str], Any]:
