@@ -138,6 +138,8 @@ class Engine:
         """Like `generate`, for use in an event loop; with stream, awaiting it returns an asynchronous iterator.
         Cancelling the awaiting task aborts the requests."""
         arguments = dict(locals())
+        if not self._finalizer.alive:
+            raise EngineDead("the engine is shut down")
         prepared = await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, arguments)
         return self._async_stream(prepared) if stream else await self._async_wait(prepared)
 
