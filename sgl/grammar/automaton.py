@@ -78,6 +78,7 @@ class Automaton:
         self._results: dict[tuple[int, ...], int] = {}
         self._plain_limits: npt.NDArray[np.int64] = np.full(64, _UNKNOWN, np.int64)
         self._plain_loops: dict[Expr, bool] = {}
+        self._plain_alone: dict[int, bool] = {}
         self.start = self.state((0, thread) for thread in start.threads())
 
     def __len__(self) -> int:
@@ -249,14 +250,20 @@ class Automaton:
                     return NOT_PLAIN
         return limit
 
+    def is_plain_alone(self, state: int) -> bool:
+        """Whether plain characters keep one thread of the state where it is, and lead no other anywhere."""
+        found = self._plain_alone.get(state)
+        if found is None:
+            others = [thread for _, thread in self.members[state] if self._thread_limit(thread) == NOT_PLAIN]
+            is_one = len(others) + 1 == len(self.members[state])
+            found = self._plain_alone[state] = is_one and not any(map(_moves_on_plain, others))
+        return found
+
     def steady(self, state: int) -> tuple[int, int] | None:
         """If plain characters leave `state` as it is: up to which count of characters, and the state that stands
         there from then on. ENDLESS and -1 if it is for ever; None if they do not.
         """
-        others = [thread for _, thread in self.members[state] if self._thread_limit(thread) == NOT_PLAIN]
-        if len(others) + 1 != len(self.members[state]):
-            return None
-        if any(map(_moves_on_plain, others)):
+        if not self.is_plain_alone(state):
             return None
         self.expand(state)
         tables = self.tables

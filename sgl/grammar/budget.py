@@ -21,7 +21,7 @@ from sgl.grammar.walk import Walk
 from sgl.grammar.word_walk import WordWalk, walk_words
 
 Int32Array = npt.NDArray[np.int32]
-FAR: Final = 4096
+FAR: Final = 1024
 """Budgets beyond so many tokens restrict nothing."""
 _NEVER: Final = 1 << 40
 _MAX_KNOWN: Final = 50_000

@@ -18,6 +18,7 @@ from sgl.grammar.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan
 from sgl.grammar.place import Place
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text
 from sgl.grammar.shortest import shortest
+from sgl.grammar.structural_tag import FreeText
 from sgl.grammar.threads import After, Closing, Counted, CountedText, Lexeme, Node, Opening, Stay, Thread
 from sgl.grammar.time_limit import check_time
 from sgl.grammar.values import ValueNode
@@ -108,6 +109,9 @@ class Finish:
                 return self._keys(node.plan, node.seen, b',"')
             case AfterItem():
                 return self._items(node.plan, node.items, items)
+            case FreeText():
+                if node.may_end:
+                    return b""
             case NextItem():
                 return self._next_items(node.plan, node.items, items + 1)  # its comma is yet to come
         texts = [self._thread(thread, 0, items) for thread in node.threads()]

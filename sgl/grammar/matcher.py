@@ -76,7 +76,7 @@ class Matcher:
 
         `remaining` is how many tokens may still be generated, this one included and without an end-of-sequence
         token: near the end the mask keeps only tokens from which the document can still be completed, or, if it
-        can no more, the ones that come nearest. Budgets beyond 4,096 tokens restrict nothing. Raises
+        can no more, the ones that come nearest. Budgets beyond 1,024 tokens restrict nothing. Raises
         GrammarTooLarge if the mask takes too long.
         """
         row[: self._vocabulary.words] = self.mask(remaining)

@@ -173,7 +173,7 @@ class Walk:
         """
         automaton, trie, place = self.automaton, self.trie, self.place
         steady = automaton.steady(place.state)
-        if steady is None or (self.groups is not None and len(automaton.members[place.state]) > 1):
+        if steady is None:
             return None
         states, limits = [place.state], [steady[0]]
         while limits[-1] != ENDLESS and automaton.plain_limit(steady[1]) != NOT_PLAIN:
@@ -237,12 +237,10 @@ class Walk:
         """
         trie = self.trie
         limits = self.automaton.plain_limits(states)
-        if self.groups is not None:
-            # Other threads than the one that stays where it is may lead elsewhere by some of the plain tokens.
-            limits = np.where(
-                [len(self.automaton.members[state]) == 1 for state in states.tolist()], limits, NOT_PLAIN
-            )
         chosen = np.flatnonzero(limits != NOT_PLAIN)
+        if self.groups is not None and len(chosen):
+            # Other threads than the one that stays where it is may lead elsewhere by some of the plain tokens.
+            chosen = chosen[[self.automaton.is_plain_alone(state) for state in states[chosen].tolist()]]
         if not len(chosen):
             return nodes
         nodes = nodes.copy()
@@ -288,13 +286,12 @@ class Walk:
         if self.groups is None:
             return
         ended = np.flatnonzero(self.trie.token[nodes] >= 0)
-        keys = np.stack([states, stacks, counts.chars, counts.items])[:, ended]
-        _, group = np.unique(keys, axis=1, return_inverse=True)
-        tokens = self.trie.token[nodes[ended]]
-        order = np.argsort(group, kind="stable")
-        for found in np.split(tokens[order], np.flatnonzero(np.diff(group[order])) + 1):
-            if len(found):
-                self.groups.append(found)
+        if len(ended):
+            order = ended[np.lexsort([column[ended] for column in (counts.items, counts.chars, stacks, states)])]
+            differs = np.zeros(len(order) - 1, np.bool_)
+            for column in (counts.items, counts.chars, stacks, states):
+                differs |= np.diff(column[order]) != 0
+            self.groups += np.split(self.trie.token[nodes[order]], np.flatnonzero(differs) + 1)
         for node in nodes[self.trie.has_twins[nodes]].tolist():
             self.groups.append(np.array(self.trie.twins[node], np.int32))
 
