@@ -70,7 +70,7 @@ def test_arun_of_a_blocking_program_does_not_block_the_loop() -> None:
         return s["x"]
 
     async def main() -> None:
-        backend = MockBackend(echo, latency=0.1)
+        backend = MockBackend(echo, latency=0.5)
         ticks = 0
 
         async def tick() -> None:
@@ -84,7 +84,7 @@ def test_arun_of_a_blocking_program_does_not_block_the_loop() -> None:
         ticking.cancel()
         assert [state.ret_value for state in states] == ["<x>"] * 50
         assert backend.max_running == 50
-        assert ticks >= 3
+        assert ticks >= 2
 
     asyncio.run(main())
 

@@ -225,13 +225,13 @@ def test_a_late_segment_after_the_lease_is_computed_and_says_so() -> None:
     def program(s):
         s += sgl.gen("x")
         s["x"]
-        time.sleep(0.05)
+        time.sleep(0.25)
         s += sgl.gen("y")
 
     class ShortLease(ProgramBackend):
         def open(self, header: ir.Program, sink: ir.Sink) -> Any:
             session = super().open(header, sink)
-            session._lease_s = 0.02
+            session._lease_s = 0.1
             return session
 
     state = program.run(backend=ShortLease(MockBackend(echo)))
@@ -319,7 +319,7 @@ def test_a_wide_fork_starts_no_thread_per_branch() -> None:
         forks += lambda i: f"{i}" + sgl.gen("x")
         forks.join()
 
-    backend = MockBackend(lambda prompt, _: prompt.text, latency=0.1)
+    backend = MockBackend(lambda prompt, _: prompt.text, latency=0.5)
     threads = threading.active_count()
     state = program.run(backend=backend)
     assert state["x"] == [str(i) for i in range(500)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from sgl.lang.aio import io, when_blocking
 
-STUCK_S = 0.05  # jobs that wait for so long, while none ends or waits for a value, get more threads
+STUCK_S = 0.1  # jobs that wait for so long, while none ends or waits for a value, get more threads
 
 
 class BodyPool:
