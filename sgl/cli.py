@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
@@ -37,6 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     serve.set_defaults(run=_serve)
     _add_bench(commands)
     _add_run(commands)
+    _add_trace(commands)
     _add_chat(commands)
     options = parser.parse_args(arguments)
     try:
@@ -235,7 +237,7 @@ def _show(report: dict[str, Any], options: argparse.Namespace) -> None:
         print(f"{name.replace('_', ' '):32}{value}")
 
 
-# ── run, chat ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── run, trace, chat ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _add_run(commands: Any) -> None:
@@ -249,17 +251,22 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from sgl.lang.api import set_default_backend
     from sgl.lang.backends.server import RuntimeEndpoint
     from sgl.runtime.engine import Engine
 
     if (options.url is None) == (options.model is None):
         raise ConfigError("give either --url or --model", option="url")
-    backend: Any
     if options.url is not None:
-        backend = RuntimeEndpoint(options.url, api_key=options.api_key)
+        _execute(options, RuntimeEndpoint(options.url, api_key=options.api_key))
     else:
-        backend = Engine(model_path=options.model)
+        _execute(options, Engine(model_path=options.model))
+    return 0
+
+
+def _execute(options: argparse.Namespace, backend: Any) -> None:
+    """Run the file as a script whose programs go to the backend."""
+    from sgl.lang.api import set_default_backend
+
     set_default_backend(backend)
     sys.argv = [options.file, *options.arguments]
     sys.path.insert(0, str(Path(options.file).resolve().parent))
@@ -269,6 +276,38 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.file} cannot be run: {error}", option="file") from error
     finally:
         backend.shutdown()
+
+
+def _add_trace(commands: Any) -> None:
+    trace = commands.add_parser("trace", help="run a Python file on a server and write its programs' timelines")
+    trace.add_argument("file", help="the program")
+    trace.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    trace.add_argument("--url", default="http://127.0.0.1:30000", help="where the server is [%(default)s]")
+    trace.add_argument("--api-key", help="of the server")
+    trace.add_argument("--output", default="trace.html", metavar="FILE", help="the page to write [%(default)s]")
+    trace.set_defaults(run=_trace)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from sgl.lang.backends.server import RuntimeEndpoint
+
+    def get(path: str) -> Any:
+        headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+        answer = requests.get(options.url.rstrip("/") + path, headers=headers, timeout=60)
+        if answer.status_code != 200:
+            raise BackendError(f"{path} failed: {answer.text}", status=answer.status_code)
+        return answer.json()
+
+    import requests
+
+    backend = RuntimeEndpoint(options.url, api_key=options.api_key)
+    before = {program["id"] for program in get("/v1/programs")}
+    _execute(options, backend)
+    ids = [program["id"] for program in get("/v1/programs") if program["id"] not in before]
+    timelines = json.dumps([get(f"/v1/programs/{id}/timeline") for id in ids]).replace("</", "<\\/")
+    page = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")
+    Path(options.output).write_text(page.replace(">null</script>", f">{timelines}</script>"), encoding="utf-8")
+    print(f"{len(ids)} programs in {options.output}")
     return 0
 
 

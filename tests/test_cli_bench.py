@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import random
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,16 @@ def test_run_sends_a_files_programs_to_the_server(
         "    s += sys.argv[1] + sgl.gen('x', max_tokens=4, temperature=0)\n\n\n"
         "if __name__ == '__main__':\n    print(program.run().text())\n"
     )
+    page = tmp_path / "trace.html"
+    out = run(
+        ["trace", "--url", server.url, "--api-key", "k", "--output", str(page), str(file), "</script>"], capsys
+    )
+    assert out.startswith("</script>")
+    found = re.search(r'<script id="snapshot" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    [timeline] = json.loads(found[1])
+    assert [node["op"] for node in timeline["nodes"]] == ["text", "gen"]
+    assert [event["type"] for event in timeline["events"]] == ["opened", "node_done", "done"]
     out = run(["run", "--url", server.url, "--api-key", "k", str(file), "hello"], capsys)
     assert out.startswith("hello")
     assert len(out) > len("hello\n")

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import re
+import time
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -33,6 +36,7 @@ from sgl.runtime.server.service import Route, Service, read_body
 
 MAX_PROGRAMS = 20_000  # open at the same time
 MAX_ROWS = 10_000
+RECENT = 50  # programs whose timelines are kept
 READ_SECONDS = 5.0  # for which a program is kept whose last event was sent: it may not have arrived
 
 _TYPES = {
@@ -77,11 +81,14 @@ class ProgramsApi:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._open: dict[str, _OpenProgram] = {}
+        self._recent: deque[_OpenProgram] = deque(maxlen=RECENT)
 
     def routes(self) -> list[Route]:
         """Every endpoint of programs."""
         one = "/v1/programs/{id}"
         return [
+            Route(("GET",), "/v1/programs", self.recent, "Programs that are open or ended lately"),
+            Route(("GET",), one + "/timeline", self.timeline, "What a recent program did, and when"),
             Route(("POST",), "/v1/programs", self.open, "Run a program: its events", ProgramBody, streams=True),
             Route(("POST",), one + "/segments", self.segment, "The next segment of a program", SegmentBody),
             Route(("GET",), one + "/events", self.events, "Its events after Last-Event-ID", streams=True),
@@ -111,12 +118,26 @@ class ProgramsApi:
         opened = _OpenProgram(programs[0], self._forget, is_batch=body.rows is not None)
         segment = None if body.segment is None else opened.checker.segment(body.segment)
         self._open[opened.id] = opened
+        if body.rows is None:
+            opened.nodes += [] if body.segment is None else body.segment["nodes"]
+            self._recent.append(opened)
         try:
             opened.start(self._service, programs, segment)
         except SglError:
             opened.end()
             raise
         return await self._send(request, opened, 0)
+
+    async def recent(self, request: web.Request) -> web.Response:
+        """The latest first."""
+        return json_response([opened.summary() for opened in reversed(self._recent)])
+
+    async def timeline(self, request: web.Request) -> web.Response:
+        """Its nodes and events; times are seconds since it was opened."""
+        for opened in self._recent:
+            if opened.id == request.match_info["id"]:
+                return json_response(opened.timeline())
+        raise NotThere("there is no such program, or others have followed since", param="id")
 
     async def segment(self, request: web.Request) -> web.Response:
         """Take the next segment; what it brings comes among the events."""
@@ -127,6 +148,7 @@ class ProgramsApi:
         if body.number is None or body.number == opened.num_segments + 1:
             segment = opened.checker.segment(body.segment)
             opened.num_segments += 1
+            opened.nodes += body.segment["nodes"]
             opened.send(segment)
         return json_response({"id": opened.id})
 
@@ -166,6 +188,10 @@ class _OpenProgram:
         self.checker = Checker(program)
         self.num_segments = 0  # beside the one that it opened with
         self.log: list[bytes] = []  # event number n at n - 1
+        self.nodes: list[dict[str, Any]] = []  # in the order in which they came
+        self._name = program.name
+        self._started = time.time()
+        self._times: list[float] = []  # of the log's events
         self._patience = program.lease_s
         self._forget = forget
         self._is_batch = is_batch
@@ -186,6 +212,26 @@ class _OpenProgram:
         if segment is not None:
             self.send(segment)
 
+    def summary(self) -> dict[str, Any]:
+        """What a list of programs says of it."""
+        return {
+            "id": self.id,
+            "name": self._name,
+            "started": self._started,
+            "is_running": self._num_running > 0 and not self._is_over,
+            "num_nodes": len(self.nodes),
+        }
+
+    def timeline(self) -> dict[str, Any]:
+        """Its nodes and what came of them, deltas left out."""
+        events = [json.loads(data.partition(b"data: ")[2]) for data in self.log]
+        timed = [
+            {"at": round(at - self._started, 6), **event}
+            for at, event in zip(self._times, events, strict=True)
+            if event["type"] != "delta"
+        ]
+        return {**self.summary(), "nodes": self.nodes, "events": timed}
+
     def send(self, segment: ir.Segment) -> None:
         """Hand a segment on."""
         for session in self._sessions:
@@ -201,6 +247,8 @@ class _OpenProgram:
             self._timer.cancel()
         self._changed.set()
         self._forget(self.id)
+        kept = [i for i, data in enumerate(self.log) if b'"type":"delta"' not in data[:40]]
+        self.log, self._times = [self.log[i] for i in kept], [self._times[i] for i in kept]  # for the timeline
 
     async def listen(self, last: int) -> AsyncGenerator[bytes, None]:
         """Everything after event number `last`, until the program has ended."""
@@ -243,6 +291,7 @@ class _OpenProgram:
 
     def _note(self, data: dict[str, Any]) -> None:
         self.log.append(sse.event(data, len(self.log) + 1))
+        self._times.append(time.time())
         self._changed.set()
 
 
