@@ -35,7 +35,7 @@ class Formula:
     memory.
     """
 
-    __slots__ = ("is_empty", "kinds", "members", "operator", "sets", "subject")
+    __slots__ = ("kinds", "members", "operator", "subject")
 
     def __init__(
         self, operator: Operator, members: tuple[Formula, ...] = (), subject: object = None, kinds: int = ALL_KINDS
@@ -44,8 +44,6 @@ class Formula:
         self.members = members
         self.subject = subject
         self.kinds = kinds
-        self.sets: list[object] = [None] * len(KINDS)
-        self.is_empty: bool | None = None
 
     def __repr__(self) -> str:
         inner = ", ".join(map(repr, self.members)) if self.members else repr(self.subject)

@@ -135,7 +135,23 @@ def meet(left: Objects, right: Objects, formulas: Formulas, is_empty_formula: Ca
             result.append(case)
             if len(result) > CASES_LIMIT:
                 raise too_many_cases()
-    return tuple(dict.fromkeys(result))
+    return _widest(result) if len(left) > 1 < len(right) else tuple(dict.fromkeys(result))
+
+
+def _widest(cases: list[ObjectCase]) -> Objects:
+    """The cases without those that demand all that another one does, and more."""
+    kept: list[tuple[frozenset[object], ObjectCase]] = []
+    marked = [(frozenset((*case.blocks, *case.required, *case.exists)), case) for case in cases]
+    for demands, case in sorted(marked, key=lambda pair: len(pair[0])):
+        if not any(
+            fewer <= demands
+            and wider.low <= case.low
+            and (wider.high is None or wider.high == case.high)
+            and wider.evaluated == case.evaluated
+            for fewer, wider in kept
+        ):
+            kept.append((demands, case))
+    return tuple(case for _, case in kept)
 
 
 def _reach(case: ObjectCase) -> frozenset[str] | None:
@@ -199,9 +215,15 @@ def under(case: ObjectCase, name: str, formulas: Formulas) -> Formula:
 def outside(case: ObjectCase, formulas: Formulas) -> Objects:
     """Every other object, as a union of cases."""
     result: list[ObjectCase] = []
+    absent = dict.fromkeys(case.required)
     for block in case.blocks:
-        result.extend(_violations(block, formulas))
-    result.extend(ObjectCase((Block({name: FALSE}),)) for name in case.required)
+        for violation in _violations(block, formulas):
+            (name,) = violation.required or (None,)
+            if name in absent:  # it may as well be missing
+                del absent[name]
+                violation = replace(violation, required=())
+            result.append(violation)
+    result.extend(ObjectCase((Block({name: FALSE}),)) for name in absent)
     if case.low > 0:
         result.append(ObjectCase(high=case.low - 1))
     if case.high is not None:
@@ -216,7 +238,7 @@ def _violations(block: Block, formulas: Formulas) -> Iterator[ObjectCase]:
     for name in block.names:
         wrong = formulas.negate(block.under(name, formulas))
         if wrong is not FALSE:
-            yield ObjectCase((Block({name: wrong}),), required=(name,))
+            yield ObjectCase(() if wrong is TRUE else (Block({name: wrong}),), required=(name,))
     for key, value in block.patterns:
         wrong = formulas.negate(value)
         if wrong is not FALSE:

@@ -75,6 +75,7 @@ class Sets:
         )
         self.is_tracking = is_tracking
         self._known: dict[tuple[Formula, int], Known] = {}
+        self._outsides: dict[ObjectCase, Objects] = {}
         self._in_progress: set[tuple[Formula, int]] = set()
         self._plainly_empty: dict[Formula, bool] = {}
         self._depth = 0
@@ -259,7 +260,10 @@ class Sets:
         problem = None
         for case in value:
             if isinstance(case, ObjectCase):
-                context = self._meet(context, json_objects.outside(case, self.formulas), kind)
+                others = self._outsides.get(case)
+                if others is None:  # the same objects each time, so that cases can be compared
+                    others = self._outsides[case] = json_objects.outside(case, self.formulas)
+                context = self._meet(context, others, kind)
             elif case.unique is not None:
                 reason = "it stands under a negation, and arrays with items that repeat are no regular set"
                 problem = self.report.problem(case.unique, "uniqueItems", reason)
