@@ -267,3 +267,17 @@ def test_cancelled_timers_take_no_memory(harness: Harness) -> None:
 
     assert loop.call(arm) < 200
     assert heard.get(timeout=SECONDS) == 1
+
+
+def test_actions_without_end_keep_no_request_from_its_steps(harness: Harness) -> None:
+    loop, is_over = harness.loop, []
+
+    def again() -> None:
+        if not is_over:
+            loop.post(again)
+
+    loop.post(again)
+    submission = harness.submission([1, 2, 3], 5)
+    loop.submit([submission])
+    harness.collect(1)
+    is_over.append(True)

@@ -363,6 +363,14 @@ def test_branches_are_admitted_together_and_share_the_pages_of_what_is_before(
     assert {event.meta["usage"]["generated_tokens"] for event in done} == {2}
 
 
+def test_branches_that_go_on_in_several_turns_all_write(engine: Engine) -> None:
+    branches = range(1, 301)
+    client = Client(engine)
+    client.send(ir.Text("X"), ir.Fork(tuple(branches)), *((i, ir.Text(str(i))) for i in branches))
+    done = client.finish(*((i, gen(max_tokens=1)) for i in branches), ir.Join(tuple(branches)), gen(max_tokens=1))
+    assert len({event.stream for event in done}) == 301
+
+
 def test_usage_counts_every_token_once(engine: Engine) -> None:
     engine.flush_cache()
     client = Client(engine)

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_DRAIN_SECONDS = 0.01  # before each step that is due, for what arrived: one action more than fits at most
+
 
 @dataclass(slots=True)
 class Detail:
@@ -221,14 +223,15 @@ class EngineLoop:
             self._close()
 
     def _drain(self) -> None:
-        """Take in what arrived; wait for something when there is nothing to do."""
+        """Take in what arrived, for as long as a step may wait; wait for something when there is nothing to do."""
         idle = self._flying is None and not self.scheduler.has_work and not self._outputs
         try:
             if idle:
                 self._round_began = None
                 due = max(0.0, self._timers[0].when - time.monotonic()) if self._timers else None
                 self._inbox.get(timeout=due)()
-            while True:
+            end = time.monotonic() + _DRAIN_SECONDS
+            while not self.scheduler.has_work or time.monotonic() < end:
                 self._inbox.get_nowait()()
         except queue.Empty:
             pass

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_STREAMS_A_TURN = 128  # more branches than that go on in several turns, with steps for everybody in between
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -144,8 +146,14 @@ class Machine:
     # ---- the loop's thread: a turn
 
     def put(self, outputs: list[Output]) -> None:
-        """Take one step's outputs; see outlet.Sink."""
-        self._turn(partial(self._take, outputs))
+        """Take one step's outputs; see outlet.Sink. The turn that follows comes before the next step, unless many
+        programs are due one."""
+        try:
+            self._take(outputs)
+            if self._ready:
+                self.post(_nothing)
+        except Exception as error:
+            self._fail(error)
 
     def _take(self, outputs: list[Output]) -> None:
         for output in outputs:
@@ -169,30 +177,29 @@ class Machine:
             self._fail(error)
 
     def _turn(self, action: Callable[[], None]) -> None:
-        """Do something, and all that follows from it until every stream waits."""
+        """Do something, and what follows from it: until every stream waits, or the others had better have a turn."""
         if self._is_over:
             return
         try:
             action()
-            while self._ready and not self._is_over:
-                stream = self._ready.popleft()
-                stream.is_ready = False
-                self._resume(stream)
-            if self._submissions and not self._is_over:
+            for _ in range(_STREAMS_A_TURN):
+                if self._ready:
+                    self._resume(self._ready.popleft())
+            if self._submissions:
                 submissions, self._submissions = self._submissions, []
                 self._services.loop.submit(submissions)
-            if self.is_final and not self._undrained:
+            if self._ready:
+                self.post(_nothing)
+            elif self.is_final and not self._undrained:
                 self._end()
-            elif not self._is_over:
+            else:
                 self._note_idle()
-        except SglError as error:
-            self._fail(error)
         except Exception as error:
-            logger.exception("program %s failed", self._program.name)
-            self._fail(_as_backend_error(error))
+            self._fail(error)
 
     def _resume(self, stream: Stream) -> None:
         assert stream.steps is not None, "it has been added"
+        stream.is_ready = False
         try:
             next(stream.steps)
             return
@@ -202,8 +209,7 @@ class Machine:
             stream.is_failed = True
         except Exception as error:
             stream.is_failed = True
-            known = error if isinstance(error, SglError) else _as_backend_error(error)
-            self.emit(ir.NodeFailed(stream.id, stream.position, known))
+            self.emit(ir.NodeFailed(stream.id, stream.position, _known(error)))
         stream.is_drained = True
         self.release(stream)
         self._undrained.discard(stream)
@@ -226,7 +232,7 @@ class Machine:
 
     def _expire_leases(self) -> None:
         self._lease_timer = None
-        if self._calls or self._num_away:
+        if self._calls or self._num_away or self._ready:
             return  # the next idle turn sets another timer
         due = self._idle_since + self._ttl
         if time.monotonic() < due:
@@ -242,11 +248,11 @@ class Machine:
             late = RequestTimeout(f"the program did not finish within {seconds:g} s", seconds=seconds)
             self._deadline = self._services.loop.call_at(time.monotonic() + seconds, partial(self._fail, late))
 
-    def _fail(self, error: SglError) -> None:
+    def _fail(self, error: Exception) -> None:
         """Fail the program as a whole."""
         if not self._is_over:
             with suppress(Exception):
-                self._sink(ir.NodeFailed(None, None, error))
+                self._sink(ir.NodeFailed(None, None, _known(error)))
             self._end()
 
     def _end(self) -> None:
@@ -262,6 +268,7 @@ class Machine:
                 self._services.loop.cancel(timer)
         self._undrained.clear()
         self._ready.clear()
+        self._submissions.clear()
         try:
             self._services.loop.post(self._say_done)  # comes after the aborts
         except EngineDead:
@@ -285,7 +292,15 @@ class Machine:
             self._calls.pop(uid, None)
 
 
-def _as_backend_error(error: Exception) -> BackendError:
+def _nothing() -> None:
+    """An action for a turn that only goes on."""
+
+
+def _known(error: Exception) -> SglError:
+    """The error, as one that a client knows."""
+    if isinstance(error, SglError):
+        return error
+    logger.error("a program failed", exc_info=error)
     wrapped = BackendError(f"{type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

@@ -24,7 +24,7 @@ from sgl.runtime.loop import Submission
 from sgl.runtime.native import NativeResult
 from sgl.runtime.program.machine import Machine, Services, StreamFailedError
 from sgl.runtime.program.stream import Call, Steps, Stream
-from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
+from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
 from sgl.runtime.sampling_params import SamplingParams
 
@@ -34,6 +34,7 @@ INLINE_CHARACTERS = 512
 _ASK_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
 _EXTRA_OPTIONS = ("extra_key", "token_ids_logprob")
 _NOT_SAMPLING = {*_ASK_OPTIONS, "n", "seed", "priority", "timeout", "extra", "max_tokens", "min_tokens"}
+_SCORE = SamplingParams(max_new_tokens=0, temperature=0.0)
 _CONSTRAINTS = {"regex": "regex", "json": "json_schema", "ebnf": "ebnf"}
 
 Pairs: TypeAlias = list[tuple[Submission, NativeResult]]
@@ -152,6 +153,7 @@ class ProgramSession:
             case ir.SetVar():
                 pass
             case ir.Fork():
+                stream.unencoded = merged(stream.unencoded)
                 for i, child in enumerate(node.children):
                     self._add(Stream(child, ir.branch_path(stream.path, stream.position, i), stream))
             case ir.Join():
@@ -323,7 +325,8 @@ class ProgramSession:
 
     def _kept(self, call: Call) -> tuple[list[int], str]:
         """The generated tokens that stay in the stream, and text at their end that is to be encoded anew."""
-        ids, matched = call.results[0].output_ids, call.finish_reason.matched
+        ids, reason = call.results[0].output_ids, call.results[0].finish_reason
+        matched = None if reason is None else reason.matched
         if isinstance(matched, int):
             return ids[:-1], ""
         if matched is None:
@@ -364,6 +367,9 @@ class ProgramSession:
         the tokens of each choice from there."""
         extend = self._services.encoder.extend
         tokens = extend(stream.tokens, stream.unencoded)
+        self._services.intake.prompt_ids(
+            Ask(input_ids=tokens.ids, sampling_params=_SCORE)
+        )  # it fits, or raises now
         wholes = [extend(tokens, [(choice, False)]).ids for choice in choices]
         start = min(_common_len(tokens.ids, ids) for ids in wholes)
         if not start:
@@ -375,7 +381,7 @@ class ProgramSession:
 
     def _rows(self, trie: CandidateTrie) -> Pairs:
         options = {
-            "sampling_params": SamplingParams(max_new_tokens=0, temperature=0.0),
+            "sampling_params": _SCORE,
             "return_logprob": True,
             "logprob_start_len": trie.logprob_start,
             "priority": self._program.defaults.get("priority", 0),

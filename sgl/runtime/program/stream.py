@@ -12,7 +12,6 @@ from sgl.runtime.loop import Output, Submission
 from sgl.runtime.native import NativeResult
 from sgl.runtime.program.tokens import NO_TOKENS, Piece, StreamTokens
 from sgl.runtime.scheduler.leases import Lease
-from sgl.runtime.scheduler.request import FinishReason
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
@@ -92,13 +91,6 @@ class Call:
         del self._by_uid[output.uid]
         self.error = self.error or output.finish_reason.error
         return True
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Of the first request."""
-        reason = self.results[0].finish_reason
-        assert reason is not None, "the call is over"
-        return reason
 
     def usage(self, *, forced_tokens: int = 0) -> dict[str, Any]:
         """What the node cost. Tokens are summed over its requests, seconds are those of the slowest.

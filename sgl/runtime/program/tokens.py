@@ -12,7 +12,8 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -49,9 +50,9 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        control = sorted(tokenizer.control_tokens, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, control))) if control else None
-        self._longest_control = len(control[0]) if control else 0
+        self._control = sorted(tokenizer.control_tokens, key=len, reverse=True)
+        self._control_pattern = re.compile("|".join(map(re.escape, self._control)))
+        self._longest_control = max(map(len, self._control), default=0)
         self._table = None if tokenizer.table is None else tokenizer.table.token_bytes
         self._prepends = self._spelled(tokenizer.encode("a", add_special_tokens=False)) not in (None, b"a")
 
@@ -61,13 +62,13 @@ class Encoder:
         pieces = [piece for piece in pieces if piece[0]]
         if not pieces and len(tokens.ids):
             return tokens
-        merged = tuple(_merged((*tokens.pieces, *pieces)))
+        run = tuple(merged((*tokens.pieces, *pieces)))
         ids = self._spliced(tokens, pieces)
-        is_joint = ids is not None or self._is_safe(merged)
+        is_joint = ids is not None or self._is_safe(run)
         if ids is None:
-            run = self._encoded(merged, is_joint=is_joint, at_start=not tokens.num_fixed)
-            ids = np.concatenate((tokens.ids[: tokens.num_fixed], run))
-        return StreamTokens(ids, tokens.num_fixed, merged, is_joint)
+            encoded = self._encoded(run, is_joint=is_joint, at_start=not tokens.num_fixed)
+            ids = np.concatenate((tokens.ids[: tokens.num_fixed], encoded))
+        return StreamTokens(ids, tokens.num_fixed, run, is_joint)
 
     def num_kept(self, prompt_ids: Int32Array, output_ids: Sequence[int], text: str) -> tuple[int, str]:
         """How many of the generated tokens spell a beginning of `text`, and the rest of it that they do not.
@@ -139,7 +140,7 @@ class Encoder:
         except UnicodeDecodeError:
             return None
         context = before[-self._longest_control :]
-        if not before.endswith(tail) or not self._is_safe(_merged([(context, True), *pieces], whole=1)):
+        if not before.endswith(tail) or not self._is_safe(merged([(context, True), *pieces], whole=1)):
             return None
         again = self._continued(tail + added, allow_special=True)
         if not np.array_equal(again[: _WINDOW // 2], end[: _WINDOW // 2]):
@@ -148,10 +149,11 @@ class Encoder:
 
     def _is_safe(self, pieces: Sequence[Piece]) -> bool:
         """Whether every control token that the pieces spell together lies within a template's piece."""
-        if self._control is None:
+        text = "".join(text for text, _ in pieces)
+        if not any(token in text for token in self._control):
             return True
         ends = list(accumulate(len(text) for text, _ in pieces))
-        for match in self._control.finditer("".join(text for text, _ in pieces)):
+        for match in self._control_pattern.finditer(text):
             at = bisect_right(ends, match.start())
             if not pieces[at][1] or match.end() > ends[at]:
                 return False
@@ -163,12 +165,7 @@ class Encoder:
         return None if table is None else b"".join([table[token_id] for token_id in ids.tolist()])
 
 
-def _merged(pieces: Sequence[Piece], whole: int = 0) -> list[Piece]:
+def merged(pieces: Sequence[Piece], whole: int = 0) -> list[Piece]:
     """Neighbours of one kind as one piece, but for the first `whole` pieces."""
-    merged = list(pieces[:whole])
-    for text, is_template in pieces[whole:]:
-        if len(merged) > whole and merged[-1][1] == is_template:
-            merged[-1] = (merged[-1][0] + text, is_template)
-        else:
-            merged.append((text, is_template))
-    return merged
+    kinds = groupby(pieces[whole:], key=itemgetter(1))
+    return [*pieces[:whole], *(("".join(text for text, _ in group), kind) for kind, group in kinds)]
