@@ -19,7 +19,7 @@ LITERAL, NUMBER, STRING, OBJECT, ARRAY = KINDS = range(5)
 """The kinds of JSON values; null, true and false are literals."""
 ALL_KINDS: Final = 31
 
-CASES_LIMIT: Final = 1024
+CASES_LIMIT: Final = 512
 """How many alternatives one object may have before the schema is refused as too large."""
 WORK_LIMIT: Final = 3_000_000
 """How many keys and blocks may be looked at to combine the alternatives of one formula: some seconds of work."""
@@ -72,6 +72,8 @@ class Formulas:
 
     def __init__(self) -> None:
         self._made: dict[object, Formula] = {}
+        self.blocks: dict[tuple[str, Formula], object] = {}
+        """Shared parts of objects, kept for whoever makes them."""
         self._work = 0
 
     def start_work(self) -> None:

@@ -180,7 +180,7 @@ def _join(one: ObjectCase, other: ObjectCase, formulas: Formulas) -> ObjectCase 
                 del exists[keys, value]
                 required[able[0]] = None
                 if value is not TRUE:
-                    blocks[Block({able[0]: value})] = None
+                    blocks[_one_key(able[0], value, formulas)] = None
     if high is not None and max(low, len(required)) > high:
         return None
     return ObjectCase(tuple(blocks), tuple(required), low, high, tuple(exists), one.evaluated | other.evaluated)
@@ -223,7 +223,7 @@ def outside(case: ObjectCase, formulas: Formulas) -> Objects:
                 del absent[name]
                 violation = replace(violation, required=())
             result.append(violation)
-    result.extend(ObjectCase((Block({name: FALSE}),)) for name in absent)
+    result.extend(ObjectCase((_one_key(name, FALSE, formulas),)) for name in absent)
     if case.low > 0:
         result.append(ObjectCase(high=case.low - 1))
     if case.high is not None:
@@ -233,12 +233,22 @@ def outside(case: ObjectCase, formulas: Formulas) -> Objects:
     return tuple(result)
 
 
+def _one_key(name: str, value: Formula, formulas: Formulas) -> Block:
+    """The block that speaks of one key only: the same one each time, so that cases can be compared."""
+    key = (name, value)
+    found = formulas.blocks.get(key)
+    if found is None:
+        found = formulas.blocks[key] = Block({name: value})
+    assert isinstance(found, Block)
+    return found
+
+
 def _violations(block: Block, formulas: Formulas) -> Iterator[ObjectCase]:
     """The ways in which an object can break a block: one key with a wrong value is enough."""
     for name in block.names:
         wrong = formulas.negate(block.under(name, formulas))
         if wrong is not FALSE:
-            yield ObjectCase(() if wrong is TRUE else (Block({name: wrong}),), required=(name,))
+            yield ObjectCase(() if wrong is TRUE else (_one_key(name, wrong, formulas),), required=(name,))
     for key, value in block.patterns:
         wrong = formulas.negate(value)
         if wrong is not FALSE:
