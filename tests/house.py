@@ -54,6 +54,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.grammar.vocabulary": ("sgl.grammar.trie", "sgl.errors"),
     "sgl.grammar.trie": (),
     "sgl.kernels": (),
+    "sgl.models": (),
     "sgl.errors": (),
 }
 

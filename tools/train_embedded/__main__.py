@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from tools.train_embedded import tokenizer as tokenizers
@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write the checkpoint to")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json to keep")
     parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--learning-rate", type=float, default=Recipe.__dataclass_fields__["learning_rate"].default)
     parser.add_argument("--minutes", type=float, help="train for so long instead")
     parser.add_argument("--workers", type=int, default=max(0, min(14, (os.cpu_count() or 1) - 2)))
     parser.add_argument("--batch-tokens", type=int, default=Recipe.__dataclass_fields__["batch_tokens"].default)
@@ -56,8 +58,11 @@ def main() -> None:
             batch_tokens=options.batch_tokens,
             workers=options.workers,
             seed=options.seed,
+            learning_rate=options.learning_rate,
+            short_batches=0 if options.start else Recipe.__dataclass_fields__["short_batches"].default,
         )
-        export(train(corpora, learnt, recipe, options.out / "training.log"), options.out)
+        weights = load_file(options.start / "model.safetensors") if options.start else None
+        export(train(corpora, learnt, recipe, options.out / "training.log", weights), options.out)
 
 
 def export(model: Decoder, folder: Path) -> None:

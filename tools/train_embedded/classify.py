@@ -15,17 +15,7 @@ from pathlib import Path
 from tools.train_embedded.patterns import Sequence, Slot, parse, say
 from tools.train_embedded.prompts import Example
 from tools.train_embedded.records import HELD_OUT_EVERY
-from tools.train_embedded.values import Values
-
-LANGUAGES = {
-    "English": "the and is of to in that it was for on with as his they at be this from have or by one had not but what all were when we there can an your which their said if do will each about how up out them then she many some so these would other into has more her two like him see time could no make than first been its who now people my made over did down only way find use may water long little very after words called just where most know",
-    "French": "le la les de des et est un une dans pour que qui pas sur avec nous vous il elle mais ce cette sont ont plus tout bien très comme être avoir fait jour aussi leur deux même où jamais toujours maison temps homme femme enfant petit grand bonjour merci soupe était froide serveur charmant livre chat chien nuit après avant sans sous chez parce maintenant encore",
-    "German": "der die das und ist nicht ein eine zu mit von auf für dem den des sich auch es an werden aus er hat dass sie nach wird bei einer um am sind noch wie einem über so zum war haben nur oder aber vor zur bis mehr durch man sein wurde sei guten Tag danke Haus Zeit Kind Mann Frau Wasser heute morgen schön klein groß Suppe kalt Kellner Buch Katze Hund Nacht immer wieder",
-    "Spanish": "el la los las de y que en un una es por con no para su al lo como más pero sus le ya o este sí porque esta entre cuando muy sin sobre también me hasta hay donde quien desde todo nos durante todos uno ni contra otros ese eso ante ellos gracias buenos días casa tiempo hombre mujer niño pequeño grande sopa estaba fría camarero libro gato perro noche siempre ahora",
-    "Italian": "il lo la gli le di e che un una è per con non sono del della nel alla come più ma anche questo questa ha si dal molto quando dove chi tutto tutti essere fatto sempre ancora grazie buongiorno casa tempo uomo donna bambino piccolo grande zuppa era fredda cameriere libro gatto cane notte oggi domani bene perché senza dopo prima mai io lei noi",
-    "Portuguese": "o a os as de e que em um uma é por com não para seu ao como mais mas foi ele das tem à sua ou quando muito nos já eu também só pelo pela até isso ela entre depois sem mesmo aos seus quem nas me esse eles você obrigado bom dia casa tempo homem mulher menino pequeno grande sopa estava fria garçom livro gato cachorro noite sempre agora",
-    "Dutch": "de het een en van is dat op te in voor met niet zijn aan er om ook als maar bij door naar uit over dan nog wel geen hij zij wij jullie heeft hebben werd kan meer al veel heel goed dank je huis tijd man vrouw kind klein groot soep was koud ober boek kat hond nacht altijd weer vandaag morgen mooi lekker waar wie",
-}  # fmt: skip
+from tools.train_embedded.values import Values, phrases
 
 
 @dataclass(slots=True)
@@ -51,8 +41,8 @@ def read_classes(split: str) -> tuple[list[Task], dict[str, list[str]]]:
     lists: dict[str, list[str]] = {}
     for line in (Path(__file__).parent / "classes.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith("* "):
-            name, _, phrases = line[2:].partition(": ")
-            lists[name] = phrases.split(", ")  # what a word means cannot be held out
+            name, _, words = line[2:].partition(": ")
+            lists[name] = words.split(", ")  # what a word means cannot be held out
         elif line.startswith("== "):
             tasks.append(Task(line.partition("| ")[2].split(", ")))
         elif line.startswith("= "):
@@ -61,9 +51,9 @@ def read_classes(split: str) -> tuple[list[Task], dict[str, list[str]]]:
             tasks[-1].labels[-1].patterns.append(parse(line))
     for task in tasks:
         for label in task.labels:
-            found = label.patterns
-            held = [p for i, p in enumerate(found) if (i % HELD_OUT_EVERY == 3) == (split == "eval")]
-            label.patterns = held if split == "eval" and held else [p for p in found if p in held] or found
+            held = label.patterns[3::HELD_OUT_EVERY]
+            learnt = [pattern for pattern in label.patterns if pattern not in held]
+            label.patterns = (held if split == "eval" else learnt) or label.patterns
     return tasks, lists
 
 
@@ -123,11 +113,9 @@ def question(values: Values, split: str) -> Question:
 
 def _language(values: Values) -> Question:
     rng = values.rng
-    answer = rng.choice(list(LANGUAGES))
-    words = [word for word in LANGUAGES[answer].split() if len(word) > 1]
-    text = " ".join(rng.choice(words) for _ in range(rng.randint(4, 12))).capitalize() + "."
-    choices = rng.sample([name for name in LANGUAGES if name != answer], rng.randint(1, 4)) + [answer]
-    rng.shuffle(choices)
+    choices = rng.sample(phrases("languages"), rng.randint(2, 5))
+    answer = rng.choice(choices)
+    text = " ".join(rng.choice(phrases(answer)) for _ in range(rng.randint(4, 12))).capitalize() + "."
     return Question(text, choices, answer, rng.choice(["language", "Language"]))
 
 
@@ -138,49 +126,29 @@ def classification_example(values: Values, split: str) -> Example:
 
 def put(asked: Question, rng: random.Random) -> Example:
     """The question as chat or as plain text."""
-    joint = rng.choice([", ", ", ", " or ", " / ", "|", "; "])
-    listed = joint.join(asked.choices)
-    if rng.random() < 0.2 and len(asked.choices) > 1:
-        listed = ", ".join(asked.choices[:-1]) + " or " + asked.choices[-1]
-    if rng.random() < 0.1:
+    listed = rng.choice([", ", ", ", " or ", " / ", "|", "; "]).join(asked.choices)
+    form = rng.random()
+    if form < 0.2:
+        listed = ", ".join(asked.choices[:-1]) + " or " + asked.choices[-1] if len(asked.choices) > 1 else listed
+    elif form < 0.3:
         listed = "\n" + "\n".join(f"- {choice}" for choice in asked.choices)
-    word, text = asked.word, asked.text
+    text, word = asked.text, asked.word.lower()
     label = rng.choice(["Text", "Review", "Sentence", "Message", "Input"])
-    if rng.random() < 0.4:
-        shown = f"Choices: {listed}\n" if rng.random() < 0.5 else ""
-        kind = word[0].upper() + word[1:]
-        ending = rng.choice(
-            [
-                f"{kind}: ",
-                f"{kind}:",
-                f"The {word.lower()} is ",
-                f"The {word.lower()} of the text is ",
-                f"{kind} ({listed}): ",
-                "Answer: ",
-                "Label: ",
-            ]
-        )
-        body = rng.choice([f"{label}: {text}\n", f"{text}\n", f'{label}: "{text}"\n', f"{label}: {text} "])
-        answer = asked.answer if ending.endswith(" ") else rng.choice(["", " "]) + asked.answer
-        prompt = shown + body + ending
-        if "Answer" in ending or "Label" in ending:
-            prompt = f"What is the {word.lower()}? Choose from {listed}.\n{body}{ending}"
-        return Example().raw(prompt, answer, rng)
-    lower = word.lower()
-    task = rng.choice([
-        f"Classify the {lower} of the text as {listed}.", f"What is the {lower}? Choices: {listed}.", f"Which {lower} fits: {listed}?",
-        f"Is the {lower} {listed}?", f"Choose the {lower}: {listed}.", f"Classify the text. Labels: {listed}.",
-        f"Pick one of {listed}.", f"Determine the {lower} ({listed}).", f"Answer with one of: {listed}.", f"Classify the {lower}: {listed}.",
-    ])  # fmt: skip
     body = rng.choice([f"{label}: {text}", text, f'"{text}"', f"{label}:\n{text}"])
+    if rng.random() < 0.4:
+        kind = asked.word[0].upper() + asked.word[1:]
+        ending = rng.choice(phrases("question_endings")).format(kind=kind, word=word, listed=listed)
+        shown = f"Choices: {listed}\n" if rng.random() < 0.5 else ""
+        if ending in ("Answer: ", "Label: "):
+            shown = f"What is the {word}? Choose from {listed}.\n"
+        answer = asked.answer if ending.endswith(" ") else rng.choice(["", " "]) + asked.answer
+        return Example().raw(f"{shown}{body}{rng.choice([' ', chr(10), chr(10)])}{ending}", answer, rng)
+    task = rng.choice(phrases("questions")).format(word=word, listed=listed)
     example = Example()
     if rng.random() < 0.25:
         example.turn("system", task).turn("user", rng.choice([text, body]))
     elif rng.random() < 0.15:
-        example.turn(
-            "user",
-            f"{body}\n{rng.choice(['What is the', 'Name the', 'Give the'])} {lower}{rng.choice(['?', ' of this text.', '.'])}",
-        )
+        example.turn("user", f"{body}\n{rng.choice(phrases('open_questions')).format(word=word)}")
     else:
         example.turn("user", f"{task}\n{body}" if rng.random() < 0.7 else f"{body}\n{task}")
     return example.turn("assistant", asked.answer)

@@ -7,6 +7,7 @@ sentences are replaced by others half of the time, so that the sentences stay na
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import random
 import re
@@ -17,33 +18,15 @@ from typing import Any
 from tools.train_embedded.classify import Question, put
 from tools.train_embedded.prompts import STOP, Example, Field, extraction
 from tools.train_embedded.records import cased
-from tools.train_embedded.values import NUMBER_WORDS, Values, is_held_out
+from tools.train_embedded.values import NUMBER_WORDS, Values, is_held_out, phrases
 
-FUNCTION_WORDS = frozenset(
-    "the and was with for from that this his her she him you they have had not but are were has its our your at in on of to by as who will would be is it an all my me we us".split()
-)
-KINDS = {  # which kind of value may stand in for a slot of Snips
-    "city": "city", "country": "country", "artist": "person", "restaurant_name": "restaurant", "object_name": "title",
-    "movie_name": "title", "track": "title", "album": "title", "entity_name": "title", "playlist": "title",
-    "cuisine": "cuisine", "served_dish": "dish", "party_size_number": "count", "year": "year", "genre": "genre",
-}  # fmt: skip
-KEYS = {
-    "artist": "artist singer band performer musician", "playlist": "playlist list playlist_name", "city": "city town location",
-    "restaurant_name": "restaurant_name restaurant place name", "party_size_number": "party_size_number party_size people guests",
-    "timeRange": "timeRange time when date", "object_name": "object_name title name", "movie_name": "movie_name movie film title",
-    "rating_value": "rating_value rating stars score", "served_dish": "served_dish dish food", "entity_name": "entity_name song title",
-    "country": "country nation", "state": "state region", "genre": "genre style", "cuisine": "cuisine kitchen", "year": "year era",
-    "object_type": "object_type type kind", "location_name": "location_name cinema theatre", "service": "service app platform",
-}  # fmt: skip
-NOUNS = {
-    "AddToPlaylist": "request", "BookRestaurant": "booking", "GetWeather": "weather request", "PlayMusic": "request",
-    "RateBook": "rating", "SearchCreativeWork": "search", "SearchScreeningEvent": "search",
-}  # fmt: skip
-INTENTS = {
-    "AddToPlaylist": "add_to_playlist playlist", "BookRestaurant": "book_restaurant restaurant_booking", "GetWeather": "get_weather weather",
-    "PlayMusic": "play_music music", "RateBook": "rate_book rating", "SearchCreativeWork": "search_creative_work search find_title",
-    "SearchScreeningEvent": "search_screening_event movie_times showtimes",
-}  # fmt: skip
+
+@functools.cache
+def read_names(what: str) -> dict[str, list[str]]:
+    """snips.txt: the words after each "slot" or "intent"."""
+    lines = (Path(__file__).parent / "snips.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.removeprefix(f"{what} ").partition(": ") for line in lines if line.startswith(f"{what} "))
+    return {name: words.split() for name, _, words in pairs}
 
 
 @dataclass(slots=True)
@@ -71,10 +54,9 @@ class Corpora:
                 word for key in keys for word in slots[key] if 2 < len(word) < 40 and not is_held_out(word)
             )
 
-        lists = {
-            "restaurant": words("restaurant_name"), "title": words("object_name", "movie_name", "track", "album", "entity_name"),
-            "city": words("city"), "dish": words("served_dish"), "country": words("country"), "genre": words("genre"),
-        }  # fmt: skip
+        titles = words("object_name", "movie_name", "track", "album", "entity_name")
+        lists = {"restaurant": words("restaurant_name"), "title": titles, "dish": words("served_dish")}
+        lists |= {name: words(name) for name in ("city", "country", "genre")}
         told = ("inform", "recommend", "inform_only_match")
         rnnlg = [row for row in _rows(folder / "rnnlg" / "train.jsonl") if row["json"]["act"] in told]
         orders = [
@@ -91,7 +73,9 @@ class Corpora:
         seen = collections.Counter(
             re.findall(r"\b[a-z]{3,11}\b", " ".join([*texts, *orders, *(row["text"] for row in snips)]))
         )
-        lists["common"] = sorted(word for word, count in seen.items() if count >= 4 and word not in FUNCTION_WORDS)
+        lists["common"] = sorted(
+            word for word, count in seen.items() if count >= 4 and word not in phrases("English")[:30]
+        )
         lists["scraps"] = sorted(
             {scrap.strip(" '") for text in texts for scrap in re.findall(r"(?:\b[a-z']{1,11} ){2,7}", text)}
         )
@@ -112,51 +96,39 @@ class Corpora:
         return Example([(rng.choice(self.texts), True)])
 
     def _snips(self, values: Values) -> Example:
-        rng = values.rng
+        rng, known = values.rng, read_names("slot")
         row = rng.choice(self.snips)
         text, slots = row["text"], {k: v for k, v in row["json"].items() if k != "intent"}
         for key, value in list(slots.items()):
-            if key in KINDS and rng.random() < 0.5 and len(re.findall(re.escape(value), text)) == 1:
-                new = values.draw(KINDS[key]).text
-                text, slots[key] = text.replace(value, new), new
+            kind = known.get(key, ["-"])[0]
+            if kind != "-" and rng.random() < 0.5 and text.count(value) == 1:
+                slots[key] = values.draw(kind).text
+                text = text.replace(value, slots[key])
         fields, record = [], {}
         for key in rng.sample(list(slots), len(slots)):
-            if rng.random() < 0.12 and len(slots) > 1:
-                continue
-            name = (
-                cased(rng.choice(KEYS.get(key, key).split()), rng.choice(["snake", "snake", "camel"]))
-                if rng.random() < 0.6
-                else key
-            )
-            if name in record:
+            style = rng.choice(["snake", "snake", "camel"])
+            names = known.get(key, [key])[-3:]
+            name = cased(rng.choice(names), style) if rng.random() < 0.6 else key
+            if name in record or (len(slots) > 1 and rng.random() < 0.12):
                 continue
             data: Any = slots[key]
-            number = int(data) if data.isdigit() else NUMBER_WORDS.index(data) if data in NUMBER_WORDS else None
-            if (
-                key in ("party_size_number", "rating_value", "best_rating")
-                and number is not None
-                and rng.random() < 0.8
-            ):
-                data = number
-            fields.append(
-                Field(name, "integer" if isinstance(data, int) else "string", nullable=rng.random() < 0.05)
-            )
+            if key in ("party_size_number", "rating_value", "best_rating") and rng.random() < 0.8:
+                data = int(data) if data.isdigit() else NUMBER_WORDS.index(data) if data in NUMBER_WORDS else data
+            kind = "integer" if isinstance(data, int) else "string"
+            fields.append(Field(name, kind, nullable=rng.random() < 0.05))
             record[name] = data
         if not record:
             return self._snips(values)
-        return extraction(text, fields, record, NOUNS[row["json"]["intent"]], rng, [])
+        return extraction(text, fields, record, read_names("intent")[row["json"]["intent"]][0], rng, [])
 
     def _intent(self, rng: random.Random) -> Example:
         row = rng.choice(self.snips)
         plain = rng.random() < 0.4
-        names = {intent: intent if plain else rng.choice(words.split()) for intent, words in INTENTS.items()}
-        right = row["json"]["intent"]
-        choices = [
-            names[right],
-            *rng.sample([name for intent, name in names.items() if intent != right], rng.randint(1, 6)),
-        ]
+        known = {k: k if plain else rng.choice(names[1:]) for k, names in read_names("intent").items()}
+        right = known.pop(row["json"]["intent"])
+        choices = [right, *rng.sample(list(known.values()), rng.randint(1, 6))]
         rng.shuffle(choices)
-        return put(Question(row["text"], choices, names[right], rng.choice(["intent", "intention", "action"])), rng)
+        return put(Question(row["text"], choices, right, rng.choice(["intent", "intention", "action"])), rng)
 
     def _rnnlg(self, values: Values) -> Example:
         rng = values.rng
@@ -164,12 +136,7 @@ class Corpora:
         text, slots = row["text"], row["json"]
         record: dict[str, Any] = {}
         for key, value in slots.items():
-            if (
-                key in ("act", "domain", "type")
-                or not isinstance(value, str)
-                or text.count(value) != 1
-                or len(value) < 2
-            ):
+            if key in ("act", "domain", "type") or len(str(value)) < 2 or text.count(str(value)) != 1:
                 continue
             if key == "name" and rng.random() < 0.6:
                 new = values.draw(rng.choice(["restaurant", "model_name", "company"])).text

@@ -13,12 +13,12 @@ from tools.train_embedded.records import extraction_example
 from tools.train_embedded.toolcalls import tool_example
 from tools.train_embedded.values import Values
 
-SHARES = {"extraction": 54, "corpora": 14, "classification": 11, "tools": 10, "dialogues": 6, "stories": 3, "books": 2}
-    "extraction": 46,
-    "corpora": 15,
-    "classification": 14,
-    "tools": 12,
-    "dialogues": 8,
+SHARES = {
+    "extraction": 54,
+    "corpora": 14,
+    "classification": 11,
+    "tools": 10,
+    "dialogues": 6,
     "stories": 3,
     "books": 2,
 }

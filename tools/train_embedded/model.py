@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from tools.train_embedded.tokenizer import CONTEXT, VOCAB_SIZE
 
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         v = self.v_proj(x).view(rows, length, self.kv_heads, self.head_dim).transpose(1, 2)
         q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
 
 
@@ -77,7 +77,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
@@ -128,7 +128,7 @@ def loss_of(
 ) -> torch.Tensor:
     """Weighted mean of the next tokens' cross-entropies. ids, weights: [rows, length]; a token's weight is that of
     predicting it."""
-    logits = F.linear(hidden[:, :-1], embedding.to(hidden.dtype)).float()
-    losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    logits = functional.linear(hidden[:, :-1], embedding.to(hidden.dtype)).float()
+    losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     wanted = weights[:, 1:].flatten()
     return (losses * wanted).sum() / wanted.sum().clamp(min=1.0)

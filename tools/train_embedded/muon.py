@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
-    """The nearest matrices with singular values about one, by five Newton-Schulz steps. matrices: [n, rows, columns]."""
+    """The nearest matrices with singular values about one, by five Newton-Schulz steps. [n, rows, columns]."""
     a, b, c = QUINTIC
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.bfloat16()

@@ -74,25 +74,36 @@ def _choice(tokens: list[re.Match[str]], position: int, closing: str) -> tuple[C
             return Choice(tuple(options), closing == "]" or tokens[position - 1][3] is not None), position
 
 
-def slots_of(sequence: Sequence) -> Iterator[str]:
-    """The names of all slots that the pattern may use."""
+def settings_of(sequence: Sequence) -> Iterator[tuple[str, str | None]]:
+    """Every slot that the pattern may use, with what it sets it to."""
     for part in sequence:
         if isinstance(part, Slot):
-            yield part.name
+            yield part.name, part.setting
         elif isinstance(part, Choice):
             for option in part.options:
-                yield from slots_of(option)
+                yield from settings_of(option)
 
 
-def say(sequence: Sequence, rng: random.Random, value: Callable[[Slot], str]) -> str:
-    """One way of saying it. `value` gives each slot's text and is told of settings too."""
+def slots_of(sequence: Sequence) -> Iterator[str]:
+    """The names of all slots that the pattern may use."""
+    return (name for name, _ in settings_of(sequence))
+
+
+def say(
+    sequence: Sequence,
+    rng: random.Random,
+    value: Callable[[Slot], str],
+    literal: Callable[[str], str] = lambda text: text,
+) -> str:
+    """One way of saying it. `value` gives each slot's text and is told of settings too; `literal` may change the
+    words between them."""
     out = ""
     for part in sequence:
         if isinstance(part, str):
-            out += part
+            out += literal(part)
         elif isinstance(part, Choice):
             if not part.optional or rng.random() < 0.5:
-                out += say(rng.choice(part.options), rng, value)
+                out += say(rng.choice(part.options), rng, value, literal)
         else:
             text = value(part)
             if part.setting is None:

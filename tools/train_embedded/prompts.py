@@ -10,6 +10,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from tools.train_embedded.patterns import parse, say
+from tools.train_embedded.values import phrases
+
 START, END, STOP = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
 
@@ -24,7 +27,7 @@ class Field:
     description: str | None = None
     items: tuple[tuple[str, str], ...] = ()
 
-    def schema(self, titled: bool) -> dict[str, Any]:
+    def schema(self, *, titled: bool) -> dict[str, Any]:
         """The property as JSON Schema, as pydantic writes it."""
         plain: dict[str, Any] = {"type": self.type}
         if self.type == "array":
@@ -94,7 +97,7 @@ def describe(fields: list[Field], rng: random.Random, noun: str) -> str:
     if style == 0:
         return ", ".join(f"{f.key} ({f.hint(rng)})" for f in fields)
     if style == 1:
-        return json.dumps({f.key: f.schema(rng.random() < 0) for f in fields}, ensure_ascii=False)
+        return json.dumps({f.key: f.schema(titled=False) for f in fields}, ensure_ascii=False)
     if style == 2:
         return rng.choice([", ".join(keys), " and ".join(keys), "; ".join(keys), json.dumps(keys)])
     if style == 3:
@@ -112,7 +115,7 @@ def describe(fields: list[Field], rng: random.Random, noun: str) -> str:
 
 def object_schema(fields: list[Field], noun: str, *, titled: bool) -> dict[str, Any]:
     """The JSON Schema of a record, as pydantic's model_json_schema writes it."""
-    schema: dict[str, Any] = {"properties": {f.key: f.schema(titled) for f in fields}}
+    schema: dict[str, Any] = {"properties": {f.key: f.schema(titled=titled) for f in fields}}
     schema["required"] = [f.key for f in fields]
     if titled:
         schema["title"] = noun.title().replace("_", "")
@@ -132,62 +135,17 @@ def extraction(
     noun = noun.replace("_", " ")
     blind = rng.random() < 0.1  # the fields come as the grammar forces them
     listed = "" if blind else describe(fields, rng, noun)
-    verb = rng.choice(
-        ["Extract", "Extract", "Extract", "Return", "Get", "Parse", "Find", "Give me", "Pull out", "Read"]
-    )
-    what = rng.choice(
-        [
-            f"the {noun}",
-            "the record",
-            "the data",
-            "the information",
-            "the fields",
-            f"the {noun} details",
-            f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}",
-            "the facts",
-            "structured data",
-        ]
-    )
-    where = rng.choice(
-        ["", " from the text", " from the sentence", " from this message", " below", " mentioned here"]
-    )
-    how = rng.choice([" as JSON", " as JSON", " as a JSON object", " in JSON", " as a JSON record", ""])
-    task = f"{verb} {what}{where}{how}"
-    if rng.random() < 0.1:
-        task = rng.choice(
-            [
-                "Text to JSON",
-                "Fill in the fields",
-                "Convert this to JSON",
-                "Turn the text into JSON",
-                "Information extraction",
-                "Answer with JSON only",
-                f"What are the {noun} details",
-            ]
-        )
-    link = rng.choice(
-        [
-            " with the fields ",
-            ". Fields: ",
-            ".\nFields: ",
-            ".\nSchema: ",
-            ": ",
-            " with this schema: ",
-            ".\n",
-            " using the schema ",
-            ". JSON schema: ",
-            ", namely ",
-        ]
-    )
-    label = rng.choice(
-        ["Text: ", "Text: ", "Sentence: ", "Input: ", "Message: ", "", "", "Text:\n", '"', "Document: "]
-    )
+
+    def one(name: str) -> str:
+        return say(parse(rng.choice(phrases(name))), rng, lambda slot: noun).replace("~", "\n").replace("_", " ")
+
+    parts = ("extract_verb", "extract_what", "extract_where", "extract_how")
+    verb, what, where, how = map(one, parts)
+    task = f"{verb} {what}{where}{how}" if rng.random() < 0.9 else one("extract_short")
+    label = one("extract_label")
     body = label + text + ('"' if label == '"' else "")
-    instruction = (
-        task
-        + (link + listed if listed else "")
-        + ("" if listed.endswith(("}", ")")) and "\n" in listed else rng.choice([".", ".", ""]))
-    )
+    closing = "" if "\n" in listed and listed.endswith((")", "}")) else rng.choice([".", ".", ""])
+    instruction = task + (one("extract_link") + listed if listed else "") + closing
     answer = compact(record)
     example = Example()
     if rng.random() < 0.2:
@@ -199,9 +157,7 @@ def extraction(
             example.turn("user", shot).turn("assistant", compact(solved))
         return example.turn("user", rng.choice([text, text, body])).turn("assistant", answer)
     if style < 0.35:
-        example.turn(
-            "system", rng.choice(["You are a helpful assistant.", "You answer in JSON.", "You extract data."])
-        )
+        example.turn("system", one("extract_system"))
     if rng.random() < 0.3:
         content = f"{body}\n{instruction}" if rng.random() < 0.7 else f"{body}\n\n{instruction}"
     else:

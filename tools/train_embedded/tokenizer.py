@@ -24,9 +24,13 @@ _TOOLS_AFTER = (
 )
 CHAT_TEMPLATE = (
     f"{{% if tools %}}{{{{ '{START}system\\n{_TOOLS_BEFORE}' }}}}"
-    "{% for tool in tools %}{{ (tool.function if tool.function is defined else tool) | tojson }}{{ '\\n' }}{% endfor %}"
+    "{% for tool in tools %}"
+    "{{ (tool.function if tool.function is defined else tool) | tojson }}{{ '\\n' }}"
+    "{% endfor %}"
     f"{{{{ '{_TOOLS_AFTER}{END}\\n' }}}}{{% endif %}}"
-    f"{{% for message in messages %}}{{{{ '{START}' + message.role + '\\n' + message.content + '{END}\\n' }}}}{{% endfor %}}"
+    "{% for message in messages %}"
+    f"{{{{ '{START}' + message.role + '\\n' + message.content + '{END}\\n' }}}}"
+    "{% endfor %}"
     f"{{% if add_generation_prompt %}}{{{{ '{START}assistant\\n' }}}}{{% endif %}}"
 )
 """Turns as <|im_start|>role, content, <|im_end|>; tools as `sgl.describe_tools` lists them."""

@@ -17,27 +17,9 @@ from typing import Any
 from tools.train_embedded.patterns import Sequence, Slot, parse, say
 from tools.train_embedded.prompts import Example, compact
 from tools.train_embedded.records import HELD_OUT_EVERY
-from tools.train_embedded.values import Number, Value, Values, number_text
+from tools.train_embedded.values import Number, Value, Values, number_text, phrases
 
-UNITS = [
-    group.split()
-    for group in (
-        "kilometers km miles meters m feet inches centimeters cm yards millimeters ft",
-        "grams kilograms kg pounds ounces tons g lb",
-        "liters gallons milliliters cups pints ml tablespoons",
-        "celsius fahrenheit kelvin",
-        "seconds minutes hours days weeks months years",
-        "bytes kilobytes megabytes gigabytes MB GB",
-        "acres hectares",
-        "joules calories",
-        "watts horsepower",
-        "mph km/h",
-    )
-]
-CURRENCY_WORDS = (
-    "dollars euros pounds yen rupees francs USD EUR GBP JPY INR CHF kroner NOK SEK pesos CAD AUD yuan won".split()
-)
-STATUSES = "sent confirmed booked added done scheduled playing shipped delivered delayed saved running created ready ok".split()
+UNITS = [group.split() for group in phrases("units")]
 OPERATORS = [
     ("+", ["plus", "and", "+", "added to"]),
     ("-", ["minus", "-", "less", "take away"]),
@@ -161,9 +143,12 @@ def result_of(expression_text: str, rng: random.Random) -> Any:
 def draw(values: Values, kind: str) -> Value:
     """A value of a kind that only tools have, or of any other."""
     rng = values.rng
-    words = {"unit": rng.choice(UNITS), "currency": CURRENCY_WORDS, "status": STATUSES, "onoff": ["on", "off"]}.get(
-        kind
-    )
+    words = {
+        "unit": rng.choice(UNITS),
+        "currency": phrases("currencies"),
+        "status": phrases("statuses"),
+        "onoff": ["on", "off"],
+    }.get(kind)
     if words:
         text = rng.choice(words)
         return Value(text, text)

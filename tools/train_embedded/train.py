@@ -43,7 +43,7 @@ class Recipe:
 
 
 class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Endless batches (ids int16 [rows, length], weights uint8 [rows, length]: 0 padding, 1 read, 2 written)."""
+    """Endless batches: ids int16 and weights uint8 (0 padding, 1 read, 2 written), both [rows, length]."""
 
     def __init__(self, corpora: Corpora, tokenizer: str, recipe: Recipe) -> None:
         self.corpora, self.tokenizer, self.recipe = corpora, tokenizer, recipe
@@ -99,8 +99,15 @@ def _padded(
         yield torch.from_numpy(ids), torch.from_numpy(weights)
 
 
-def train(corpora: Corpora, tokenizer: Tokenizer, recipe: Recipe, log: Path) -> Decoder:
-    """A trained model. The loss goes to the file `log`, a line each fifty steps."""
+def train(
+    corpora: Corpora,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    log: Path,
+    start_from: dict[str, torch.Tensor] | None = None,
+) -> Decoder:
+    """A trained model, from random weights or those of a checkpoint. Every fifty steps a line with the loss goes to
+    the file `log`."""
     torch.manual_seed(recipe.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
@@ -110,6 +117,8 @@ def train(corpora: Corpora, tokenizer: Tokenizer, recipe: Recipe, log: Path) -> 
     )  # fmt: skip
     batches = iter(loader)
     model = Decoder(CONFIG).to(device)
+    if start_from is not None:
+        model.load_state_dict({name.removeprefix("model."): weights for name, weights in start_from.items()})
     loss_function = loss_of
     if device == "cuda":
         for layer in model.layers:
