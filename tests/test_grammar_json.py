@@ -41,10 +41,11 @@ def test_accepts_exactly_the_valid_values(schema: object, values: list[object]) 
         assert is_accepted == is_valid(schema, value), value
 
 
-@given(SCHEMAS, st.integers(0, 2**32))
-def test_generates_only_valid_values(schema: object, seed: int) -> None:
+@pytest.mark.parametrize(("whitespace", "key_order"), [("flexible", "any"), ("compact", "schema")])
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_generates_only_valid_values(whitespace: str, key_order: str, schema: object, seed: int) -> None:
     try:
-        grammar = grammar_of(schema, whitespace="flexible")
+        grammar = grammar_of(schema, whitespace=whitespace, key_order=key_order)
     except GrammarError:
         return
     for turn in range(4):

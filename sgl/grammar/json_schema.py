@@ -27,7 +27,7 @@ from sgl.grammar.numbers import NumberSet
 from sgl.grammar.shape import Array, Contains, CountedString, Exists, KeyPattern, Object, Schema, Shape, Text
 
 MOST_FORMULAS: Final = 50_000
-"""How many different sets of values a schema may speak of."""
+"""How many different sets of values a schema may speak of, each with the sets that it is put together from."""
 
 MOST_COUNTED_KEYS: Final = 1000
 """How many undeclared keys minProperties may ask for."""
@@ -94,6 +94,7 @@ class _Compilation:
         self.any_spelling = any_spelling
         self.values: dict[Formula, _Values] = {}
         self._unseen: list[_Values] = []
+        self._size = 0
 
     def root(self) -> Schema:
         document = self.sets.reader.document
@@ -110,10 +111,11 @@ class _Compilation:
         if found is None:
             found = self.values[formula] = _Values(formula, self)
             self._unseen.append(found)
-            if len(self.values) > MOST_FORMULAS:
+            self._size += 1 + len(formula.members)
+            if self._size > MOST_FORMULAS:
                 raise GrammarTooLarge(
                     f"the schema speaks of more than {MOST_FORMULAS} sets of values",
-                    states=len(self.values),
+                    states=self._size,
                     limit=MOST_FORMULAS,
                 )
         return found
