@@ -67,6 +67,31 @@ def test_greedy_selection_is_not_decided_by_the_last_digits_of_shared_tokens() -
     assert sgl.greedy_token_selection("ab", scores).decision == "b"
 
 
+def test_methods_take_the_lists_of_the_originals() -> None:
+    given: dict[str, Any] = {
+        "choices": ["sun", "sunflower", "moonlight"],
+        "normalized_prompt_logprobs": [-0.2, -0.4, -0.1],
+        "input_token_logprobs": [
+            [[-0.2, 1, None]],
+            [[-0.2, 1, None], [-0.6, 2, None]],
+            [[-0.5, 3, None], [-0.1, 4, None], [-0.01, 5, None]],
+        ],
+        "output_token_logprobs": [[[-0.1, 9, None]]] * 3,
+        "unconditional_token_logprobs": [
+            [[None, 1, None]],
+            [[None, 1, None], [-2.0, 2, None]],
+            [[None, 3, None], [-0.1, 4, None], [-0.01, 5, None]],
+        ],
+    }
+    assert sgl.token_length_normalized(**given).decision == "moonlight"
+    greedy = sgl.greedy_token_selection(**given)
+    assert greedy.decision == "sun"
+    assert greedy.meta_info["greedy_logprob_matrix"][1] == pytest.approx([-0.2, -0.6, -0.4])
+    by_gain = sgl.unconditional_likelihood_normalized(**given)
+    assert by_gain.decision == "sunflower"
+    assert by_gain.meta_info["normalized_unconditional_prompt_logprobs"] == pytest.approx([-0.2, 0.6, -0.5 / 3])
+
+
 def test_ties_go_to_the_first_and_impossible_choices_do_no_harm() -> None:
     for method in METHODS.values():
         same = Scores([-1.0, -2.0], unconditional=[None, -1.0])

@@ -243,8 +243,6 @@ def test_11_a_backend_of_the_call_wins_and_endpoints_are_unwrapped() -> None:
     finally:
         sgl.set_default_backend(None)
     assert sgl.flush_cache() is False
-    with pytest.raises(ProgramError, match="no backend"):
-        program.run()
     with pytest.raises(ProgramError, match="int is no backend"):
         program.run(backend=3)
 
@@ -418,6 +416,19 @@ def test_roles_neither_nest_nor_end_unopened() -> None:
 
     with pytest.raises(KeyError):
         raising.run(backend=echo())
+
+
+def test_variables_of_a_finished_program_can_be_set() -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.gen("x")
+
+    state = program.run(backend=echo())
+    state["x"] = state["x"].strip("<>")
+    state["number"] = 3
+    assert (state["x"], state["number"]) == ("x", 3)
+    assert state.text() == "<x>"
+    assert state.error() is None
 
 
 def test_unnamed_gens_and_empty_turns() -> None:

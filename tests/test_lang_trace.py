@@ -124,9 +124,30 @@ def test_trace_records_symbols_for_missing_arguments() -> None:
 
 
 def test_print_graph(capsys: pytest.CaptureFixture[str]) -> None:
-    few_shot.trace().last_node.print_graph_dfs()
+    assert "Gen(name='answer'" in few_shot.trace().last_node.print_graph_dfs() + "\n"
     few_shot.compile().print_graph()
-    assert capsys.readouterr().out.count("Gen(name='answer'") == 2
+    assert "Gen(name='answer'" in capsys.readouterr().out
+
+
+def test_programs_that_call_others_are_compiled_to_themselves_and_not_traced(capsys: Any) -> None:
+    @sgl.function
+    def expand(s, tip):
+        s += "More on " + tip + sgl.gen("more")
+
+    @sgl.function
+    def tips(s, topic, end):
+        s += "A tip on " + topic + sgl.gen("tip")
+        s += "More:" + expand(tip=s["tip"])["more"] + end
+
+    with pytest.raises(ProgramError, match="calls 'expand'"):
+        tips.trace()
+    compiled = tips.compile(end="!")
+    compiled.print_graph()
+    assert "calls other programs" in capsys.readouterr().out
+    backend = MockBackend(echo)
+    assert compiled.run(topic="rain", backend=backend).text() == "A tip on rain<tip>More:<more>!"
+    states = compiled.run_batch([{"topic": "a"}, {"topic": "b"}], backend=backend, temperature=0)
+    assert [state["tip"] for state in states] == ["<tip>", "<tip>"]
 
 
 def test_a_compiled_program_runs_without_its_body() -> None:

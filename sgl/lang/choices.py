@@ -10,9 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from sgl.errors import InvalidRequest, nearest_name
+
+Entry: TypeAlias = Sequence[Any]  # (log-probability or None, token id, text or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,12 @@ class Scores:
     logprobs: Sequence[float]
     token_ids: Sequence[int | None] = ()
     unconditional: Sequence[float | None] | None = None
+    normalized: float | None = None  # in place of the mean, where somebody else has worked it out
+
+    @property
+    def mean(self) -> float:
+        """The mean log-probability of a token."""
+        return _mean(self.logprobs) if self.normalized is None else self.normalized
 
     def entries(self) -> list[tuple[float, int | None, None]]:
         """(log-probability, token id, None) of each token, the form that meta info has."""
@@ -47,14 +55,29 @@ class ChoicesSamplingMethod(ABC):
     @abstractmethod
     def _prefer(self, scores: Sequence[Scores]) -> tuple[int, dict[str, Any]]: ...
 
-    def __call__(self, choices: Sequence[str], scores: Sequence[Scores]) -> ChoicesDecision:
+    def __call__(
+        self,
+        choices: Sequence[str],
+        scores: Sequence[Scores] | None = None,
+        *,
+        normalized_prompt_logprobs: Sequence[float] = (),
+        input_token_logprobs: Sequence[Sequence[Entry]] = (),
+        output_token_logprobs: Sequence[Sequence[Entry]] = (),
+        unconditional_token_logprobs: Sequence[Sequence[Entry]] | None = None,
+    ) -> ChoicesDecision:
+        """Decide by the scores, or by what the original's methods are given: lists of entries (log-probability,
+        token id, text), one list for each choice."""
+        if scores is None:
+            alone: Sequence[Sequence[Entry] | None] = unconditional_token_logprobs or [None] * len(choices)
+            given = zip(input_token_logprobs, alone, normalized_prompt_logprobs, strict=True)
+            scores = [_scores_of(*lists) for lists in given]
         if self.requires_unconditional_logprobs and any(score.unconditional is None for score in scores):
             raise InvalidRequest(
                 "this choices_method needs unconditional log-probabilities", param="choices_method"
             )
         index, extra = self._prefer(scores)
         meta = {
-            "normalized_prompt_logprobs": [_mean(score.logprobs) for score in scores],
+            "normalized_prompt_logprobs": [score.mean for score in scores],
             "input_token_logprobs": [score.entries() for score in scores],
             "output_token_logprobs": [[] for _ in scores],
             "probabilities": _probabilities([math.fsum(score.logprobs) for score in scores]),
@@ -69,7 +92,7 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
     name = "token_length_normalized"
 
     def _prefer(self, scores: Sequence[Scores]) -> tuple[int, dict[str, Any]]:
-        return _argmax([_mean(score.logprobs) for score in scores]), {}
+        return _argmax([score.mean for score in scores]), {}
 
 
 class GreedyTokenSelection(ChoicesSamplingMethod):
@@ -127,6 +150,15 @@ def method_named(method: str | ChoicesSamplingMethod | None) -> ChoicesSamplingM
             f"no choices_method {name!r}{hint}; there are {', '.join(METHODS)}", param="choices_method"
         )
     return METHODS[name]
+
+
+def _scores_of(entries: Sequence[Entry], alone: Sequence[Entry] | None, normalized: float) -> Scores:
+    return Scores(
+        [entry[0] or 0.0 for entry in entries],
+        [entry[1] for entry in entries],
+        [entry[0] for entry in alone] if alone is not None else None,
+        normalized,
+    )
 
 
 def _unified(scores: Sequence[Scores]) -> list[list[float]]:

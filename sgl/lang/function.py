@@ -27,7 +27,7 @@ from sgl.lang.ir import DEFAULTS
 from sgl.lang.pool import BodyPool
 from sgl.lang.run import Run, child_seed, current_run
 from sgl.lang.state import AsyncProgramState, ProgramState
-from sgl.lang.trace import CompiledProgram, Explanation, Trace, explain
+from sgl.lang.trace import CompiledProgram, Explanation, NestedCallError, Trace, TracedRun, explain
 
 T = TypeVar("T")
 
@@ -152,8 +152,12 @@ class SglFunction:
 
     def compile(self, *, backend: Any = None, **kwargs: Any) -> CompiledProgram:
         """Record the body once; each run of the result only fills in the arguments. The body must not read values,
-        and may append arguments as they are but not compute with them."""
-        return CompiledProgram(self, Trace.of(self, kwargs), backend)
+        and may append arguments as they are but not compute with them. Where it calls other programs, runs execute
+        it."""
+        try:
+            return CompiledProgram(self, Trace.of(self, kwargs), backend)
+        except NestedCallError:
+            return CompiledProgram(self.bind(**kwargs), None, backend)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What a run would do: its nodes and how many requests they take. Runs the body once with made-up
@@ -209,6 +213,8 @@ class SglFunction:
 
     def _new_run(self, call: Call) -> Run:
         outer = current_run.get()
+        if isinstance(outer, TracedRun):
+            raise NestedCallError(f"a trace holds one program, and this one calls {self.__name__!r}")
         options, sampling = call.options, sampling_params(**call.sampling)
         seed, timeout = sampling.pop("seed", None), sampling.pop("timeout", None)
         backend: Backend

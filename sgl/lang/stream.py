@@ -127,8 +127,8 @@ class Stream(Watched):
         self.wake()
 
     def set(self, name: str, value: Any) -> None:
-        """Give a variable a Python value."""
-        if isinstance(value, str):
+        """Give a variable a Python value; after the end of the program or branch that is nobody else's business."""
+        if isinstance(value, str) and not (self.run.is_over or self.is_closed):
             self._record(ir.SetVar(name, value), "")
         self._name(name, value)
         self.wake()

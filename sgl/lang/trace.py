@@ -33,8 +33,15 @@ class Traceable(Protocol):
     parameters: list[inspect.Parameter]
     is_async: bool
 
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """See `SglFunction.run`."""
+
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
         """A state, and the call that executes the body on it."""
+
+
+class NestedCallError(ProgramError):
+    """A program that is being traced calls another one."""
 
 
 class TraceState(ProgramState):
@@ -83,6 +90,9 @@ class Trace:
         token = current_run.set(run)
         try:
             state.ret_value = program.func(state, **given, **symbols)
+        except BaseException as error:
+            run.abort(error)
+            raise
         finally:
             current_run.reset(token)
         run.end()
@@ -117,10 +127,9 @@ class Trace:
         """The nodes of all streams, branches right after their fork."""
         return [node for _, _, node in walk(self.run.root)]
 
-    def print_graph_dfs(self) -> None:
-        """Print every node with its path."""
-        for path, _, node in walk(self.run.root):
-            sys.stdout.write(f"{path}: {node!r}\n")
+    def print_graph_dfs(self) -> str:
+        """Every node with its path, a line each."""
+        return "\n".join(f"{path}: {node!r}" for path, _, node in walk(self.run.root))
 
     def constant_prefix(self) -> str:
         """The text that every run begins with."""
@@ -133,20 +142,24 @@ class Trace:
 
 
 class CompiledProgram:
-    """A recorded program with holes for its arguments. Runs repeat the record; the body is not executed again."""
+    """A recorded program with holes for its arguments. Runs repeat the record; the body is not executed again.
+    `trace` is None for a program that calls others, which no record can hold: its runs execute the body."""
 
-    def __init__(self, program: Traceable, trace: Trace, backend: Any) -> None:
+    def __init__(self, program: Traceable, trace: Trace | None, backend: Any) -> None:
         self._program = program
         self._trace = trace
         self._backend = backend
 
     def print_graph(self) -> None:
         """Print every node with its path."""
-        self._trace.print_graph_dfs()
+        graph = self._trace.print_graph_dfs() if self._trace else f"{self._program.__name__} calls other programs"
+        sys.stdout.write(graph + "\n")
 
     def run(self, *, backend: Any = None, **kwargs: Any) -> ProgramState:
         """Run with these values for the arguments that were open at compile time; other keywords are sampling
         parameters, as for `SglFunction.run`."""
+        if self._trace is None:
+            return self._program.run(**kwargs, backend=backend or self._backend)
         holes = self._trace.run.program.args
         args = {name: kwargs.pop(name) for name in list(kwargs) if name in holes}
         if missing := sorted(holes.keys() - args.keys()):
