@@ -8,14 +8,14 @@ import os
 import pytest
 import torch
 
-from sgl.kernels import activation, norm, qkv, rope
+from sgl.kernels import activation, norm, qkv, rope, single
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which nothing does before
 
-from sgl.kernels import fused_triton
+from sgl.kernels import fused_triton, single_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
@@ -109,3 +109,33 @@ def test_attention_over_two_sets_of_keys_is_merged(dtype: torch.dtype) -> None:
             expected[rows].to(dtype),
         )
         check(out[1], outs[0][1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("size", "width"), [(3, 40), (7, 1024), (2, 1536), (5, 4500)])
+def test_products_of_a_single_token(size: int, width: int, has_bias: bool, dtype: torch.dtype) -> None:
+    x, residual, weight = draw(1, width, dtype=dtype), draw(1, size, dtype=dtype), draw(width, dtype=dtype)
+    matrix = (draw(2 * size, width) / width**0.5).to(dtype)
+    bias = draw(2 * size, dtype=dtype, seed=5) if has_bias else None
+    half = None if bias is None else bias[:size]
+
+    def moved(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
+        return [None if tensor is None else tensor.to(DEVICE, copy=True) for tensor in tensors]
+
+    x_, residual_, weight_, matrix_, bias_, half_ = moved(x, residual, weight, matrix, bias, half)
+    check_sum(
+        single_triton.project(x_, weight_, 1e-5, matrix_, bias_), single.project(x, weight, 1e-5, matrix, bias)
+    )
+    expected = single.project_gated(x, weight, 1e-5, matrix, bias)
+    check_sum(single_triton.project_gated(x_, weight_, 1e-5, matrix_, bias_), expected)
+    single_triton.project_add_(x_, matrix_[:size], half_, residual_)
+    single.project_add_(x, matrix[:size], half, residual)
+    check_sum(residual_, residual)
+
+
+def check_sum(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Sums of many products, in another order."""
+    assert actual.dtype == expected.dtype
+    error = (actual.cpu().double() - expected.double()).norm() / expected.double().norm()
+    assert error < (1e-5 if expected.dtype == torch.float32 else 2e-2)

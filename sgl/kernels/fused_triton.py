@@ -1,16 +1,22 @@
 """The element-wise work between a decoder's matrix products as Triton kernels, one pass over memory each.
 
 Twins of norm.py, activation.py, rope.py and qkv.py, which say what they compute: float32 inside, rounded where the
-references round. Imported only where Triton is.
+references round. On Hopper and later a kernel is set up while the one before it drains, and lets the next do the same
+(programmatic dependent launch): each waits for the results of those before it before it reads. Imported only where
+Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _ACTIVATION_BLOCK = 1024
 _HEADS = 8  # a program of rotate_and_store does so many heads of one token
@@ -35,7 +41,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
     grid = (out.numel() // width, triton.cdiv(width, _ACTIVATION_BLOCK))
-    _silu_and_mul[grid](gate_up, out, width, block=_ACTIVATION_BLOCK, num_warps=4)
+    _silu_and_mul[grid](gate_up, out, width, block=_ACTIVATION_BLOCK, num_warps=4, **overlap(out.device))
     return out
 
 
@@ -47,7 +53,9 @@ def rotary_rows(
     cos, sin = torch.empty(2, len(positions), 1, head_dim, dtype=dtype, device=table.device)
     half = head_dim // 2
     block = triton.next_power_of_2(half)
-    _rotary_rows[(len(positions),)](table, positions, cos, sin, half, block=block, num_warps=1)
+    _rotary_rows[(len(positions),)](
+        table, positions, cos, sin, half, block=block, num_warps=1, **overlap(cos.device)
+    )
     return cos, sin
 
 
@@ -86,8 +94,17 @@ def rotate_and_store(
         block_heads=_HEADS,
         block_half=triton.next_power_of_2(half),
         num_warps=4,
+        **overlap(qkv.device),
     )
     return query
+
+
+@lru_cache
+def overlap(device: torch.device) -> dict[str, Any]:
+    """Options of a launch: whether it may be set up while the kernel before it still runs."""
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
+        return {"overlaps": False}
+    return {"overlaps": True, "launch_pdl": True}
 
 
 def _norm(
@@ -112,11 +129,26 @@ def _norm(
         has_residual=has_residual,
         block=block,
         num_warps=min(16, max(1, block // 256)),
+        **overlap(x.device),
     )
 
 
 @triton.jit
-def _rms_norm(x, residual, weight, out, x_stride, width, eps, has_residual: tl.constexpr, block: tl.constexpr):
+def _rms_norm(
+    x,
+    residual,
+    weight,
+    out,
+    x_stride,
+    width,
+    eps,
+    has_residual: tl.constexpr,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     inside = columns < width
@@ -133,7 +165,10 @@ def _rms_norm(x, residual, weight, out, x_stride, width, eps, has_residual: tl.c
 
 
 @triton.jit
-def _silu_and_mul(gate_up, out, width, block: tl.constexpr):
+def _silu_and_mul(gate_up, out, width, block: tl.constexpr, overlaps: tl.constexpr):
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
@@ -144,7 +179,10 @@ def _silu_and_mul(gate_up, out, width, block: tl.constexpr):
 
 
 @triton.jit
-def _rotary_rows(table, positions, cos, sin, half, block: tl.constexpr):
+def _rotary_rows(table, positions, cos, sin, half, block: tl.constexpr, overlaps: tl.constexpr):
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, block)
     inside = dims < half
@@ -178,7 +216,11 @@ def _rotate_and_store(
     has_norm: tl.constexpr,
     block_heads: tl.constexpr,
     block_half: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
     dtype = query.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * block_heads + tl.arange(0, block_heads))[:, None]

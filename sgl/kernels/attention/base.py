@@ -61,11 +61,18 @@ class AttentionBackend(Protocol):
 
 
 class GraphAttention(AttentionBackend, Protocol):
-    """A backend whose runs may be captured in a CUDA graph and replayed for other steps of as many rows."""
+    """A backend whose runs may be captured in a CUDA graph and replayed for other steps of as many rows.
 
-    def plan_decode(self, step: AttentionStep) -> None:
-        """Like `plan`, for rows of one query token each; runs captured after it, in the first step of so many rows
-        or any later one, do what they should when they are replayed after it. Never waits for the device."""
+    It may have several ways to attend, called variants and numbered from 0, each captured by itself.
+    """
 
-    def prefers_launches(self, step: AttentionStep) -> bool:
-        """Whether `plan` would find a way for these rows of one query token that beats a replay."""
+    def variants(self, num_rows: int) -> range:
+        """What to capture for steps of so many rows."""
+
+    def variant(self, step: AttentionStep) -> int | None:
+        """The best variant for these rows of one query token; None: `plan` finds a way that beats them all."""
+
+    def plan_decode(self, step: AttentionStep, variant: int) -> None:
+        """Like `plan`, for rows of one query token each. Runs that were captured after it do what they should when
+        they are replayed after it with another step, of as many rows and the same variant. Rows at the end that
+        `variant` was not asked about may be added as padding. Never waits for the device."""

@@ -12,7 +12,7 @@ attention), where that saves more than it costs.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -31,10 +31,14 @@ _NON_CAUSAL, _CAUSAL = 0, 1  # mask modes
 _NHD = 0  # layout of the caches: tokens before heads
 _NO_POSITIONS = 0  # positional encoding is done outside
 _INT_WORKSPACE = 8 << 20  # bytes; what the planner writes down
+_UNSPLIT_WORKSPACE = 1 << 16  # bytes; a few integers a row
 _FLOAT_WORKSPACE = 128 << 20  # bytes at least; partial results of rows that several blocks share
 _PINNED = 6  # buffers of the planner's results, written again so many plans later
 _SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others have brought to the L2 cache (H200)
-_MERGE_SECONDS = 120e-6  # what a shared prefix must save a layer: two more kernels, and launches outside a graph
+_MERGE_SECONDS = 60e-6  # a layer; what a shared prefix must save to be worth two more kernels
+_SHORT_PROMPT = (
+    128  # tokens; fa2 packs the query heads of a kv head, which fills its tiles where prompts are shorter
+)
 _TILE = 128  # query tokens times heads of a kv head in a block, at most
 
 Int32Array = npt.NDArray[np.int32]
@@ -112,8 +116,8 @@ class FlashInferAttention:
         self._parts: dict[int | None, list[_Part]] = {}
         num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count
         blocks = 2 * num_sms // shape.num_kv_heads  # of a kv head; the planner splits rows to make so many
-        group = shape.num_heads // shape.num_kv_heads
-        partial = blocks * shape.num_kv_heads * max(_TILE, group) * (shape.head_dim + 1) * 4
+        tiles = -(-max_graph_rows * (shape.num_heads // shape.num_kv_heads) // _TILE)
+        partial = shape.num_heads * max(blocks, tiles) * _TILE * (shape.head_dim + 1) * 4
         self._partial = torch.zeros(max(partial, _FLOAT_WORKSPACE), dtype=torch.uint8, device=shape.device)
         self._workspaces: dict[tuple[str, int | None], torch.Tensor] = {}
         self._pinned = [self._pinned_buffer() for _ in range(_PINNED)]
@@ -124,58 +128,70 @@ class FlashInferAttention:
         num_inputs = max_graph_rows * (max_pages + 2) + 1
         self._graph_inputs = torch.zeros(4 * num_inputs + 64, dtype=torch.uint8, device=shape.device)
         self._each = torch.arange(max_graph_rows + 1, dtype=torch.int32, device=shape.device)
-        self._graph_plans: dict[tuple[int, int | None], _Part] = {}
+        self._graph_parts: dict[tuple[int, int, int | None], _Part] = {}
+        self._each_token = self._each.long()
+        self._common_inputs = torch.zeros(4 * max_pages + 64, dtype=torch.uint8, device=shape.device)
+        self._common_pages: Int32Array = np.zeros(1, np.int32)  # of the first _num_sharing rows
+        self._num_sharing = 0
+        key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
+        self._least_saved = int(_MERGE_SECONDS * _SHARED_BANDWIDTH / key_bytes)  # keys
 
     def plan(self, step: AttentionStep) -> None:
         """See `AttentionBackend.plan`."""
         q_lens = step.q_lens
         longer = np.flatnonzero(q_lens > 1)
         num_decodes = int(longer[0]) if len(longer) else len(q_lens)
-        self._parts = {window: [] for window in self._shape.windows}
+        self._parts_by_window()
         if num_decodes:
             self._plan_decodes(step, num_decodes)
         if num_decodes < len(q_lens):
             host = _HostRows.of(step, slice(num_decodes, None), self._shape.page_size)
             rows = _Rows(*self._uploader.upload(*host.arrays()))
+            num_tokens = int(host.query_starts[-1])
+            is_short = num_tokens < _SHORT_PROMPT * len(host.kv_lens)
+            kernel: PrefillKernel = "fa2" if is_short else self._prefill
             for window, parts in self._parts.items():
                 workspace = self._workspace("prefill", window)
-                plan = self._planned(host, self._prefill, window, workspace, causal=True)
-                stop = int(q_lens.sum())
-                parts.append(_Part(num_decodes, stop, rows, self._prefill, _CAUSAL, plan, workspace))
+                plan = self._planned(host, kernel, window, workspace, causal=True)
+                parts.append(_Part(num_decodes, num_decodes + num_tokens, rows, kernel, _CAUSAL, plan, workspace))
 
     def _plan_decodes(self, step: AttentionStep, num_rows: int) -> None:
-        page_size = self._shape.page_size
-        host = _HostRows.of(step, slice(0, num_rows), page_size)
-        rows = _Rows(*self._uploader.upload(*host.arrays()))
         groups = self._groups(step, num_rows)
-        for window, parts in self._parts.items():
-            workspace = self._workspace("decode", window)
-            if window is not None or not groups:
+        if groups:
+            self._parts[None].append(self._cascade(step, num_rows, groups))
+        flat = [window for window in self._shape.windows if window is not None or not groups]
+        if flat:
+            host = _HostRows.of(step, slice(0, num_rows), self._shape.page_size)
+            rows = _Rows(*self._uploader.upload(*host.arrays()))
+            for window in flat:
+                workspace = self._workspace("decode", window)
                 plan = self._planned(host, "fa2", window, workspace, causal=False)
-                parts.append(_Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace))
-                continue
-            skipped = np.zeros(num_rows, np.int32)
-            for group in groups:
-                skipped[group.rows] = len(group.pages)
-            own = _HostRows.of(step, slice(0, num_rows), page_size, skipped)
-            tokens = np.concatenate([group.rows for group in groups])
-            lengths = np.array([len(group.rows) for group in groups], np.int32)
-            counts = np.array([len(group.pages) for group in groups], np.int32)
-            pages = np.concatenate([group.pages for group in groups]).astype(np.int32)
-            together = _HostRows(
-                query_starts=_starts(lengths),
-                page_starts=_starts(counts),
-                pages=pages,
-                last_page_lens=np.full(len(groups), page_size, np.int32),
-                kv_lens=counts * page_size,
-            )
-            *own_rows, tokens_device = self._uploader.upload(*own.arrays(), tokens)
-            plan = self._planned(together, "fa2", None, self._workspace("shared", None), causal=False)
-            common = _Rows(*self._uploader.upload(*together.arrays()))
-            part = _Part(0, len(tokens), common, "fa2", _NON_CAUSAL, plan, self._workspace("shared", None))
-            plan = self._planned(own, "fa2", None, workspace, causal=False)
-            shared = _Shared(tokens_device, part)
-            parts.append(_Part(0, num_rows, _Rows(*own_rows), "fa2", _NON_CAUSAL, plan, workspace, shared))
+                self._parts[window].append(_Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace))
+
+    def _cascade(self, step: AttentionStep, num_rows: int, groups: list[SharedPrefix]) -> _Part:
+        """Decodes over what each has for itself, and groups of them over what they share."""
+        page_size = self._shape.page_size
+        skipped = np.zeros(num_rows, np.int32)
+        for group in groups:
+            skipped[group.rows] = len(group.pages)
+        own = _HostRows.of(step, slice(0, num_rows), page_size, skipped)
+        counts = np.array([len(group.pages) for group in groups], np.int32)
+        together = _HostRows(
+            query_starts=_starts(np.array([len(group.rows) for group in groups], np.int32)),
+            page_starts=_starts(counts),
+            pages=np.concatenate([group.pages for group in groups]).astype(np.int32),
+            last_page_lens=np.full(len(groups), page_size, np.int32),
+            kv_lens=counts * page_size,
+        )
+        tokens = np.concatenate([group.rows for group in groups])
+        uploaded = self._uploader.upload(*own.arrays(), *together.arrays(), tokens)
+        parts = []
+        for name, host, rows in (("common", together, uploaded[4:8]), ("decode", own, uploaded[:4])):
+            workspace = self._workspace(name, None)
+            plan = self._planned(host, "fa2", None, workspace, causal=False)
+            stop = int(host.query_starts[-1])
+            parts.append(_Part(0, stop, _Rows(*rows), "fa2", _NON_CAUSAL, plan, workspace))
+        return replace(parts[1], shared=_Shared(uploaded[8], parts[0]))
 
     def _groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
         """Rows whose common prefix is worth attending to once for all of them."""
@@ -183,39 +199,87 @@ class FlashInferAttention:
         first_pages = step.page_table[:num_rows, 0]
         if None not in shape.windows or len(np.unique(first_pages)) == num_rows:
             return []
-        key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-        least = int(_MERGE_SECONDS * _SHARED_BANDWIDTH / key_bytes)
         kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
-        return shared_prefixes(step.q_lens[:num_rows], kv_lens, page_table, shape.page_size, least, max_q=1)
+        q_lens = step.q_lens[:num_rows]
+        return shared_prefixes(q_lens, kv_lens, page_table, shape.page_size, self._least_saved, max_q=1)
 
-    def prefers_launches(self, step: AttentionStep) -> bool:
-        """See `GraphAttention.prefers_launches`."""
-        return bool(self._groups(step, len(step.q_lens)))
+    def variants(self, num_rows: int) -> range:
+        """See `GraphAttention.variants`: apart, and with keys in common."""
+        return range(2 if self._shape.windows == (None,) and num_rows > self._max_split_rows else 1)
 
-    def plan_decode(self, step: AttentionStep) -> None:
+    def variant(self, step: AttentionStep) -> int | None:
+        """See `GraphAttention.variant`."""
+        num_rows = len(step.q_lens)
+        past = (int(step.kv_lens.min()) - 1) // self._shape.page_size
+        differs = (step.page_table[:, :past] != step.page_table[0, :past]).any(axis=0)
+        common = int(differs.argmax()) if differs.any() else past
+        if (num_rows - 1) * common * self._shape.page_size >= self._least_saved and len(
+            self.variants(num_rows)
+        ) > 1:
+            self._common_pages = step.page_table[0, :common].copy()
+            self._num_sharing = num_rows
+            return 1
+        return None if self._groups(step, num_rows) else 0
+
+    def plan_decode(self, step: AttentionStep, variant: int) -> None:
         """See `GraphAttention.plan_decode`."""
         num_rows = len(step.q_lens)
         assert num_rows <= self._max_graph_rows, "a step of at most max_graph_rows rows"
-        host = _HostRows.of(step, slice(0, num_rows), self._shape.page_size)
+        skipped = None
+        if variant:
+            skipped = np.zeros(num_rows, np.int32)
+            skipped[: self._num_sharing] = len(self._common_pages)
+        host = _HostRows.of(step, slice(0, num_rows), self._shape.page_size, skipped)
         arrays = (host.page_starts, host.last_page_lens, host.pages)
         self._uploader.upload_into(self._graph_inputs, *arrays)
+        # A plan whose rows are not split depends on their number alone, and is kept.
         is_split = num_rows <= self._max_split_rows
-        for window in self._shape.windows:
-            part = self._graph_plans.get((num_rows, window))
-            if part is not None and not is_split:
-                self._parts[window] = [part]
-                continue
-            # An unsplit plan is made once and kept, a split one made anew for each step in the same place.
-            workspace = self._workspace("graph", window)
-            if not is_split:
-                workspace = torch.empty(1 << 16, dtype=torch.uint8, device=self._shape.device)
-            plan = self._planned(host, "fa2", window, workspace, causal=False, for_graph=is_split)
-            assert part is None or list(part.plan) == list(plan), "captured launches read the plan where it was"
-            page_starts, last_page_lens, pages = carve(self._graph_inputs, arrays)
-            rows = _Rows(self._each[: num_rows + 1], page_starts, pages, last_page_lens)
-            part = _Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace)
-            self._graph_plans[num_rows, window] = part
-            self._parts[window] = [part]
+        for window, parts in self._parts_by_window():
+            part = self._graph_parts.get((num_rows, variant, window))
+            if part is None or is_split:
+                workspace = self._graph_workspace(window, is_split)
+                plan = self._planned(host, "fa2", window, workspace, causal=False, for_graph=is_split)
+                assert part is None or list(part.plan) == list(plan), "captured launches read the plan where it was"
+                page_starts, last_page_lens, pages = carve(self._graph_inputs, arrays)
+                rows = _Rows(self._each[: num_rows + 1], page_starts, pages, last_page_lens)
+                part = _Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace)
+            if variant:
+                part = replace(part, shared=self._plan_common(num_rows, part.shared))
+            self._graph_parts[num_rows, variant, window] = part
+            parts.append(part)
+
+    def _plan_common(self, num_rows: int, before: _Shared | None) -> _Shared:
+        """All rows over the common pages, as one row of many query tokens."""
+        num_pages = len(self._common_pages)
+        page_size = self._shape.page_size
+        host = _HostRows(
+            query_starts=np.array([0, num_rows], np.int32),
+            page_starts=np.array([0, num_pages], np.int32),
+            pages=self._common_pages,
+            last_page_lens=np.array([page_size], np.int32),
+            kv_lens=np.array([num_pages * page_size], np.int32),
+        )
+        arrays = (host.query_starts, host.page_starts, host.last_page_lens, host.pages)
+        self._uploader.upload_into(self._common_inputs, *arrays)
+        workspace = self._workspace("common", None)
+        plan = self._planned(host, "fa2", None, workspace, causal=False, for_graph=True)
+        assert before is None or list(before.part.plan) == list(plan), (
+            "captured launches read the plan where it was"
+        )
+        query_starts, page_starts, last_page_lens, pages = carve(self._common_inputs, arrays)
+        rows = _Rows(query_starts, page_starts, pages, last_page_lens)
+        tokens = self._each_token[:num_rows]
+        return _Shared(tokens, _Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace))
+
+    def _parts_by_window(self) -> list[tuple[int | None, list[_Part]]]:
+        """A fresh list of parts for every window."""
+        self._parts = {window: [] for window in self._shape.windows}
+        return list(self._parts.items())
+
+    def _graph_workspace(self, window: int | None, is_split: bool) -> torch.Tensor:
+        if is_split:
+            return self._workspace("graph", window)
+        return torch.empty(_UNSPLIT_WORKSPACE, dtype=torch.uint8, device=self._shape.device)
 
     def run(
         self,

@@ -14,6 +14,7 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.norm import add_rms_norm, rms_norm
 from sgl.kernels.qkv import rotate_and_store
 from sgl.kernels.rope import rotary_rows
+from sgl.kernels.single import project, project_add_, project_gated
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
@@ -59,15 +60,19 @@ class Decoder:
         kv: KVCache,
         slots: torch.Tensor,
         attention: AttentionBackend,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
         input_ids, positions, slots: int64 [T] on the device; slots are where their keys and values go in kv.
-        attention: planned for the same step.
+        attention: planned for the same step. wanted: int64 [N], the tokens whose hidden states are returned, [N,
+        hidden], the others ending with their keys and values in the last layer; None: all of them.
         """
         config = self.config
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
         residual = functional.embedding(input_ids, self.weights.embedding)
+        if len(input_ids) == 1 and self.device.type == "cuda":
+            return self._forward_single(residual, rotary, kv, slots, attention)
         x: torch.Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
             if x is None:
@@ -78,13 +83,41 @@ class Decoder:
             qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
             norm, eps = self._qk_norms[index], config.rms_norm_eps
             query = rotate_and_store(qkv, config.num_heads, rotary, norm, eps, keys, values, slots)
-            x = attention.run(query, keys, values, config.windows[index])
+            if wanted is not None and index == config.num_layers - 1:
+                if not len(wanted):
+                    return residual.new_empty(0, config.hidden_size)
+                residual = residual.index_select(0, wanted)
+                x = attention.run(query, keys, values, config.windows[index]).index_select(0, wanted)
+            else:
+                x = attention.run(query, keys, values, config.windows[index])
             x = functional.linear(x.flatten(1), layer.output, layer.output_bias)
             x = add_rms_norm(x, residual, layer.post_attention_norm, config.rms_norm_eps)
             x = silu_and_mul(functional.linear(x, layer.gate_up, layer.gate_up_bias))
             x = functional.linear(x, layer.down, layer.down_bias)
         assert x is not None, "a decoder has layers"
         return add_rms_norm(x, residual, self.weights.norm, config.rms_norm_eps)
+
+    def _forward_single(
+        self,
+        residual: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """`forward` of one token, whose products only read their matrices."""
+        config = self.config
+        eps = config.rms_norm_eps
+        for index, layer in enumerate(self.weights.layers):
+            keys, values = kv.keys[index], kv.values[index]
+            qkv = project(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias).view(1, -1, config.head_dim)
+            norm = self._qk_norms[index]
+            query = rotate_and_store(qkv, config.num_heads, rotary, norm, eps, keys, values, slots)
+            x = attention.run(query, keys, values, config.windows[index])
+            project_add_(x.flatten(1), layer.output, layer.output_bias, residual)
+            x = project_gated(residual, layer.post_attention_norm, eps, layer.gate_up, layer.gate_up_bias)
+            project_add_(x, layer.down, layer.down_bias, residual)
+        return rms_norm(residual, self.weights.norm, eps)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -45,32 +45,28 @@ class DecodeGraphs:
         self._attention = attention
         self._next_tokens = next_tokens
         self._buckets = buckets(max_rows)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and variant of attention
         self._uploader = Uploader(model.device)
         self._inputs = torch.zeros(4 * 8 * max_rows + 64, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float32, device=model.device)
 
-    def covers(self, batch: Batch, pages: Int32Array) -> bool:
-        """Whether the step is best replayed: a token for every row, nothing scored, not too many rows, and nothing
-        that attention has a better way for. pages: see `run`."""
-        num_rows = len(batch)
-        return (
-            num_rows == len(batch.token_ids)
-            and num_rows <= self._buckets[-1]
-            and bool(batch.samples.all())
-            and not batch.score_targets
-            and not self._attention.prefers_launches(AttentionStep(batch.q_lens, batch.kv_lens, pages))
-        )
-
-    def run(self, batch: Batch, pages: Int32Array) -> torch.Tensor:
-        """float32 [B, vocab] logits of a covered step, good until the next run. Never waits for the device.
+    def run(self, batch: Batch, pages: Int32Array) -> torch.Tensor | None:
+        """float32 [B, vocab] logits of the step, good until the next run; None if it is no step to replay: of one
+        token for every row, nothing scored, not too many rows, and nothing that attention has a better way for.
+        Never waits for the device.
 
         pages: the batch's rows of the page table, [B, max_pages].
         """
         num_rows = len(batch)
-        bucket = self._buckets[bisect_left(self._buckets, num_rows)]
-        padding = bucket - num_rows
+        is_plain = num_rows == len(batch.token_ids) and bool(batch.samples.all()) and not batch.score_targets
+        if num_rows > self._buckets[-1] or not is_plain:
+            return None
         kv_lens = batch.kv_lens
+        variant = self._attention.variant(AttentionStep(batch.q_lens, kv_lens, pages))
+        bucket = self._buckets[bisect_left(self._buckets, num_rows)]
+        if variant is None or (bucket, variant) not in self._graphs:
+            return None
+        padding = bucket - num_rows
         if padding:
             kv_lens = np.concatenate((kv_lens, np.ones(padding, np.int32)))
             pages = np.concatenate((pages, np.zeros((padding, pages.shape[1]), np.int32)))
@@ -80,8 +76,8 @@ class DecodeGraphs:
         inputs[2] = kv_lens - 1
         inputs[3] = _slots(inputs[2], pages, self._kv.page_size)
         self._uploader.upload_into(self._inputs, inputs)
-        self._attention.plan_decode(AttentionStep(np.ones(bucket, np.int32), kv_lens, pages))
-        self._graphs[bucket].replay()
+        self._attention.plan_decode(AttentionStep(np.ones(bucket, np.int32), kv_lens, pages), variant)
+        self._graphs[bucket, variant].replay()
         return self._logits[:num_rows]
 
     @torch.inference_mode()
@@ -92,18 +88,19 @@ class DecodeGraphs:
         pool = torch.cuda.graph_pool_handle()
         for bucket in reversed(self._buckets):
             ones = np.ones(bucket, np.int32)
-            self._attention.plan_decode(AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32)))
             (inputs,) = carve(self._inputs, (np.empty((4, bucket), np.int64),))
-            self._forward(inputs)  # compiles and loads what a capture may not
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                self._forward(inputs)
-            self._graphs[bucket] = graph
+            for variant in self._attention.variants(bucket):
+                self._attention.plan_decode(AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32)), variant)
+                self._forward(inputs)  # compiles and loads what a capture may not
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    self._forward(inputs)
+                self._graphs[bucket, variant] = graph
         torch.cuda.synchronize()
         logger.info(
             "captured decode steps of up to %d rows in %d CUDA graphs: %.1f s, %.2f GiB",
             self._buckets[-1],
-            len(self._buckets),
+            len(self._graphs),
             time.monotonic() - began,
             (free_before - torch.cuda.mem_get_info()[0]) / 2**30,
         )

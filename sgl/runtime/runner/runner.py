@@ -63,11 +63,12 @@ class ModelRunner:
         self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
         num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
         pages = self._page_table[batch.rows, :num_pages]
-        if self._graphs is not None and self._graphs.covers(batch, pages):
-            sampled = self._sampler(self._graphs.run(batch, pages), batch)
+        logits = None if self._graphs is None else self._graphs.run(batch, pages)
+        if logits is not None:
+            sampled = self._sampler(logits, batch)
             return PendingStep(batch, sampled.ids, sampled.logprobs, None, self._downloader)
-        hidden, last = self._forward(batch, pages)
-        ids, output = self._sample(batch, hidden, last)
+        hidden, sampling = self._forward(batch, pages)
+        ids, output = self._sample(batch, sampling)
         vocab_size = self._model.config.vocab_size
         inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
         return PendingStep(batch, ids, output, inputs, self._downloader)
@@ -85,8 +86,8 @@ class ModelRunner:
                 self.launch(_idle_batch(q_lens[: len(self._page_table)], temperature)).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [T, hidden_size] of the batch's tokens, after the last norm, and int64 [S], the index of the
-        last token of each row that samples."""
+        """Hidden states after the last norm of the batch's tokens if any is scored, else of those sampled from; and
+        those sampled from, [S, hidden_size]."""
         packed = pack(batch, pages, self._kv.page_size)
         token_ids, positions, slots, from_device, from_rows, last = self._uploader.upload(
             packed.token_ids, packed.positions, packed.slots, packed.from_device, packed.from_rows, packed.last
@@ -95,16 +96,17 @@ class ModelRunner:
             sampled = self._sampler.next_tokens.index_select(0, from_rows)
             token_ids = token_ids.index_copy(0, from_device, sampled)
         self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens, pages))
-        return self._model.forward(token_ids, positions, self._kv, slots, self._attention), last
+        is_every_token_wanted = bool(batch.score_targets) or len(last) == len(token_ids)
+        wanted = None if is_every_token_wanted else last
+        hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, wanted)
+        if len(last) == len(hidden):
+            return hidden, hidden
+        return hidden, hidden.index_select(0, last)
 
-    def _sample(
-        self, batch: Batch, hidden: torch.Tensor, last: torch.Tensor
-    ) -> tuple[torch.Tensor, DeviceLogprobs | None]:
+    def _sample(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, DeviceLogprobs | None]:
         """One token for each row that samples, int64 [S], and the logprobs that were asked for."""
-        if not len(last):
+        if not len(hidden):
             return torch.empty(0, dtype=torch.int64, device=hidden.device), None
-        if len(last) < len(hidden):
-            hidden = hidden.index_select(0, last)
         sampled = self._sampler(self._model.logits(hidden), batch)
         return sampled.ids, sampled.logprobs
 
