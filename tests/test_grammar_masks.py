@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from sgl.grammar import Vocabulary
 from sgl.grammar.charset import EVERY_CHAR, json_text
 from sgl.grammar.shape import Array, CountedString
 from sgl.grammar.threads import KeyOrder
+from tests.conftest import REPOSITORY
 from tests.grammar_oracles import (
     accepted_one_by_one,
     likely,
@@ -76,9 +75,13 @@ def test_masks_of_a_schema_over_every_kind_of_tokenizer(name: str, whitespace: A
         check_walk(compiled.matcher(), TINY[name], random.Random(seed), 25)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen2.5", "mistral-v3"])
-def test_masks_of_real_vocabularies(unpacked: Callable[[str], Path], name: str) -> None:
-    vocabulary = real_vocabulary(unpacked("tokenizers") / name)
+@pytest.mark.parametrize("name", ["embedded", "gpt2", "qwen2.5", "mistral-v3"])
+def test_masks_of_real_vocabularies(request: pytest.FixtureRequest, name: str) -> None:
+    if name == "embedded":
+        folder = REPOSITORY / "sgl" / "models" / "embedded"
+    else:
+        folder = request.getfixturevalue("unpacked")("tokenizers") / name
+    vocabulary = real_vocabulary(folder)
     compiled = grammar.compile(json_schema=SCHEMA, vocabulary=vocabulary, whitespace="flexible")
     for begun in (
         b"",
