@@ -150,6 +150,59 @@ def test_json_schemas_are_sent_and_other_constraints_refused(server: FakeServer)
         regex.run(backend=chat_model(server)).sync()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_dtypes_take_the_beginning_that_fits_or_fail(stream: bool) -> None:
+    answers = {"hours": " 24.\nAnd", "days": "365", "name": '"Ada L"\nand', "is_it": "True.", "wrong": "about 7"}
+
+    def answer(path: str, body: Any) -> Any:
+        text = answers[body["prompt"].rsplit(" ", 1)[1]]
+        return {"choices": [{"index": 0, "text": text}], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}
+
+    @sgl.function
+    def program(s, name, dtype):
+        s += f"what is {name}" + sgl.gen("x", dtype=dtype)
+
+    with FakeServer(answer) as server:
+        backend = completion_model(server)
+        run = lambda *args: program.run(*args, backend=backend, stream=stream)  # noqa: E731
+        assert run("hours", int)["x"] == "24"
+        assert run("days", int).value("x") == 365
+        assert run("name", str)["x"] == '"Ada L"'
+        assert run("is_it", bool).value("x") is True
+        with pytest.raises(ProgramError, match="which is no int"):
+            run("wrong", int).sync()
+        assert (backend.token_usage.prompt_tokens, backend.token_usage.completion_tokens) == (10, 5)
+        backend.token_usage.reset()
+        assert backend.token_usage.prompt_tokens == 0
+
+
+def test_a_chat_model_foresees_a_whole_turn() -> None:
+    """Its gens are cut out of a turn that keeps to the program's constants; one that does not is asked for again."""
+    turns = ["I cannot.", "Name: Ada.\nBorn: 1815\nJob: writer\n", "Sorry"]
+
+    def answer(path: str, body: Any) -> Any:
+        return {"choices": [{"index": 0, "message": {"content": turns.pop(0)}}], "usage": {}}
+
+    @sgl.function(num_api_spec_tokens=64)
+    def character(s):
+        s += sgl.user("Make up a character.")
+        s += sgl.assistant(
+            "Name:" + sgl.gen("name", stop="\n") + "\nBorn:" + sgl.gen("born", stop="\n") + "\nJob:"
+            + sgl.gen("job", stop="\n")
+        )  # fmt: skip
+        s += sgl.user("Thanks.")
+
+    with FakeServer(answer) as server:
+        state = character.run(backend=chat_model(server))
+        assert [state[name] for name in ("name", "born", "job")] == [" Ada.", " 1815", " writer"]
+        assert state.messages()[1]["content"] == "Name: Ada.\nBorn: 1815\nJob: writer"
+        assert state.usage["requests"] == len(server.requests) == 2
+        assert server.requests[0][1]["seed"] != server.requests[1][1]["seed"]
+        turns += ["no", "no"]
+        with pytest.raises(ProgramError, match="no turn that begins with 'Name:'"):
+            character.run(backend=chat_model(server)).sync()
+
+
 def test_a_chat_api_cannot_continue_a_begun_turn(server: FakeServer) -> None:
     @sgl.function
     def program(s):

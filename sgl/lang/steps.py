@@ -8,10 +8,11 @@ prompts are sent whole, and what they share is left to the server's cache.
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from sgl.errors import BackendError, InvalidRequest, ProgramError, RequestTimeout, SglError
@@ -20,6 +21,8 @@ from sgl.lang.backends.base import Backend, Session
 from sgl.lang.chat import ChatTemplate, as_template
 from sgl.lang.choices import Scores, method_named
 from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
+
+TURN_TRIES = 3  # for a chat model to write a turn as the program has begun it
 
 
 @dataclass(slots=True)
@@ -56,10 +59,14 @@ class Completion:
 
 
 class TextBackend(Backend):
-    """A backend of single calls, all awaited on the io thread. `constraints`: the kinds it enforces itself."""
+    """A backend of single calls, all awaited on the io thread. `constraints`: the kinds it enforces itself;
+    `checks_dtypes`: where it cannot, a gen with a dtype takes the beginning of its text that fits, or fails;
+    `writes_whole_turns`: it cannot go on with a turn that the program has begun."""
 
     chat_template: ChatTemplate | str | None = None
     constraints: ClassVar[frozenset[str]] = frozenset()
+    checks_dtypes: ClassVar[bool] = False
+    writes_whole_turns: bool = False
 
     @abstractmethod
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
@@ -296,15 +303,21 @@ class StepSession(Session):
 
     async def _gen(self, stream: _Stream, node: ir.Gen) -> None:
         constraint = ir.constraint_of(node)
+        dtype = None  # to be checked here
         if constraint and constraint[0] not in self._backend.constraints:
-            name = type(self._backend).__name__
-            raise InvalidRequest(f"{name} cannot enforce a {constraint[0]} constraint", param=constraint[0])
+            dtype = node.dtype if self._backend.checks_dtypes else None
+            if dtype is None:
+                name = type(self._backend).__name__
+                raise InvalidRequest(f"{name} cannot enforce a {constraint[0]} constraint", param=constraint[0])
+            constraint = None
         path = ir.node_path(stream.path, stream.position)
         stops = self._template.stops if self._template and stream.role else ()
         sampling, seeds = ir.resolve(self._program, node, path, stops)
         params = GenParams(sampling, seeds, node, constraint)
-        completions = await self._in_time(self._complete(stream, node, params), sampling["timeout"])
-        texts = [completion.text for completion in completions]
+        can_stream = dtype is None and sampling["n"] == 1
+        work = self._complete(stream, node, params, can_stream=can_stream)
+        completions = await self._in_time(work, sampling["timeout"])
+        texts = [_fitting(completion.text, dtype) if dtype else completion.text for completion in completions]
         metas = [completion.meta for completion in completions]
         meta = metas[0] if len(metas) == 1 else {"samples": metas, **metas[0]}
         if node.reasoning is not None:
@@ -323,12 +336,15 @@ class StepSession(Session):
         except TimeoutError as error:
             raise RequestTimeout(f"not finished within {seconds:g} s", seconds=seconds) from error
 
-    async def _complete(self, stream: _Stream, node: ir.Gen, params: GenParams) -> list[Completion]:
-        if self._program.speculate_tokens and params.constraint is None and not node.tools:
+    async def _complete(
+        self, stream: _Stream, node: ir.Gen, params: GenParams, *, can_stream: bool
+    ) -> list[Completion]:
+        is_plain = params.constraint is None and not node.tools and params.sampling["n"] == 1
+        if self._program.speculate_tokens and is_plain:
             return [await self._speculate(stream, params)]
         self.requests += 1
         prompt = stream.prompt()
-        if not self._program.stream or params.sampling["n"] > 1:
+        if not (self._program.stream and can_stream):
             completions = await self._backend.generate(prompt, params)
             if len(completions) != params.sampling["n"]:
                 raise BackendError(f"asked for {params.sampling['n']} samples, got {len(completions)}")
@@ -350,13 +366,28 @@ class StepSession(Session):
         stops, limit = params.sampling["stop"], params.sampling["max_tokens"]
         meta: dict[str, Any] = {"completion_tokens": 0}  # what an earlier call foresaw, that call has paid for
         if not stream.speculated:
-            longer = dict(params.sampling, stop=[], max_tokens=max(limit, self._program.speculate_tokens or 0))
-            self.requests += 1
-            [ahead] = await self._backend.generate(stream.prompt(), GenParams(longer, params.seeds, params.node))
-            stream.speculated, meta = ahead.text, ahead.meta
+            stream.speculated, meta = await self._foresee(stream, params)
         ends = [at for stop in stops if (at := stream.speculated.find(stop)) >= 0]
         text = stream.speculated[: min(ends)] if ends else stream.speculated if stops else stream.speculated[:limit]
         return Completion(text, {**meta, "finish_reason": {"type": "stop"}, "speculated": True})
+
+    async def _foresee(self, stream: _Stream, params: GenParams) -> tuple[str, dict[str, Any]]:
+        """What may follow the stream's text. Where only whole turns are written, one that begins as this one has."""
+        num_tokens = max(params.sampling["max_tokens"], self._program.speculate_tokens or 0)
+        longer = dict(params.sampling, stop=[], max_tokens=num_tokens)
+        prompt = stream.prompt()
+        begun = prompt.turn.lstrip() if self._backend.writes_whole_turns else ""
+        if begun:
+            prompt = replace(prompt, text=prompt.text.removesuffix(prompt.turn), turn="")
+        for attempt in range(TURN_TRIES if begun else 1):
+            self.requests += 1
+            seeds = [seed + attempt for seed in params.seeds]
+            [ahead] = await self._backend.generate(prompt, GenParams(longer, seeds, params.node))
+            if not begun:
+                return ahead.text, ahead.meta
+            if ahead.text.lstrip().startswith(begun):
+                return ahead.text.lstrip().removeprefix(begun), ahead.meta
+        raise BackendError(f"in {TURN_TRIES} tries the model wrote no turn that begins with {begun!r}")
 
     async def _select(self, stream: _Stream, node: ir.Select) -> None:
         self.requests += 1
@@ -387,7 +418,7 @@ class StepSession(Session):
         self._done(stream, self._template.end(stream.roles, role), is_template=True)
         stream.messages.append(message)
         stream.roles += (role,)
-        stream.role, stream.images, stream.tool_calls = None, [], None
+        stream.role, stream.images, stream.tool_calls, stream.speculated = None, [], None, ""
 
     async def _ref(self, stream: _Stream, node: ir.Ref) -> None:
         key = (node.stream, node.index)
@@ -433,3 +464,11 @@ class StepSession(Session):
         written = stream.text[start:]
         self._set_value(stream, written)
         self._sink(ir.NodeDone(*key, written, written, {"messages": messages}))
+
+
+def _fitting(text: str, dtype: str) -> str:
+    """The longest beginning of a text that is of that dtype. Raises if there is none."""
+    match = re.match(ir.DTYPE_REGEX[dtype], text.lstrip())
+    if match is None:
+        raise BackendError(f"the model wrote {text!r}, which is no {dtype}")
+    return match.group()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sgl.errors import BackendError, ConfigError, InvalidRequest
@@ -39,15 +40,34 @@ _SENT = {
 _ALWAYS_SENT = frozenset({"max_tokens"})
 
 
+@dataclass
+class TokenUsage:
+    """What a backend has used since it was made, or since `reset`."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, usage: Mapping[str, Any]) -> None:
+        """Count one answer."""
+        self.prompt_tokens += usage.get("prompt_tokens", 0)
+        self.completion_tokens += usage.get("completion_tokens", 0)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.prompt_tokens = self.completion_tokens = 0
+
+
 class OpenAI(TextBackend):
     """A model behind an OpenAI-compatible API. `extra_body` is merged into each request.
 
     The key is taken from the environment if none is given. Parameters beyond the protocol (top_k, min_p …) are sent
-    where a program sets them: compatible servers know them, others refuse them."""
+    where a program sets them: compatible servers know them, others refuse them. `token_usage` counts what all
+    programs together have used."""
 
     default_base_url: ClassVar[str] = "https://api.openai.com/v1"
     api_key_variable: ClassVar[str] = "OPENAI_API_KEY"
     constraints: ClassVar[frozenset[str]] = frozenset({"json"})
+    checks_dtypes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -67,6 +87,8 @@ class OpenAI(TextBackend):
             raise ConfigError(f"no key: pass api_key= or set {self.api_key_variable}", option="api_key")
         self.model_name = model_name
         self.is_chat_model = model_name not in COMPLETION_MODELS if is_chat_model is None else is_chat_model
+        self.writes_whole_turns = self.is_chat_model
+        self.token_usage = TokenUsage()
         self.chat_template = as_template(chat_template or "default")
         self._extra_body = dict(extra_body or {})
         self._http = HttpClient(
@@ -81,6 +103,7 @@ class OpenAI(TextBackend):
         path, body = self._request(prompt, params)
         answer = await self._http.post(path, body)
         usage = _usage(answer)
+        self.token_usage.add(usage)
         completions = []
         for i, choice in enumerate(sorted(_choices(answer), key=lambda choice: choice.get("index", 0))):
             meta = {**(usage if i == 0 else _NO_USAGE), **_meta(choice)}
@@ -94,6 +117,7 @@ class OpenAI(TextBackend):
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         async for event in self._http.events(path, body):
             meta = _usage(event) if event.get("usage") else {}
+            self.token_usage.add(meta)
             text = ""
             for choice in event.get("choices", ()):
                 delta = choice.get("delta", {})
