@@ -217,7 +217,7 @@ def test_run_sends_a_files_programs_to_the_server(
     out = run(["run", "--url", server.url, "--api-key", "k", str(file), "hello"], capsys)
     assert out.startswith("hello")
     assert len(out) > len("hello\n")
-    run(["run", str(file)], capsys, code=2)
+    run(["run", "--url", server.url, "--model", "x", str(file)], capsys, code=2)
 
 
 def test_chat_answers_line_by_line(

@@ -234,7 +234,6 @@ def test_programs_and_engines_of_one_process_can_be_served(serve: Callable[..., 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["serve"], "model_path"),
         (["serve", "x", "--max-runing-requests", "3"], "did you mean '--max-running-requests'"),
         (["serve", "x", "--max-running", "3"], "unknown option"),
         (["serve", "x", "--port", "many"], "port='many'"),

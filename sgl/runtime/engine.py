@@ -184,7 +184,7 @@ class Engine:
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
         """Start a program beside the scheduler: segments in, events out, as `sgl.lang.ir` describes them. Events
-        come on the engine's thread, so the sink must not block. Raises InvalidRequest and EngineDead."""
+        come on the engine's thread, so the sink must not block. Raises InvalidRequest."""
         return ProgramSession(self._program_services, program, sink)
 
     @cached_property
@@ -354,7 +354,7 @@ class Engine:
         self.submit(prepared, sink)
         try:
             while call.unfinished:
-                call.take(sink.get())
+                call.absorb(sink.get())
             return call.result()
         finally:
             self.release(prepared)
@@ -369,7 +369,7 @@ class Engine:
         self.submit(prepared, sink)
         try:
             while call.unfinished:
-                call.take(await sink.get())
+                call.absorb(await sink.get())
             return call.result()
         finally:
             self.release(prepared)

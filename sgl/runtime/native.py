@@ -36,8 +36,8 @@ class Asked(Protocol):
 class NativeResult:
     """Collects the outputs of one request.
 
-    `text` and `output_ids` are cumulative. Output logprobs are those of all outputs in `result`, and those of the
-    latest output alone in `event`, which is what a stream sends.
+    `text` and `output_ids` are cumulative. Output logprobs are all of them in `result`, and those since the previous
+    event in `event`, which is what a stream sends.
     """
 
     request: Asked
@@ -50,14 +50,13 @@ class NativeResult:
     _detail: Detail | None = None
     _input: list[Logprobs] = field(default_factory=list)
     _output: list[Logprobs] = field(default_factory=list)
-    _num_earlier: int = 0  # output logprobs before the latest output
+    _num_sent: int = 0  # output logprobs that events have carried
 
     def add(self, output: Output) -> None:
         """Take in the request's next output."""
         self.text += output.text
         self.output_ids += output.token_ids
         self.finish_reason = output.finish_reason
-        self._num_earlier = len(self._output)
         if output.detail is not None:
             self._detail = output.detail
             self._input += output.detail.input_logprobs
@@ -68,8 +67,10 @@ class NativeResult:
         return self._as_dict(0)
 
     def event(self) -> dict[str, Any]:
-        """What a stream sends for the latest output."""
-        return self._as_dict(self._num_earlier)
+        """What a stream sends for the outputs since its previous event."""
+        event = self._as_dict(self._num_sent)
+        self._num_sent = len(self._output)
+        return event
 
     def _as_dict(self, first_logprob: int) -> dict[str, Any]:
         detail = self._detail
@@ -152,9 +153,13 @@ class Call:
         self.is_list = self.is_list or len(self.results) > 1
 
     def take(self, output: Output) -> dict[str, Any]:
-        """Add an output to its result; returns the event for it. Raises what ended the call as a whole."""
-        result = self.results[output.uid]
-        result.add(output)
+        """Add an output to its result; returns the event for it. Raises what `absorb` raises."""
+        self.absorb(output)
+        return self.event(output.uid)
+
+    def absorb(self, output: Output) -> None:
+        """Add an output to its result. Raises what ended the call as a whole."""
+        self.results[output.uid].add(output)
         if output.finish_reason is not None:
             self.unfinished -= 1
             error = output.finish_reason.error
@@ -162,9 +167,12 @@ class Call:
                 not self.is_list and isinstance(error, (RequestTimeout, InvalidRequest))
             ):
                 raise error
-        event = result.event()
+
+    def event(self, uid: int) -> dict[str, Any]:
+        """The event for what a request's result got since the previous one."""
+        event = self.results[uid].event()
         if self.is_list:
-            event["index"] = self._index[output.uid]
+            event["index"] = self._index[uid]
         return event
 
     def result(self) -> Any:

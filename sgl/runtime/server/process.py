@@ -75,7 +75,7 @@ class EngineProcess:
         async with self._call("generate", arguments) as waiter:
             call = await self._accepted(waiter)
             while call.unfinished:
-                call.take(await waiter.get())
+                call.absorb(await waiter.get())
             return call.result()
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -83,7 +83,13 @@ class EngineProcess:
         async with self._call("generate", {**arguments, "stream": True}) as waiter:
             call = await self._accepted(waiter)
             while call.unfinished:
-                yield call.take(await waiter.get())
+                outputs = [await waiter.get(), *waiter.get_all()]
+                for output in outputs:
+                    call.absorb(output)
+                # What waited while the client or the server was slow becomes one event a request: whoever falls
+                # behind has less to do.
+                for uid in dict.fromkeys(output.uid for output in outputs):
+                    yield call.event(uid)
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
         """See EngineHandle."""
@@ -262,10 +268,17 @@ class _Waiter:
 
     async def get(self) -> Any:
         """The next answer. Raises it if it is an error."""
-        item = await self._queue.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
+        return _raised(await self._queue.get())
+
+    def get_all(self) -> list[Any]:
+        """The answers that are there already. Raises the first error among them."""
+        return [_raised(self._queue.get_nowait()) for _ in range(self._queue.qsize())]
+
+
+def _raised(item: Any) -> Any:
+    if isinstance(item, Exception):
+        raise item
+    return item
 
 
 class _ProgramWaiter:
