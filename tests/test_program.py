@@ -709,7 +709,7 @@ def test_a_stopped_engine_ends_its_programs(folder: Path) -> None:
         waiting.send(gen())
     waiting.session.cancel()
     with pytest.raises(sgl.errors.EngineDead):
-        Client(engine)
+        Client(engine).send(gen())
 
 
 def test_an_engine_without_text_runs_no_programs(folder: Path) -> None:

@@ -72,8 +72,8 @@ class Machine:
         self._num_away = 0  # pieces of work on other threads
         self._idle_since = 0.0
         self._lease_timer: Timer | None = None
+        self._opened = time.monotonic()
         self._deadline: Timer | None = None
-        self.post(self._arm_deadline)
 
     # ---- any thread
 
@@ -181,6 +181,8 @@ class Machine:
         if self._is_over:
             return
         try:
+            if self._program.deadline_s is not None and self._deadline is None:
+                self._arm_deadline(self._program.deadline_s)
             action()
             for _ in range(_STREAMS_A_TURN):
                 if self._ready:
@@ -242,11 +244,9 @@ class Machine:
             assert stream.lease is not None, "streams that lease have a lease"
             self._services.leases.expire(stream.lease)
 
-    def _arm_deadline(self) -> None:
-        seconds = self._program.deadline_s
-        if seconds is not None:
-            late = RequestTimeout(f"the program did not finish within {seconds:g} s", seconds=seconds)
-            self._deadline = self._services.loop.call_at(time.monotonic() + seconds, partial(self._fail, late))
+    def _arm_deadline(self, seconds: float) -> None:
+        late = RequestTimeout(f"the program did not finish within {seconds:g} s", seconds=seconds)
+        self._deadline = self._services.loop.call_at(self._opened + seconds, partial(self._fail, late))
 
     def _fail(self, error: Exception) -> None:
         """Fail the program as a whole."""

@@ -48,7 +48,7 @@ class ProgramSession:
     """
 
     def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
-        """Raises InvalidRequest and EngineDead."""
+        """Raises InvalidRequest."""
         is_text = isinstance(program.chat_template, str | None)  # in one process it may be an object
         checked = program if is_text else replace(program, chat_template=None)
         self._program = program_from_wire(ir.to_json(checked))
@@ -62,7 +62,6 @@ class ProgramSession:
         self._awaited: dict[tuple[int, int], list[Stream]] = {}  # nodes that streams wait for
         self._answers: dict[tuple[int, int], tuple[ir.Turn, ...]] = {}  # to tool_results nodes
         self._machine = Machine(services, self._program, sink, self._steps)
-        self._machine.post(partial(self._add, Stream(0, "")))
 
     def cancel(self) -> None:
         """Give up the whole program and release what it holds. Never blocks."""
@@ -76,6 +75,8 @@ class ProgramSession:
     # ── on the loop's thread ────────────────────────────────────────────────────────────────────────────────────
 
     def _receive(self, segment: ir.Segment) -> None:
+        if not self._streams:
+            self._add(Stream(0, ""))
         for stream_id, node in segment.nodes:
             stream = self._streams.get(stream_id)
             if stream is None:
