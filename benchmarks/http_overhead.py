@@ -22,7 +22,6 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from examples.random_model import random_model
 from sgl.cli import configure_logging
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
@@ -36,14 +35,12 @@ ROUNDS = 5
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model")
+    parser.add_argument("--model", default="embedded")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--process", action="store_true")
     options = parser.parse_args()
-    engine_options: dict[str, Any] = {"model_path": options.model or random_model(), "max_total_tokens": 65536}
-    if options.model is None:
-        engine_options["load_format"] = "dummy"
+    engine_options: dict[str, Any] = {"model_path": options.model, "max_total_tokens": 65536}
     params = {"temperature": 0, "max_new_tokens": options.tokens, "ignore_eos": True}
 
     engine = Engine(**engine_options)

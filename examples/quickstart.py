@@ -1,61 +1,146 @@
-"""The first minute: one program with gen, select and fork, and what the engine did for it.
+"""The first minute: typed records from sentences, a choice with probabilities, a fork, an agent with a tool, a stream.
 
     python examples/quickstart.py [MODEL]
 
-MODEL is a Hugging Face folder or hub id. Without one, a tiny model with random weights runs the same program, and
-its words mean nothing.
+MODEL is a Hugging Face folder or hub id; without one, the small model that comes with the package answers.
 """
 
 from __future__ import annotations
 
-import sys
+import json
 import time
 
-from random_model import random_model
+from open_engine import open_engine
+from pydantic import BaseModel
 
 import sgl
 
 
+class Order(BaseModel):
+    customer: str
+    item: str
+    quantity: int
+    city: str
+
+
+SENTENCES = {
+    "Farah Siddiqui from Leeds would like 3 desk lamps.": Order(
+        customer="Farah Siddiqui", item="desk lamps", quantity=3, city="Leeds"
+    ),
+    "Please send 12 notebooks to Tomasz Wieczorek in Gdansk.": Order(
+        customer="Tomasz Wieczorek", item="notebooks", quantity=12, city="Gdansk"
+    ),
+    "Amara Okafor, who lives in Lagos, ordered 2 bicycles.": Order(
+        customer="Amara Okafor", item="bicycles", quantity=2, city="Lagos"
+    ),
+    "An order of 40 tea cups came in from Kenji Morita in Osaka.": Order(
+        customer="Kenji Morita", item="tea cups", quantity=40, city="Osaka"
+    ),
+    "Lucia Ferrari of Turin wants 5 garden chairs.": Order(
+        customer="Lucia Ferrari", item="garden chairs", quantity=5, city="Turin"
+    ),
+}
+
+
 @sgl.function
-def animal_story(s, animal):
-    s += f"A story about a {animal}.\nOnce upon a time, there was a {animal} named"
-    s += sgl.gen("name", max_tokens=6, stop=["\n", ".", ","])
-    s += "\nThe mood of the story is " + sgl.select("mood", ["happy", "sad", "exciting"])
-    s += ".\nThree ways in which it goes on:"
-    branches = s.fork(3)
-    branches += lambda i: f"\n{i + 1}. One day," + sgl.gen("next", max_tokens=24, stop="\n")
+def extract(s, text):
+    schema = json.dumps(Order.model_json_schema())
+    s += sgl.user(f"Extract the order as JSON with this schema: {schema}\nText: {text}")
+    s += sgl.assistant(sgl.gen("order", schema=Order, temperature=0, max_tokens=96))
+
+
+SENTIMENTS = ["positive", "negative", "neutral"]
+
+
+@sgl.function
+def judge(s, text):
+    s += sgl.user(f"Classify the sentiment of the text: {', '.join(SENTIMENTS)}.\nText: {text}")
+    s += sgl.assistant(sgl.select("sentiment", SENTIMENTS))
+
+
+@sgl.function
+def stories(s):
+    s += "Once upon a time, there was a little fox who lived in the forest. One day, the fox"
+    branches = s.fork(4)
+    branches += lambda i: sgl.gen("next", max_tokens=24, temperature=0.7, stop="\n")
     branches.join()
 
 
-def main() -> None:
-    model = sys.argv[1] if len(sys.argv) > 1 else None
-    if model is None:
-        print("No MODEL given: running a tiny model with random weights, so expect gibberish.")
-        print("Name one to see sense: python examples/quickstart.py path/to/model\n")
-        engine = sgl.Engine(model_path=random_model(), load_format="dummy")
-    else:
-        engine = sgl.Engine(model_path=model)
+@sgl.function
+def story(s):
+    s += "Once upon a time" + sgl.gen("story", max_tokens=64, temperature=0.7)
 
-    with engine:
-        start = time.perf_counter()
-        states = animal_story.run_batch([{"animal": "fox"}, {"animal": "hen"}], temperature=0.7, backend=engine)
-        for state in states:
-            print(f"name: {state['name']!r}   mood: {state['mood']!r}")
-            for i, text in enumerate(state["next"], 1):
-                print(f"  {i}. {text!r}")
-        seconds = time.perf_counter() - start
 
-        print("\nstreamed: ", end="", flush=True)
-        for piece in animal_story.run(animal="cat", backend=engine, stream=True, temperature=0.7).text_iter("name"):
-            print(piece, end="", flush=True)
+def calculate(expression: str) -> str:
+    """Evaluate an arithmetic expression.
 
-        did = engine.get_server_info()["internal_states"][0]
-        print(
-            f"\n\n{did['generated_tokens'] / seconds:.0f} generated tokens/s, "
-            f"{did['cached_tokens']} of {did['prompt_tokens']} prompt tokens came from the cache, "
-            f"{did['finished']} requests"
-        )
+    Args:
+        expression: The expression to evaluate
+    """
+    left, sign, right = expression.replace("*", " * ").replace("+", " + ").replace("-", " - ").split()
+    a, b = float(left), float(right)
+    return f"{a * b if sign == '*' else a + b if sign == '+' else a - b:g}"
+
+
+@sgl.function
+def ask(s, question):
+    s += sgl.system(sgl.describe_tools([calculate]))
+    s += sgl.user(question)
+    s += sgl.assistant(sgl.gen("call", tools=[calculate], tool_choice="required", temperature=0, max_tokens=64))
+    s += sgl.assistant(sgl.gen("answer", temperature=0, max_tokens=48))
+
+
+def show_records(engine: sgl.Engine) -> None:
+    print("Typed records (a * marks a field that is not the truth):\n")
+    states = extract.run_batch([{"text": text} for text in SENTENCES], backend=engine)
+    rows = [["customer", "item", "quantity", "city"]]
+    right = 0
+    for state, truth in zip(states, SENTENCES.values(), strict=True):
+        found = state.value("order").model_dump()
+        right += sum(found[name] == value for name, value in truth.model_dump().items())
+        rows.append([f"{found[name]}{'' if found[name] == getattr(truth, name) else ' *'}" for name in found])
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print(f"\n  {right} of {4 * len(SENTENCES)} fields right\n")
+
+
+def main(engine: sgl.Engine) -> None:
+    start = time.perf_counter()
+    show_records(engine)
+
+    for text in ["The soup was cold and the waiter rude.", "What a wonderful concert, I loved every minute!"]:
+        state = judge.run(text=text, backend=engine)
+        chances = state.get_meta_info("sentiment")["probabilities"]
+        listed = ", ".join(f"{choice} {chance:.1%}" for choice, chance in zip(SENTIMENTS, chances, strict=True))
+        print(f"{text}\n  {state['sentiment']} ({listed})\n")
+
+    state = stories.run(backend=engine)
+    metas = state.get_meta_info("next")
+    hits = sum(meta["cached_tokens"] for meta in metas) / sum(meta["prompt_tokens"] for meta in metas)
+    print(f"Four branches from one prefix ({hits:.0%} of their prompts' tokens cached): One day, the fox")
+    for text in state["next"]:
+        print(f"  …{text.rstrip()}")
+
+    question = "How much is 17 * 24?"
+    state = ask.run(question=question, backend=engine)
+    [call] = state.value("call")
+    print(f"\n{question}\n  called {call.name}({call.arguments}) = {call.content()}\n  {state['answer']}\n")
+
+    print("Streamed: ", end="", flush=True)
+    for piece in story.run(backend=engine, stream=True).text_iter():
+        print(piece, end="", flush=True)
+
+    seconds = time.perf_counter() - start
+    did = engine.get_server_info()["internal_states"][0]
+    tokens = did["generated_tokens"] + did["forced_tokens"]
+    print(
+        f"\n\n{tokens / seconds:.0f} tokens/s ({did['forced_tokens']} of {tokens} followed for certain), "
+        f"{did['cached_tokens']} of {did['prompt_tokens']} prompt tokens cached, {did['finished']} requests, "
+        f"{seconds:.1f} s"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    with open_engine() as engine:
+        main(engine)

@@ -254,7 +254,7 @@ def _run(options: argparse.Namespace) -> int:
     from sgl.lang.backends.server import RuntimeEndpoint
     from sgl.runtime.engine import Engine
 
-    if (options.url is None) == (options.model is None):
+    if options.url is not None and options.model is not None:
         raise ConfigError("give either --url or --model", option="url")
     if options.url is not None:
         _execute(options, RuntimeEndpoint(options.url, api_key=options.api_key))

@@ -8,7 +8,7 @@ from typing import Any
 
 from sgl.errors import ProgramError
 from sgl.lang.backends.base import Backend
-from sgl.lang.backends.engine import engine_backend
+from sgl.lang.backends.engine import embedded_backend, engine_backend
 
 
 @dataclass
@@ -34,11 +34,11 @@ def set_default_backend(backend: Any) -> None:
 
 def backend_of(value: Any = None) -> Backend:
     """A backend from what users pass as one: a `Backend`, an `Engine`, anything with an `endpoint`, or None for the
-    default."""
+    default: the one that was set, or an engine with the embedded model, started at its first use."""
     if value is None:
         value = global_config.default_backend
     if value is None:
-        raise ProgramError("no backend: pass backend= or call sgl.set_default_backend(…) first")
+        return embedded_backend()
     value = getattr(value, "endpoint", value)
     if isinstance(value, Backend):
         return value

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
@@ -24,6 +25,9 @@ from pydantic import (
 
 from sgl.errors import ConfigError, nearest_name
 
+EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
+"""The model that comes with the package."""
+
 SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight"]
 JsonWhitespace = Literal["compact", "flexible"]
 
@@ -32,8 +36,8 @@ JsonWhitespace = Literal["compact", "flexible"]
 class EngineConfig:
     """Options of one engine; `from_options` checks them."""
 
-    model_path: str
-    """A Hugging Face folder or hub id."""
+    model_path: str = "embedded"
+    """A Hugging Face folder or hub id; "embedded" is the small model that comes with the package."""
     tokenizer_path: str | None = None
     """Where the tokenizer is, if not with the model."""
     skip_tokenizer_init: bool = False
@@ -98,10 +102,13 @@ class EngineConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
         """Options by name, over `SGL_<NAME>` variables, over defaults. Raises ConfigError."""
-        checked = _checked(cls, options)
-        if "model_path" not in checked:
-            raise ConfigError("option 'model_path' is needed: a Hugging Face folder or hub id", option="model_path")
-        return cls(**checked)
+        config = cls(**_checked(cls, options))
+        return replace(config, model_path=str(EMBEDDED)) if config.model_path == "embedded" else config
+
+    @property
+    def model_name(self) -> str:
+        """The model in a word: its path, unless it is the embedded one's."""
+        return "embedded" if self.model_path == str(EMBEDDED) else self.model_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

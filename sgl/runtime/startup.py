@@ -49,6 +49,11 @@ class Started:
 
 def start(config: EngineConfig) -> Started:
     """Load the model and its tokenizer and allocate the KV pages. Raises ConfigError and ModelError."""
+    if config.model_name == "embedded":
+        logger.warning(
+            "sgl runs its embedded model, which is small: name another by model_path=, SGL_MODEL_PATH or "
+            "`sgl serve MODEL`"
+        )
     device = _device(config.device)
     model_config = ModelConfig.from_pretrained(config.model_path)
     context_length = config.context_length or model_config.context_length
@@ -198,7 +203,7 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int) -> tuple[En
     )
     logger.info(
         "%s on %s in %s: weights %s, KV %s (%d tokens in pages of %d), context %d, at most %d requests at once",
-        config.model_path,
+        config.model_name,
         resolved.device,
         resolved.dtype,
         _gib(weight_bytes),

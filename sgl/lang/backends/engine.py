@@ -5,10 +5,27 @@ It knows the engine's public methods and imports nothing of the runtime.
 
 from __future__ import annotations
 
+import threading
+from functools import cache
 from typing import Any
 
 from sgl.lang import ir
 from sgl.lang.backends.base import Backend, Session
+
+_embedded_lock = threading.Lock()
+
+
+def embedded_backend() -> Backend:
+    """The backend of programs that name none: one engine a process, with the model of the package."""
+    with _embedded_lock:
+        return _embedded()
+
+
+@cache
+def _embedded() -> Backend:
+    from sgl.runtime.engine import Engine
+
+    return engine_backend(Engine())
 
 
 def engine_backend(engine: Any) -> Backend:

@@ -58,7 +58,7 @@ class Service:
     @property
     def model_name(self) -> str:
         """The model's name in the OpenAI API."""
-        return self.config.served_model_name or self.engine.config.model_path
+        return self.config.served_model_name or self.engine.config.model_name
 
     @property
     def tokenizer(self) -> Tokenizer:
