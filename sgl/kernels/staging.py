@@ -35,7 +35,11 @@ class Uploader:
         return carve(on_device, arrays)
 
     def upload_into(self, target: torch.Tensor, *arrays: npt.NDArray[Any]) -> None:
-        """Overwrite the beginning of target, uint8 [n] on a GPU: `carve` says where each array lies."""
+        """Overwrite the beginning of target, uint8 [n] on the device: `carve` says where each array lies."""
+        if self._device.type == "cpu":
+            for part, array in zip(carve(target, arrays), arrays, strict=True):
+                part.copy_(torch.from_numpy(array))
+            return
         self._copy(target, tuple(np.ascontiguousarray(array) for array in arrays))
 
     def _copy(self, target: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> None:

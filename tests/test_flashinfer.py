@@ -1,0 +1,197 @@
+"""What the FlashInfer backend tells FlashInfer, on any machine: its kernels are played by a few lines of torch.
+
+The stand-in reads what the real kernels read, where they read it: so a captured launch that would look in the wrong
+place shows. The real ones are tested in test_gpu.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl import Engine
+from sgl.errors import ConfigError
+from sgl.kernels.attention import flashinfer
+from sgl.kernels.attention.base import AttentionStep
+from tests.test_attention import Case
+from tests.tiny_models import tiny_checkpoint
+
+LOG2E = math.log2(math.e)
+NUM_SMS = 8  # few, so that small steps are already too large to be split
+
+
+def stand_in(kernel: str) -> SimpleNamespace:
+    """A module as FlashInfer compiles them: plan and paged_run."""
+
+    def plan(*arguments: Any) -> list[int]:
+        workspace, query_starts, page_starts, kv_lens, num_tokens, num_rows = (
+            arguments[i] for i in (1, 3, 4, 5, 6, 7)
+        )
+        assert len(arguments) == (19 if kernel == "fa2" else 16)
+        assert all(tensor.device.type == "cpu" for tensor in (query_starts, page_starts, kv_lens))
+        assert len(query_starts) == len(page_starts) == len(kv_lens) + 1 == num_rows + 1
+        assert int(query_starts[-1]) == num_tokens
+        for_graph = arguments[11]
+        # An unsplit plan's integers depend on the number of rows alone; a split one's are fixed in a graph.
+        return [num_rows, num_tokens, int(for_graph)] if for_graph else [num_rows, num_tokens, len(workspace)]
+
+    def paged_run(*arguments: Any) -> None:
+        plan_info, query, keys, values, query_starts, page_starts, pages, last_lens, out, lse, mask = arguments[
+            2:13
+        ]
+        window, scale = arguments[14], arguments[23]
+        assert plan_info[0] == len(last_lens)
+        # From a pointer on, however long the tensor was that it was captured with
+        pages = torch.empty(0, dtype=torch.int32).set_(pages.untyped_storage())[pages.storage_offset() :]
+        page_size = keys.shape[1]
+        group = query.shape[1] // keys.shape[2]
+        for row in range(len(last_lens)):
+            first, end = int(page_starts[row]), int(page_starts[row + 1])
+            kv_len = (end - first - 1) * page_size + int(last_lens[row])
+            chosen = pages[first:end].long()
+            some = slice(int(query_starts[row]), int(query_starts[row + 1]))
+            k, v = (cache[chosen].flatten(0, 1)[:kv_len].repeat_interleave(group, 1) for cache in (keys, values))
+            scores = torch.einsum("qhd,khd->qhk", query[some], k) * scale
+            q_len = len(scores)
+            last = torch.arange(kv_len - q_len, kv_len)[:, None] if mask else torch.full((q_len, 1), kv_len - 1)
+            hidden = torch.arange(kv_len) > last
+            if window >= 0:
+                hidden |= torch.arange(kv_len) < last - window
+            scores = scores.masked_fill(hidden[:, None], -math.inf)
+            out[some] = torch.einsum("qhk,khd->qhd", scores.softmax(-1), v)
+            if lse is not None:
+                lse[some] = scores.logsumexp(-1) * LOG2E
+
+    return SimpleNamespace(plan=plan, paged_run=paged_run)
+
+
+class Event:
+    def synchronize(self) -> None: ...
+
+    def record(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=NUM_SMS)
+    )
+    backend = flashinfer.FlashInferAttention
+    monkeypatch.setattr(backend, "_module", lambda self, kernel, window: stand_in(kernel))
+    monkeypatch.setattr(
+        backend, "_pinned_buffer", staticmethod(lambda: (torch.empty(1 << 23, dtype=torch.uint8), Event()))
+    )
+    monkeypatch.setattr(flashinfer, "_FLOAT_WORKSPACE", 1)
+
+
+def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected.to(actual.dtype), rtol=1e-4, atol=1e-5)
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(0, 40)).map(lambda row: (row[0], row[0] + row[1])),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(
+    decodes=st.lists(st.integers(1, 60).map(lambda kv: (1, kv)), max_size=6),
+    prompts=ROWS,
+    windows=st.sampled_from([(None,), (7,), (None, 7)]),
+    shared=st.integers(0, 3),
+    prefill=st.sampled_from(["fa2", "fa3"]),
+)
+def test_any_step_equals_attention_written_out(
+    decodes: list[tuple[int, int]],
+    prompts: list[tuple[int, int]],
+    windows: tuple[int | None, ...],
+    shared: int,
+    prefill: flashinfer.PrefillKernel,
+) -> None:
+    """With prefixes that rows share or not, and attended to once or not."""
+    rows = [*decodes, *prompts]
+    case = Case(rows, page_size=4, windows=windows, shared=min(shared, -(-rows[0][1] // 4)))
+    backend = flashinfer.FlashInferAttention(case.shape, prefill=prefill)
+    backend._least_saved = 1
+    backend.plan(case.step)
+    for window in windows:
+        near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))
+
+
+@pytest.mark.parametrize("num_rows", [3, 12])
+@pytest.mark.parametrize("windows", [(None,), (None, 7)])
+@pytest.mark.parametrize("variant", [0, 1])
+def test_what_was_captured_attends_for_later_steps(
+    num_rows: int, windows: tuple[int | None, ...], variant: int
+) -> None:
+    """With steps so small that rows are split, and with larger ones; with padding; with any number of keys shared."""
+    rng = np.random.default_rng(0)
+    case = Case([(1, 100)] * num_rows, page_size=4, windows=windows)
+    backend = flashinfer.FlashInferAttention(case.shape, max_graph_rows=num_rows, max_pages=26)
+    backend._least_saved = 1
+    if variant not in backend.variants(num_rows):
+        pytest.skip("no such variant for these rows")
+    ones = np.ones(num_rows, np.int32)
+    backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), variant)
+    captured = backend._parts
+    for real in (num_rows, num_rows - 2):
+        for shared in (0, 1, 20, 3):
+            table = case.page_table.copy()
+            table[:real, :shared] = table[0, :shared]
+            kv_lens = rng.integers(4 * shared + 1, 101, num_rows).astype(np.int32)
+            step = AttentionStep(ones[:real], kv_lens[:real], table[:real])
+            wanted = backend.variant(step)
+            if wanted != variant:
+                continue
+            kv_lens[real:], table[real:] = 1, 0
+            backend.plan_decode(AttentionStep(ones, kv_lens, table), variant)
+            backend._parts = captured  # a replay knows nothing of the plans that follow it
+            case.kv_lens, case.page_table = kv_lens, table
+            for window in windows:
+                actual = backend.run(case.query, case.key_cache, case.value_cache, window)
+                near(actual[:real], case.expected(window)[:real])
+
+
+def test_the_right_way_for_each_step() -> None:
+    case = Case([(1, 40)] * 20, page_size=4)
+    backend = flashinfer.FlashInferAttention(case.shape, max_graph_rows=20, max_pages=10)
+    backend._least_saved = 100
+    assert backend.variant(case.step) == 0, "nothing shared"
+    case.page_table[:, :5] = case.page_table[0, :5]
+    assert backend.variant(case.step) == 1, "all rows share 20 keys"
+    case.page_table[10:, :5] = case.page_table[10, 5:10]
+    assert backend.variant(case.step) is None, "two groups, each with its own"
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "reason"),
+    [
+        ({"attention_backend": "flashinfer"}, "attention_backend", "needs an NVIDIA GPU"),
+        ({"prefill_kernel": "fa3"}, "prefill_kernel", "attention_backend='flashinfer'"),
+        ({"attention_backend": "triton"}, "attention_backend", "torch"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, Any], option: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        Engine(tiny_checkpoint(tmp_path), device="cpu", skip_tokenizer_init=True, max_total_tokens=64, **options)
+    assert caught.value.option == option
+
+
+def test_the_choice_is_logged_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.INFO, "sgl.runtime.startup"),
+        Engine(tiny_checkpoint(tmp_path), device="cpu", skip_tokenizer_init=True, max_total_tokens=64) as engine,
+    ):
+        assert engine.config.attention_backend == "torch"
+    assert [line for line in caplog.messages if "attention: torch" in line and "needs an NVIDIA GPU" in line]
