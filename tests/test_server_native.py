@@ -271,6 +271,15 @@ def test_abort_request_ends_by_rid_and_flush_waits_for_nobody(server: LiveServer
     assert server.post("/flush_cache", None).status_code == 200
 
 
+def test_profiles_hold_the_steps_between_start_and_stop(server: LiveServer) -> None:
+    assert server.post("/stop_profile", None).status_code == 400
+    assert server.post("/start_profile", None).status_code == 200
+    assert server.post("/start_profile", None).status_code == 400
+    generate(server, text="hello")
+    trace = json.loads(Path(server.get("/stop_profile").json()["path"]).read_text())
+    assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
+
+
 def test_abort_all_ends_every_request(server: LiveServer, engine: Engine) -> None:
     answers = []
     body = {"text": ["hello", "a"], "sampling_params": LONG}

@@ -27,6 +27,7 @@ from sgl.runtime.intake import Ask, Intake
 from sgl.runtime.loop import EngineLoop, Submission
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
+from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
@@ -76,6 +77,7 @@ class Engine:
             vocab_size=started.model_config.vocab_size,
             eos_ids=started.eos_ids,
         )
+        self._profiler = StepProfiler()
         self._rids: dict[str, list[int]] = {}
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
@@ -249,6 +251,14 @@ class Engine:
             "eos_token_ids": sorted(self._started.eos_ids),
             "internal_states": [self._loop.call(look)],
         }
+
+    def start_profile(self) -> None:
+        """Record what steps spend their time on until `stop_profile`. Raises InvalidRequest if that is under way."""
+        self._loop.call(self._profiler.start)
+
+    def stop_profile(self) -> str:
+        """The path of a trace for Chrome or Perfetto. Raises InvalidRequest if nothing was recorded."""
+        return self._loop.call(self._profiler.stop)
 
     def heartbeat_age(self) -> float:
         """For how many seconds the engine has been at its present step: 0 when idle, infinite when it is dead."""

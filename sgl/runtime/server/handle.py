@@ -10,7 +10,7 @@ from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.text.tokenizer import Tokenizer
 
-Method = Literal["abort", "flush_cache", "get_server_info", "check_ledger"]
+Method = Literal["abort", "flush_cache", "get_server_info", "check_ledger", "start_profile", "stop_profile"]
 
 
 class ProgramSession(Protocol):

@@ -92,6 +92,8 @@ class NativeApi:
             Route(("GET",), "/health_generate", self.health, health, is_open=True),
             Route(both, "/flush_cache", self.flush_cache, "Forget cached prefixes", content_type="text/plain"),
             Route(("POST",), "/abort_request", self.abort, "Abort requests by rid", AbortBody),
+            Route(both, "/start_profile", self.start_profile, "Record what steps spend their time on"),
+            Route(both, "/stop_profile", self.stop_profile, "Write the record; its path on the server"),
             Route(("POST",), "/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
             Route(("POST",), "/v1/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
             Route(("POST",), "/detokenize", self.detokenize, "Texts of token ids", DetokenizeBody),
@@ -200,6 +202,15 @@ class NativeApi:
             raise InvalidRequest("rid or abort_all is needed", param="rid")
         await self._service.engine.call("abort", None if body.abort_all else body.rid)
         return json_response({"status": "ok"})
+
+    async def start_profile(self, request: web.Request) -> web.Response:
+        """400 if it is under way."""
+        await self._service.engine.call("start_profile")
+        return json_response({"status": "ok"})
+
+    async def stop_profile(self, request: web.Request) -> web.Response:
+        """A trace for Chrome or Perfetto. 400 if none was started."""
+        return json_response({"path": await self._service.engine.call("stop_profile")})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Token ids, and how many there are."""
