@@ -122,6 +122,24 @@ def test_a_request_that_only_leases_keep_out_is_admitted_at_once() -> None:
     assert len(driver.scheduler.memory.leases) == 1
 
 
+def test_pages_that_a_lease_took_over_from_another_give_way_too() -> None:
+    driver = Driver(Setting(page_size=4, num_pages=25, context=96, budget=None, overlap=False))
+    leases = driver.scheduler.memory.leases
+    request = run_one(driver, 0, list(range(40)), 8)
+    first = leases.take(request.key()[: 4 * 40], None)
+    assert first is not None
+    assert leases.take(request.key(), None) is not None
+    leases.release(first)
+    assert leases.num_pages < 2 <= driver.scheduler.memory.cache.locked_pages
+    for uid, length in ((1, 8), (2, 50)):
+        request = make_request(uid, [60 - uid + i for i in range(length)], 5)
+        driver.scheduler.add(request)
+        driver.step()
+        assert request.phase is Phase.DECODE
+    assert len(leases) == 0
+    driver.check()
+
+
 def test_a_request_that_others_keep_out_costs_no_lease() -> None:
     driver = Driver(Setting(page_size=4, num_pages=25, context=96, budget=None, overlap=False))
     first = run_one(driver, 0, list(range(8)))

@@ -303,7 +303,7 @@ class Scheduler:
         lent = match.length // memory.page_size
         simulation.shrink(locked)
         simulation.add(self._remaining(request), request.num_known, lent, 0)
-        if not simulation.is_feasible() and self._running and not self._drop_leases(simulation):
+        if not simulation.is_feasible() and self._running and not self._drop_leases(simulation, lent):
             simulation.drop_last()
             simulation.shrink(-locked)
             memory.cache.unlock(match.node)
@@ -320,12 +320,18 @@ class Scheduler:
             self.counters.cached_tokens += match.length
         return True
 
-    def _drop_leases(self, simulation: ReleaseSimulation) -> bool:
-        """Drop as many leases, oldest first, as the simulated requests need; none if all would not be enough."""
+    def _drop_leases(self, simulation: ReleaseSimulation, lent: int) -> bool:
+        """Drop as many leases, oldest first, as the simulated requests need; none if all would not be enough.
+        lent: pages that the request in question has locked for itself."""
         leases, memory = self.memory.leases, self.memory
-        simulation.shrink(-leases.num_pages)
+        if not len(leases):
+            return False
+        # Where pages are shared, either count may miss some.
+        in_use = lent + sum(request.tree_len for request in self._running.values()) // memory.page_size
+        room = max(leases.num_pages, memory.cache.locked_pages - in_use)
+        simulation.shrink(-room)
         would_do = simulation.is_feasible()
-        simulation.shrink(leases.num_pages)
+        simulation.shrink(room)
         while would_do and not simulation.is_feasible():
             before = memory.available_pages
             if not leases.drop_oldest():
