@@ -48,9 +48,17 @@ def main() -> None:
         fresh = itertools.count(args.output * 6)
 
         def seconds(**constraint: str) -> float:
-            params = {"max_new_tokens": args.output, "ignore_eos": True, "temperature": 0.8, "seed": 1, **constraint}
+            params = {
+                "max_new_tokens": args.output,
+                "ignore_eos": True,
+                "temperature": 0.8,
+                "seed": 1,
+                **constraint,
+            }
             begin = time.perf_counter()
-            results = engine.generate(prompt=[f"record {i}: " for i in range(args.requests)], sampling_params=params)
+            results = engine.generate(
+                prompt=[f"record {i}: " for i in range(args.requests)], sampling_params=params
+            )
             elapsed = time.perf_counter() - begin
             assert all(len(result["output_ids"]) == args.output for result in results)
             return elapsed / args.output * 1e3

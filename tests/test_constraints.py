@@ -180,7 +180,18 @@ def test_a_text_that_the_vocabulary_cannot_spell_is_refused(tmp_path: Path) -> N
 
 
 def test_jumps_give_the_same_texts_in_fewer_steps(folder: Path) -> None:
-    fields = "identifier surname street postcode country telephone birthday member rank ok".split()
+    fields = [
+        "identifier",
+        "surname",
+        "street",
+        "postcode",
+        "country",
+        "telephone",
+        "birthday",
+        "member",
+        "rank",
+        "ok",
+    ]
     schema = {
         "type": "object",
         "properties": {field: {"enum": ["red", "green", "blue"]} for field in fields},
