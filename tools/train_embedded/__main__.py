@@ -34,7 +34,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write the checkpoint to")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json to keep")
-    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--steps", type=int, default=16000)
     parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
     parser.add_argument("--learning-rate", type=float, default=Recipe.__dataclass_fields__["learning_rate"].default)
     parser.add_argument("--minutes", type=float, help="train for so long instead")
