@@ -43,7 +43,8 @@ def shape_matcher(
 ) -> Matcher:
     builder = Builder(WHITESPACE[whitespace], key_order)
     automaton = Automaton(builder, value_node(builder, schema, builder.end))
-    return Matcher(automaton, vocabulary, MaskCache(automaton, vocabulary, 1 << 26), Budget(automaton, vocabulary))
+    masks = MaskCache(automaton, vocabulary, 1 << 26, max_seconds=60)
+    return Matcher(automaton, vocabulary, masks, Budget(automaton, vocabulary))
 
 
 def mask_of(matcher: Matcher, vocabulary: Vocabulary, remaining: int | None = None) -> npt.NDArray[np.bool_]:

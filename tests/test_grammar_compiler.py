@@ -323,8 +323,9 @@ def test_time_limits_nest_and_end() -> None:
 
 
 def test_a_mask_that_takes_too_long_is_an_error_and_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher = compiled(regex="[a-c]{3}x").matcher()
-    monkeypatch.setattr("sgl.grammar.masks.MASK_SECONDS", -1.0)
+    found = compiled(regex="[a-c]{3}x")
+    matcher = found.matcher()
+    monkeypatch.setattr(found.masks, "max_seconds", -1.0)
     with pytest.raises(GrammarTooLarge):
         matcher.fill_mask(np.zeros(PIECES.words, np.int32))
     monkeypatch.undo()

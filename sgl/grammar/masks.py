@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from time import thread_time
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from sgl.grammar.walk import ANY_COUNT, Walk
 
 Int32Array = npt.NDArray[np.int32]
 MASK_SECONDS = 1.0
-"""How long one mask may take: a step waits for it."""
+"""CPU time that one mask may take: a step waits for it."""
 
 
 @dataclass(slots=True)
@@ -53,10 +54,14 @@ class Mask:
 class MaskCache:
     """The masks of one automaton over one vocabulary, the least recently used dropped beyond `max_bytes`."""
 
-    def __init__(self, automaton: Automaton, vocabulary: Vocabulary, max_bytes: int) -> None:
+    def __init__(
+        self, automaton: Automaton, vocabulary: Vocabulary, max_bytes: int, max_seconds: float = MASK_SECONDS
+    ) -> None:
         self.automaton = automaton
         self.vocabulary = vocabulary
         self.max_bytes = max_bytes
+        self.max_seconds = max_seconds
+        """CPU time that one mask may take."""
         self.num_bytes = 0
         self.walks = 0
         """How many masks were computed, for measurements."""
@@ -65,13 +70,13 @@ class MaskCache:
         self._allowed = np.zeros(vocabulary.words * 32, np.bool_)
 
     def find(self, place: Place) -> Mask:
-        """The mask at a place. Raises GrammarTooLarge if it takes more than MASK_SECONDS."""
+        """The mask at a place. Raises GrammarTooLarge if it takes more than `max_seconds`."""
         key = self._key(place, self._num_frames.get(place.state, 0))
         for mask in self._masks.get(key, ()):
             if mask.holds(place):
                 self._masks.move_to_end(key)
                 return mask
-        with time_limit(MASK_SECONDS):
+        with time_limit(self.max_seconds, thread_time):
             mask = self._compute(place)
         if mask.num_frames > self._num_frames.get(place.state, 0):
             self._num_frames[place.state] = mask.num_frames

@@ -6,12 +6,14 @@ Going back and copying cost nothing, since places are values.
 
 from __future__ import annotations
 
+from time import thread_time
+
 import numpy as np
 import numpy.typing as npt
 
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.budget import FAR, Budget
-from sgl.grammar.masks import MASK_SECONDS, Mask, MaskCache
+from sgl.grammar.masks import Mask, MaskCache
 from sgl.grammar.place import Place, advance, start_of
 from sgl.grammar.time_limit import time_limit
 from sgl.grammar.vocabulary import Vocabulary
@@ -90,7 +92,7 @@ class Matcher:
         mask = self._masks.find(self._place)
         if remaining is None or remaining > FAR:
             return mask.row
-        with time_limit(MASK_SECONDS):
+        with time_limit(self._masks.max_seconds, thread_time):
             return self._kept_to(remaining, mask)
 
     def _kept_to(self, remaining: int, mask: Mask) -> Int32Array:

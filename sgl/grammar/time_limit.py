@@ -1,37 +1,34 @@
 """How long work on a grammar may take: set by whoever starts it, checked by whatever may run for long.
 
-Grammars come from users, and a small one can be made to take for ever. The limit belongs to the thread that set it.
+Grammars come from users, and a small one can be made to take for ever. A limit belongs to the thread that set it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
 from sgl.errors import GrammarTooLarge
 
 
-class _Limit(threading.local):
-    seconds: float = 0.0
-    until: float = float("inf")
+class _Limits(threading.local):
+    def __init__(self) -> None:
+        self.found: list[tuple[Callable[[], float], float, float]] = []  # clock, until when, seconds
 
 
-_limit = _Limit()
+_limits = _Limits()
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Within the block `check_time` raises once `seconds` have passed. A limit that ends sooner stays in force."""
-    outer_seconds, outer_until = _limit.seconds, _limit.until
-    until = monotonic() + seconds
-    if until < outer_until:
-        _limit.seconds, _limit.until = seconds, until
+def time_limit(seconds: float, clock: Callable[[], float] = monotonic) -> Iterator[None]:
+    """Within the block `check_time` raises once `seconds` have passed by the clock; outer limits stay in force."""
+    _limits.found.append((clock, clock() + seconds, seconds))
     try:
         yield
     finally:
-        _limit.seconds, _limit.until = outer_seconds, outer_until
+        _limits.found.pop()
 
 
 class OutOfTime(GrammarTooLarge):
@@ -47,5 +44,6 @@ class OutOfTime(GrammarTooLarge):
 
 def check_time() -> None:
     """Raises OutOfTime if the time is up."""
-    if monotonic() > _limit.until:
-        raise OutOfTime(_limit.seconds)
+    for clock, until, seconds in _limits.found:
+        if clock() > until:
+            raise OutOfTime(seconds)

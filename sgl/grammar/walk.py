@@ -98,7 +98,7 @@ class Walk:
         counts = Counts(self.place) if self.counts else None
         step = self._leave_plain() or self._leave_words()
         if step is None:
-            nodes = self._take_plain(nodes, states, counts)
+            nodes = self._take_plain(nodes, states, stacks, counts)
         else:
             stacks = np.full(len(step.nodes), -1, np.int64)
             if counts is not None:
@@ -125,7 +125,7 @@ class Walk:
             if counts is not None:
                 self._open_gates(states, counts)
                 self._group(nodes, states, stacks, counts)
-            nodes = self._take_plain(nodes, states, counts)
+            nodes = self._take_plain(nodes, states, stacks, counts)
 
     def _children(self, nodes: Int64Array, states: Int64Array) -> Step:
         """All live children of all nodes."""
@@ -231,7 +231,9 @@ class Walk:
         for node in nodes[self.trie.has_twins[nodes]].tolist():
             self.allowed[self.trie.twins[node]] = True
 
-    def _take_plain(self, nodes: Int64Array, states: Int64Array, counts: Counts | None) -> Int64Array:
+    def _take_plain(
+        self, nodes: Int64Array, states: Int64Array, stacks: Int64Array, counts: Counts | None
+    ) -> Int64Array:
         """Where plain characters lead nowhere else, allow the tokens that go on with nothing but them, and leave
         the others to be walked.
         """
@@ -244,6 +246,10 @@ class Walk:
         if not len(chosen):
             return nodes
         nodes = nodes.copy()
+        is_endless = limits[chosen] == ENDLESS
+        if np.count_nonzero(is_endless) > _MANY:
+            self._take_many(nodes, states, stacks, counts, chosen[is_endless])
+            chosen = chosen[~is_endless]
         for i in chosen.tolist():
             node, limit = nodes.item(i), limits.item(i)
             if node < trie.full_size:
@@ -263,6 +269,36 @@ class Walk:
                 self._allow_up_to(tokens, chars, node, limit, counts, i)
                 nodes[i] = trie.nowhere
         return nodes
+
+    def _take_many(
+        self,
+        nodes: Int64Array,
+        states: Int64Array,
+        stacks: Int64Array,
+        counts: Counts | None,
+        chosen: npt.NDArray[np.intp],
+    ) -> None:
+        """As `_take_plain`, of many nodes at once behind which plain characters go on without end."""
+        trie = self.trie
+        where = nodes[chosen]
+        is_full = where < trie.full_size
+        behind = np.where(is_full, trie.ragged[np.where(is_full, where, 0)], where)
+        is_done = trie.is_plain_path[behind] & np.isin(states[chosen], list(self.steady_states))
+        is_plain = trie.is_plain_below[behind] & ~is_done
+        places = np.zeros(len(chosen), np.int64)
+        if self.groups is not None and counts is not None:
+            keys = np.stack([column[chosen] for column in (states, stacks, counts.chars, counts.items)])
+            places = np.unique(keys, axis=1, return_inverse=True)[1]
+        for place in range(int(places.max()) + 1):
+            here = places == place
+            full, below = where[here & is_full], behind[here & is_plain]
+            plain = _covered(trie.plain_start[full], trie.plain_end[full], len(trie.plain_tokens))
+            ragged = _covered(trie.ragged_start[below], trie.ragged_end[below], len(trie.ragged_tokens))
+            tokens = np.concatenate([trie.plain_tokens[plain], trie.ragged_tokens[ragged]])
+            self.allowed[tokens] = True
+            if self.groups is not None and len(tokens):
+                self.groups.append(tokens)
+        nodes[chosen] = np.where(is_done | is_plain, trie.nowhere, behind)
 
     def _allow_up_to(
         self, tokens: Int32Array, chars: Int32Array, node: int, limit: int, counts: Counts | None, i: int
@@ -395,6 +431,12 @@ class Walk:
 
     def _bound_chars(self, low: int, high: int) -> None:
         self.char_bounds = max(self.char_bounds[0], low), min(self.char_bounds[1], high)
+
+
+def _covered(starts: Int64Array, ends: Int64Array, size: int) -> npt.NDArray[np.bool_]:
+    """bool [size]: which places lie in one of the ranges."""
+    depth = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
+    return np.cumsum(depth[:size]) > 0
 
 
 class Counts:
