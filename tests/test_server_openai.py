@@ -261,6 +261,7 @@ def test_forced_tool_calls_keep_to_the_schema(client: Any, choice: Any, stream: 
             "add",
         ),
         ({"messages": HELLO, "n": 0}, "n must be"),
+        ({"messages": HELLO, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "code"),
         ({"messages": HELLO, "choices": []}, "choices"),
         ({"messages": HELLO, "logit_bias": {"x": 1}}, "logit_bias"),
         ({"messages": HELLO, "response_format": {"type": "json_schema"}}, "schema"),
@@ -317,6 +318,8 @@ def test_templates_get_tools_and_the_beginning_of_the_answer(engine: Engine) -> 
     assert "[tools]" not in tokenizer.decode(prompt_ids(tokenizer, None, ChatBody(**body, tool_choice="none")))
     body = {"messages": [*HELLO, {"role": "assistant", "content": "Well, "}], "continue_final_message": True}
     assert tokenizer.decode(prompt_ids(tokenizer, None, ChatBody(**body))).endswith("[assistant]Well, ")
+    own = "{% for m in messages %}({{ m.content }}){% endfor %}"
+    assert tokenizer.decode(prompt_ids(tokenizer, own, ChatBody(messages=HELLO))) == "(hello)"
     with pytest.raises(InvalidRequest, match="assistant"):
         prompt_ids(tokenizer, None, ChatBody(messages=HELLO, continue_final_message=True))
 

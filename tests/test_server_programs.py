@@ -204,6 +204,7 @@ def test_failures_name_their_node(server: LiveServer) -> None:
         ({"program": PROGRAM, "segment": {"nodes": [text("x", stream=3)]}}, "stream 3"),
         ({"program": PROGRAM, "segment": {"nodes": [{"st": 0, "op": "arg", "name": "a"}]}}, "argument 'a'"),
         ({"program": PROGRAM, "rows": [{}]}, "final"),
+        ({"program": {**PROGRAM, "chat_template": "{% for i in range(9) %}{% endfor %}"}}, "code"),
         ({"program": PROGRAM, "segment": {"nodes": [], "final": True}, "rows": []}, "rows"),
         ({"program": PROGRAM, "sgement": {}}, "did you mean 'segment'"),
     ],
@@ -292,6 +293,22 @@ def test_programs_survive_connections_that_break(server: LiveServer, stream: boo
     finally:
         backend.shutdown()
         cutter.close()
+
+
+def test_templates_that_the_server_does_not_know_are_rendered_by_the_client(server: LiveServer) -> None:
+    @sgl.function
+    def chat(s: Any) -> None:
+        s += sgl.user("hi") + sgl.assistant(sgl.gen("x", max_tokens=3))
+
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    source += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    for template, begin in (
+        (source, "<user>hi</>"),
+        ("chatml", "<|im_start|>"),
+        (None, "<s>[user]hi\n[assistant]"),
+    ):
+        backend = sgl.RuntimeEndpoint(server.url, chat_template_name=template)
+        assert begin in chat.run(backend=backend).text()
 
 
 def test_errors_of_a_program_keep_their_class_on_the_way(server: LiveServer) -> None:

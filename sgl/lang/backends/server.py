@@ -16,7 +16,7 @@ from sgl.lang.aio import io
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient
 from sgl.lang.backends.remote import RemoteSession
-from sgl.lang.chat import ChatTemplate, as_template, jinja_template
+from sgl.lang.chat import ChatTemplate, as_template, jinja_template, registry
 from sgl.lang.choices import Scores
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 
@@ -60,10 +60,11 @@ class RuntimeEndpoint(TextBackend):
             self.chat_template = jinja_template(source, special_tokens=self.model_info.get("special_tokens"))
 
     def open(self, program: ir.Program, sink: ir.Sink) -> Session:
-        if not self.model_info.get("programs"):
+        template = program.chat_template or self._template_name
+        is_known = template is None or (isinstance(template, str) and template in registry)
+        if not (self.model_info.get("programs") and is_known):  # what the server does not know is rendered here
             return super().open(program, sink)
-        if program.chat_template is None and self._template_name is not None:
-            program = dataclasses.replace(program, chat_template=self._template_name)
+        program = dataclasses.replace(program, chat_template=template)
         return RemoteSession(self._http, program, sink)
 
     @property

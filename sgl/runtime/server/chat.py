@@ -31,6 +31,9 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody) -> li
     quote = _quoter(tokenizer, quotes)
     messages = [_message(message, quote) for message in body.messages]
     variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if "chat_template" in variables:
+        message = "a chat template is code: the server's own is used, see --chat-template"
+        raise InvalidRequest(message, param="chat_template_kwargs")
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
     if template is not None:

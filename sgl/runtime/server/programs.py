@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sgl.errors import InvalidRequest, QueueFull, SglError
 from sgl.lang import ir
+from sgl.lang.chat import registry
 from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
@@ -105,6 +106,11 @@ class ProgramsApi:
         if body.rows is not None and not (body.segment and body.segment.get("final") is True):
             raise InvalidRequest("rows need a segment that is final", param="segment")
         first = program_from_wire(body.program)
+        if first.chat_template is not None and first.chat_template not in registry:
+            message = (
+                f"a program may name a chat template ({', '.join(registry)}); its source is code of the client's"
+            )
+            raise InvalidRequest(message, param="program.chat_template")
         template = first.chat_template or self._service.chat_template
         programs = [
             dataclasses.replace(
