@@ -87,7 +87,8 @@ class ArrayDraft:
 
 def meet(left: Arrays, right: Arrays, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> Arrays:
     """The arrays that belong to both sets, without cases that are plainly empty."""
-    if len(left) * len(right) > CASES_LIMIT * 16:
+    limit = max(CASES_LIMIT, len(left), len(right))  # what need not multiply is not limited
+    if len(left) * len(right) > limit * 64:
         raise too_many_cases()
     result: list[ArrayCase] = []
     for one, other in product(left, right):
@@ -98,7 +99,7 @@ def meet(left: Arrays, right: Arrays, formulas: Formulas, is_empty_formula: Call
         case = _join(one, other)
         if not is_dead(case, formulas, is_empty_formula):
             result.append(case)
-            if len(result) > CASES_LIMIT:
+            if len(result) > limit:
                 raise too_many_cases()
     return tuple(dict.fromkeys(result))
 

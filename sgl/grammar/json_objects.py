@@ -110,7 +110,8 @@ class ObjectDraft:
 
 def meet(left: Objects, right: Objects, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> Objects:
     """The objects that belong to both sets, without cases that are plainly empty."""
-    if len(left) * len(right) > CASES_LIMIT * 8:
+    limit = max(CASES_LIMIT, len(left), len(right))  # what need not multiply is not limited
+    if len(left) * len(right) > limit * 64:
         raise too_many_cases()
     result: list[ObjectCase] = []
     reaches = {case: _reach(case) for case in (*left, *right)}
@@ -133,7 +134,7 @@ def meet(left: Objects, right: Objects, formulas: Formulas, is_empty_formula: Ca
         formulas.work(len(case.blocks) * len(changed))
         if not any(is_empty_formula(under(case, name, formulas)) for name in changed):
             result.append(case)
-            if len(result) > CASES_LIMIT:
+            if len(result) > limit:
                 raise too_many_cases()
     return _widest(result) if len(left) > 1 < len(right) else tuple(dict.fromkeys(result))
 

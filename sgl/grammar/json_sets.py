@@ -19,6 +19,7 @@ from sgl.grammar.json_arrays import ArrayCase, Arrays, EvaluatedItems, Items
 from sgl.grammar.json_document import Document
 from sgl.grammar.json_formula import (
     ARRAY,
+    CASES_LIMIT,
     FALSE,
     KINDS,
     LITERAL,
@@ -30,6 +31,7 @@ from sgl.grammar.json_formula import (
     Formulas,
     TooManyCases,
     freeze,
+    too_many_cases,
 )
 from sgl.grammar.json_keywords import EVERY_LITERAL, EVERYTHING, NOTHING, KindSet, Known
 from sgl.grammar.json_objects import Block, EvaluatedKeys, ObjectCase, Objects
@@ -130,7 +132,9 @@ class Sets:
                     problem = problem or own
                 return Known(context, problem)
             case "or":
-                return self._any_of((self._within(context, member, kind) for member in formula.members), kind)
+                return self._any_of(
+                    (self._within(context, member, kind) for member in formula.members), context, kind
+                )
             case "one":
                 return self._within_one(context, formula, kind)
             case "not" if not self.is_tracking:
@@ -200,13 +204,13 @@ class Sets:
                 parts.append((member, part))
         every = [part for _, part in parts]
         if len(parts) < 2 or (kind == OBJECT and self._are_told_apart([as_objects(part.value) for part in every])):
-            return self._any_of(every, kind)
+            return self._any_of(every, context, kind)
         try:
-            return self._any_of([self._alone(i, parts, formula, kind) for i in range(len(parts))], kind)
+            return self._any_of([self._alone(i, parts, formula, kind) for i in range(len(parts))], context, kind)
         except TooManyCases as error:
             assert isinstance(formula.subject, str)
             problem = self.report.problem(formula.subject, "oneOf", str(error), error)
-            return Known(self._any_of(every, kind).value, problem)
+            return Known(self._any_of(every, context, kind, is_limited=False).value, problem)
 
     def _alone(self, index: int, parts: list[tuple[Formula, Known]], formula: Formula, kind: int) -> Known:
         """What belongs to one branch of a oneOf and to no other."""
@@ -234,7 +238,7 @@ class Sets:
                 with self._active(formula, kind):
                     return self._without(context, self.reader.expand(formula), kind)
             case "and":
-                return self._any_of((self._without(context, member, kind) for member in members), kind)
+                return self._any_of((self._without(context, member, kind) for member in members), context, kind)
             case "or":
                 problem = None
                 for member in members:
@@ -302,11 +306,15 @@ class Sets:
 
     # Operations
 
-    def _any_of(self, parts: Iterable[Known], kind: int) -> Known:
+    def _any_of(self, parts: Iterable[Known], context: KindSet, kind: int, *, is_limited: bool = True) -> Known:
+        """The union of parts of a context. Raises TooManyCases where alternatives of the context multiply."""
         value, problem = NOTHING[kind], None
+        size = len(as_objects(context)) if kind >= OBJECT else 0
         for part in parts:
             value = self._join(value, part.value, kind)
             problem = problem or part.problem
+            if size > 1 and is_limited and len(as_objects(value)) > max(CASES_LIMIT, size):
+                raise too_many_cases()
         return Known(value, problem)
 
     def _are_told_apart(self, parts: list[Objects]) -> bool:
