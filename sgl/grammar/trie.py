@@ -48,6 +48,7 @@ class Trie:
         self.byte: UInt8Array = np.concatenate([full.byte, ragged.byte, np.zeros(1, np.uint8)])
         self.child_start: Int64Array = np.concatenate([full.child_start, ragged.child_start + size, nowhere])
         self.child_end: Int64Array = np.concatenate([full.child_end, ragged.child_end + size, nowhere])
+        self.width: Int64Array = self.child_end - self.child_start
         self.token: Int32Array = np.concatenate([full.token, ragged.token, np.full(1, -1, np.int32)])
         self.twins: dict[int, list[int]] = full.twins | {node + size: t for node, t in ragged.twins.items()}
         self.has_twins: BoolArray = np.zeros(len(self.byte), np.bool_)

@@ -38,7 +38,7 @@ ANY_COUNT: Final = (0, 1 << 60)
 _FIXED: Final = -1
 _FEW: Final = 3
 _MANY: Final = 32
-"""A walk with so few live nodes goes on by one node at a time, up to so many."""
+"""A walk with so few live nodes goes on by one node at a time, up to so many nodes or children of one."""
 
 
 class Step(NamedTuple):
@@ -106,7 +106,7 @@ class Walk:
                 counts.chars += step.chars
         while True:
             if step is None:
-                chases = len(nodes) <= _FEW and self.groups is None
+                chases = len(nodes) <= _FEW and self.groups is None and self.trie.width[nodes].max() <= _MANY
                 step = self._chase(nodes, states) if chases else self._children(nodes, states)
                 stacks = stacks[step.parents]
                 counts = None if counts is None else counts.of(step.parents)
@@ -130,8 +130,7 @@ class Walk:
     def _children(self, nodes: Int64Array, states: Int64Array) -> Step:
         """All live children of all nodes."""
         trie = self.trie
-        starts = trie.child_start[nodes]
-        widths = trie.child_end[nodes] - starts
+        starts, widths = trie.child_start[nodes], trie.width[nodes]
         self._expand(states[widths > 0])
         parents = np.repeat(np.arange(len(nodes)), widths)
         children = np.arange(len(parents)) + (starts - np.cumsum(widths) + widths)[parents]
@@ -155,7 +154,8 @@ class Walk:
                 entry = tables.entries.item(state, tables.class_of[trie.byte.item(child)])
                 if entry < 0:
                     continue
-                if entry > TARGET_MASK or len(pending) > _MANY or automaton.plain_limit(entry) != NOT_PLAIN:
+                is_crowded = len(pending) > _MANY or trie.width.item(child) > _MANY
+                if entry > TARGET_MASK or is_crowded or automaton.plain_limit(entry) != NOT_PLAIN:
                     found.append((child, parent, state, entry))
                     continue
                 token = trie.token.item(child)
