@@ -2,8 +2,7 @@
 
     python benchmarks/http_overhead.py [--model FOLDER] [--streams 64] [--tokens 64] [--process]
 
-The model is the tiny random one of the examples unless told otherwise: its steps cost so little that what is left is
-the way of a token. `--process` puts the engine in a process of its own, as `sgl serve` does.
+The smaller the model, the more of what is measured is the way of a token. `--process` puts the engine in a process of its own, as `sgl serve` does.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ async def measured(stream: Any, num_streams: int) -> dict[str, float]:
 
     async def one(prompt: str) -> tuple[float, int]:
         began, first, count = time.perf_counter(), 0.0, 0
-        async for _ in stream(prompt):
+        async for event in stream(prompt):
             first = first or time.perf_counter() - began
-            count += 1
+            count = event["meta_info"]["completion_tokens"]  # an event may bring several
         return first, count
 
     await asyncio.gather(*(one(f"warm {i}") for i in range(num_streams)))
