@@ -2,7 +2,8 @@
 
     python benchmarks/http_overhead.py [--model FOLDER] [--streams 64] [--tokens 64] [--process]
 
-The smaller the model, the more of what is measured is the way of a token. `--process` puts the engine in a process of its own, as `sgl serve` does.
+The smaller the model, the more of what is measured is the way of a token. `--process` puts the engine in a process of
+its own, as `sgl serve` does.
 """
 
 from __future__ import annotations
