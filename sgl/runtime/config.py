@@ -50,8 +50,8 @@ class EngineConfig:
     """auto: the checkpoint's on a GPU, float32 on a CPU."""
     context_length: PositiveInt | None = None
     """Longest prompt plus output, in tokens. None: the model's."""
-    attention_backend: Literal["torch", "flashinfer"] | None = None
-    """None: flashinfer where it can serve the model, else torch."""
+    attention_backend: Literal["torch", "flashinfer", "triton"] | None = None
+    """None: flashinfer where it can serve the model, else torch. triton: for GPUs without FlashInfer."""
     prefill_kernel: Literal["fa2", "fa3"] | None = None
     """FlashInfer's kernels for prompts. None: fa3 on Hopper, for which it is written, else fa2."""
     disable_cuda_graph: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 import torch
 
@@ -111,46 +111,64 @@ def start(config: EngineConfig) -> Started:
 
 def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfig, AttentionBackend]:
     """The attention backend, and the options that it decides."""
-    obstacle = None if config.attention_backend == "torch" else flashinfer.why_not(shape)
-    wanted = config.attention_backend == "flashinfer"
-    if wanted and obstacle is not None:
-        raise ConfigError(f"attention_backend='flashinfer': {obstacle}", option="attention_backend")
-    if config.attention_backend == "torch" or obstacle is not None:
-        if config.prefill_kernel is not None:
-            raise ConfigError(
-                f"prefill_kernel={config.prefill_kernel!r} is an option of attention_backend='flashinfer'",
-                option="prefill_kernel",
-            )
-        level = logging.WARNING if shape.device.type == "cuda" else logging.INFO
-        logger.log(
-            level, "attention: torch, without CUDA graphs (%s)", obstacle or "as asked for; flashinfer is faster"
+    name, reason = _attention_backend(config, shape)
+    if config.prefill_kernel is not None and name != "flashinfer":
+        raise ConfigError(
+            f"prefill_kernel={config.prefill_kernel!r} is an option of attention_backend='flashinfer', and this is "
+            f"{name!r} ({reason})",
+            option="prefill_kernel",
         )
-        chosen = replace(config, attention_backend="torch", cuda_graph_max_bs=None, disable_cuda_graph=True)
+    if name == "torch":
+        level = logging.WARNING if shape.device.type == "cuda" else logging.INFO
+        logger.log(level, "attention: torch, without CUDA graphs (%s)", reason)
+        chosen = replace(config, attention_backend=name, cuda_graph_max_bs=None, disable_cuda_graph=True)
         return chosen, TorchAttention(shape)
-    has_fa3 = flashinfer.has_fa3(shape)
-    if config.prefill_kernel == "fa3" and not has_fa3:
-        raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
     assert config.max_running_requests is not None
     assert config.context_length is not None
     max_pages = -(-config.context_length // config.page_size)
+    graph_rows = 0
+    if not config.disable_cuda_graph:
+        graph_rows = min(config.cuda_graph_max_bs or _MAX_GRAPH_ROWS, config.max_running_requests)
+    graphs = f"CUDA graphs for decodes of up to {graph_rows} rows" if graph_rows else "no CUDA graphs, as asked for"
+    config = replace(config, attention_backend=name, cuda_graph_max_bs=graph_rows or None)
+    if name == "triton":
+        # Imported where it is wanted: a CPU may have no Triton.
+        from sgl.kernels.attention.triton import TritonAttention
+
+        logger.info("attention: triton (%s); %s", reason, graphs)
+        return config, TritonAttention(shape, max_graph_rows=graph_rows, max_pages=max_pages)
+    has_fa3 = flashinfer.has_fa3(shape)
+    if config.prefill_kernel == "fa3" and not has_fa3:
+        raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
     kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 else "fa2")
-    graph_rows = min(config.cuda_graph_max_bs or _MAX_GRAPH_ROWS, config.max_running_requests)
-    config = replace(
-        config,
-        attention_backend="flashinfer",
-        prefill_kernel=kernel,
-        cuda_graph_max_bs=None if config.disable_cuda_graph else graph_rows,
-    )
     logger.info(
-        "attention: flashinfer, decodes by fa2 with tensor cores, prompts by %s; CUDA graphs for %s",
-        kernel,
-        "nothing (disable_cuda_graph)" if config.disable_cuda_graph else f"decodes of up to {graph_rows} rows",
+        "attention: flashinfer (%s), decodes by fa2 with tensor cores, prompts by %s; %s", reason, kernel, graphs
     )
-    max_graph_rows = config.cuda_graph_max_bs or 0
-    backend = flashinfer.FlashInferAttention(
-        shape, prefill=kernel, max_graph_rows=max_graph_rows, max_pages=max_pages
-    )
-    return config, backend
+    backend = flashinfer.FlashInferAttention(shape, prefill=kernel, max_graph_rows=graph_rows, max_pages=max_pages)
+    return replace(config, prefill_kernel=kernel), backend
+
+
+def _attention_backend(
+    config: EngineConfig, shape: AttentionShape
+) -> tuple[Literal["torch", "flashinfer", "triton"], str]:
+    """Which backend, and why."""
+    name = config.attention_backend
+    if name == "torch":
+        return name, "as asked for"
+    if name == "triton":
+        if shape.device.type != "cuda":
+            raise ConfigError(
+                f"attention_backend='triton': it needs a GPU, and this is {shape.device}",
+                option="attention_backend",
+            )
+        return name, "as asked for"
+    obstacle = flashinfer.why_not(shape)
+    if obstacle is None:
+        return "flashinfer", "the fastest here" if name is None else "as asked for"
+    if name == "flashinfer":
+        raise ConfigError(f"attention_backend='flashinfer': {obstacle}", option="attention_backend")
+    advice = "" if shape.device.type == "cpu" else "; attention_backend='triton' has CUDA graphs"
+    return "torch", f"not flashinfer: {obstacle}{advice}"
 
 
 def _device(name: str | None) -> torch.device:

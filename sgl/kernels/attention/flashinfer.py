@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.merge import merge_attention_
 from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
+from sgl.kernels.attention.ragged import Int32Array, RaggedRows, starts
 from sgl.kernels.staging import Uploader, carve
 
 PrefillKernel = Literal["fa2", "fa3"]
@@ -40,8 +40,6 @@ _SHORT_PROMPT = (
     128  # tokens; fa2 packs the query heads of a kv head, which fills its tiles where prompts are shorter
 )
 _TILE = 128  # query tokens times heads of a kv head in a block, at most
-
-Int32Array = npt.NDArray[np.int32]
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -145,7 +143,7 @@ class FlashInferAttention:
         if num_decodes:
             self._plan_decodes(step, num_decodes)
         if num_decodes < len(q_lens):
-            host = _HostRows.of(step, slice(num_decodes, None), self._shape.page_size)
+            host = RaggedRows.of(step, slice(num_decodes, None), self._shape.page_size)
             rows = _Rows(*self._uploader.upload(*host.arrays()))
             num_tokens = int(host.query_starts[-1])
             is_short = num_tokens < _SHORT_PROMPT * len(host.kv_lens)
@@ -161,7 +159,7 @@ class FlashInferAttention:
             self._parts[None].append(self._cascade(step, num_rows, groups))
         flat = [window for window in self._shape.windows if window is not None or not groups]
         if flat:
-            host = _HostRows.of(step, slice(0, num_rows), self._shape.page_size)
+            host = RaggedRows.of(step, slice(0, num_rows), self._shape.page_size)
             rows = _Rows(*self._uploader.upload(*host.arrays()))
             for window in flat:
                 workspace = self._workspace("decode", window)
@@ -174,11 +172,11 @@ class FlashInferAttention:
         skipped = np.zeros(num_rows, np.int32)
         for group in groups:
             skipped[group.rows] = len(group.pages)
-        own = _HostRows.of(step, slice(0, num_rows), page_size, skipped)
+        own = RaggedRows.of(step, slice(0, num_rows), page_size, skipped)
         counts = np.array([len(group.pages) for group in groups], np.int32)
-        together = _HostRows(
-            query_starts=_starts(np.array([len(group.rows) for group in groups], np.int32)),
-            page_starts=_starts(counts),
+        together = RaggedRows(
+            query_starts=starts(np.array([len(group.rows) for group in groups], np.int32)),
+            page_starts=starts(counts),
             pages=np.concatenate([group.pages for group in groups]).astype(np.int32),
             last_page_lens=np.full(len(groups), page_size, np.int32),
             kv_lens=counts * page_size,
@@ -229,7 +227,7 @@ class FlashInferAttention:
         if variant:
             skipped = np.zeros(num_rows, np.int32)
             skipped[: self._num_sharing] = len(self._common_pages)
-        host = _HostRows.of(step, slice(0, num_rows), self._shape.page_size, skipped)
+        host = RaggedRows.of(step, slice(0, num_rows), self._shape.page_size, skipped)
         arrays = (host.page_starts, host.last_page_lens, host.pages)
         self._uploader.upload_into(self._graph_inputs, *arrays)
         # A plan whose rows are not split depends on their number alone, and is kept.
@@ -252,7 +250,7 @@ class FlashInferAttention:
         """All rows over the common pages, as one row of many query tokens."""
         num_pages = len(self._common_pages)
         page_size = self._shape.page_size
-        host = _HostRows(
+        host = RaggedRows(
             query_starts=np.array([0, num_rows], np.int32),
             page_starts=np.array([0, num_pages], np.int32),
             pages=self._common_pages,
@@ -345,7 +343,7 @@ class FlashInferAttention:
 
     def _planned(
         self,
-        host: _HostRows,
+        host: RaggedRows,
         kernel: PrefillKernel,
         window: int | None,
         workspace: torch.Tensor,
@@ -406,43 +404,6 @@ class FlashInferAttention:
     def _pinned_buffer() -> tuple[torch.Tensor, torch.cuda.Event]:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return torch.empty(_INT_WORKSPACE, dtype=torch.uint8, pin_memory=True), event
-
-
-@dataclass(frozen=True, slots=True)
-class _HostRows:
-    query_starts: Int32Array  # [B + 1]
-    page_starts: Int32Array  # [B + 1]
-    pages: Int32Array  # [page_starts[-1]]
-    last_page_lens: Int32Array  # [B]
-    kv_lens: Int32Array  # [B]
-
-    @staticmethod
-    def of(step: AttentionStep, rows: slice, page_size: int, skipped: Int32Array | None = None) -> _HostRows:
-        """Some rows of a step, each without its first `skipped` pages."""
-        kv_lens = np.ascontiguousarray(step.kv_lens[rows])
-        counts = -(-kv_lens // page_size)
-        table = step.page_table[rows, : int(counts.max())]
-        columns = np.arange(table.shape[1])
-        is_used = columns < counts[:, None]
-        if skipped is not None:
-            is_used &= columns >= skipped[:, None]
-            counts, kv_lens = counts - skipped, kv_lens - skipped * page_size
-        return _HostRows(
-            query_starts=_starts(step.q_lens[rows]),
-            page_starts=_starts(counts),
-            pages=table[is_used],
-            last_page_lens=kv_lens - (counts - 1) * page_size,
-            kv_lens=kv_lens,
-        )
-
-    def arrays(self) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
-        return self.query_starts, self.page_starts, self.pages, self.last_page_lens
-
-
-def _starts(lengths: Int32Array) -> Int32Array:
-    starts = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
 
 
 def _window_left(window: int | None) -> int:
