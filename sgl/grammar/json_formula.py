@@ -19,7 +19,7 @@ LITERAL, NUMBER, STRING, OBJECT, ARRAY = KINDS = range(5)
 """The kinds of JSON values; null, true and false are literals."""
 ALL_KINDS: Final = 31
 
-CASES_LIMIT: Final = 512
+CASES_LIMIT: Final = 256
 """How many alternatives one object may have before the schema is refused as too large."""
 WORK_LIMIT: Final = 3_000_000
 """How many keys and blocks may be looked at to combine the alternatives of one formula: some seconds of work."""

@@ -206,7 +206,10 @@ class Sets:
         if len(parts) < 2 or (kind == OBJECT and self._are_told_apart([as_objects(part.value) for part in every])):
             return self._any_of(every, context, kind)
         try:
-            return self._any_of([self._alone(i, parts, formula, kind) for i in range(len(parts))], context, kind)
+            alone = self._any_of([self._alone(i, parts, formula, kind) for i in range(len(parts))], context, kind)
+            if kind >= OBJECT and len(as_objects(alone.value)) > max(CASES_LIMIT, len(parts)):
+                raise too_many_cases()
+            return alone
         except TooManyCases as error:
             assert isinstance(formula.subject, str)
             problem = self.report.problem(formula.subject, "oneOf", str(error), error)
