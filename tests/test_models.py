@@ -220,6 +220,22 @@ def test_bfloat16_stays_close_to_float32(tmp_path: Path, device: str) -> None:
     assert (exact - rounded).abs().mean() < 0.05 * exact.abs().mean()
 
 
+@pytest.mark.parametrize("wanted", [[], [0], [4, 1]])
+def test_only_wanted_tokens_come_out_and_all_are_cached(wanted: list[int], tmp_path: Path, device: str) -> None:
+    decoder = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=device)
+    ids = torch.arange(5, device=device)
+    outs, caches = [], []
+    for some in (None, torch.tensor(wanted, dtype=torch.int64, device=device)):
+        kv = KVCache(decoder.config, 2, 16, decoder.dtype, decoder.device)
+        attention = TorchAttention(decoder.attention_shape(16))
+        length = np.array([5], np.int32)
+        attention.plan(AttentionStep(length, length, np.ones((1, 1), np.int32)))
+        outs.append(decoder.forward(ids, ids, kv, ids + 16, attention, some))
+        caches.append(torch.stack(kv.keys + kv.values))
+    torch.testing.assert_close(outs[1], outs[0][wanted])
+    torch.testing.assert_close(caches[1], caches[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_equal_transformers_to_the_bit(dtype: torch.dtype) -> None:
     x, residual = torch.randn(2, 5, 48, dtype=dtype)
