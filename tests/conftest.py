@@ -26,6 +26,8 @@ for name, value in {
     "HF_HUB_OFFLINE": "1",
 }.items():
     os.environ.setdefault(name, value)
+if not Path("/dev/nvidiactl").exists():  # without a GPU, Triton's kernels run in its interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
