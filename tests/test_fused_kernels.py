@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import pytest
 import torch
@@ -12,9 +11,6 @@ from sgl.kernels import activation, norm, qkv, rope, single
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which nothing does before
-
 from sgl.kernels import fused_triton, single_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

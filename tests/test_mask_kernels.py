@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
 from types import ModuleType
 
@@ -32,9 +31,6 @@ from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.sampling_params import SamplingParams
 from tests.grammar_shapes import dumps, random_schema, random_values
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which nothing does before
 
 ON_GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CPU = torch.device("cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from tests.test_attention import Case
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported, which nothing does before
-
 from sgl.kernels.attention.triton import TritonAttention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
