@@ -19,7 +19,7 @@ from tests.json_random import accepts
 
 @pytest.fixture(scope="module")
 def sample(unpacked: Callable[[str], Path]) -> list[tuple[str, Any]]:
-    paths = random.Random(5).sample(sorted(unpacked("maskbench").rglob("*.json")), 80)
+    paths = random.Random(5).sample(sorted(unpacked("maskbench").rglob("*.json")), 50)
     return [(path.name, json.loads(path.read_text())) for path in paths]
 
 
