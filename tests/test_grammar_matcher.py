@@ -17,7 +17,15 @@ from sgl.grammar import Matcher, Vocabulary
 from sgl.grammar.budget import FAR
 from sgl.grammar.jump import forced_tokens
 from sgl.grammar.threads import KeyOrder
-from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary, shape_matcher
+from tests.conftest import REPOSITORY
+from tests.grammar_oracles import (
+    accepted_one_by_one,
+    likely,
+    mask_of,
+    piece_vocabulary,
+    real_vocabulary,
+    shape_matcher,
+)
 from tests.grammar_shapes import random_schema
 from tests.test_grammar_regex import patterns
 from tests.tiny_tokenizers import byte_level
@@ -168,6 +176,45 @@ def test_a_budget_keeps_every_token_that_leaves_enough_room() -> None:
     assert not mask_of(matcher, vocabulary, 7)[257]
     assert mask_of(matcher, vocabulary, 8)[257]
     assert (mask_of(matcher, vocabulary, FAR + 1) == mask_of(matcher, vocabulary)).all()
+
+
+def check_ways(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random) -> None:
+    """Every allowed token has a way to the end, and it is as long as what is found behind the token itself."""
+    mask = mask_of(matcher, vocabulary)
+    mask[list(vocabulary.eos_ids)] = False
+    ways = matcher._budget._ways(matcher._place)
+    assert sorted({i for tokens, _ in ways for i in tokens.tolist()}) == np.flatnonzero(mask).tolist()
+    for tokens, text in ways:
+        for token_id in rng.sample(tokens.tolist(), min(len(tokens), 3)):
+            behind = matcher.copy()
+            assert behind.accept(token_id)
+            assert len(behind.shortest_end()) == len(text), (vocabulary.token_bytes[token_id], text)
+
+
+@given(SEEDS, ORDERS)
+def test_what_suffices_behind_each_token_is_known(seed: int, order: KeyOrder) -> None:
+    rng = random.Random(seed)
+    matcher = shape_matcher(random_schema(rng, depth=2), PIECES, order, rng.choice(["compact", "flexible"]))
+    for _ in range(5):
+        mask = mask_of(matcher, PIECES)
+        if matcher.is_finished() or not mask.any():
+            break
+        check_ways(matcher, PIECES, rng)
+        matcher.accept(likely(matcher, PIECES, mask, rng))
+
+
+@pytest.mark.parametrize("begun", ["", '{"', '{"t', '{"title":"', '{"title":"xyz","', '{"x":["'])
+def test_what_suffices_is_known_over_a_vocabulary_of_many_plain_tokens(begun: str) -> None:
+    vocabulary = real_vocabulary(REPOSITORY / "sgl" / "models" / "embedded")
+    schema = {
+        "type": "object",
+        "properties": {"title": {"type": "string", "minLength": 3, "maxLength": 40}, "tales": {"enum": [1, "two"]}},
+        "additionalProperties": {"type": "array", "items": {"enum": [f"word {i}" for i in range(100)] + ["wo"]}},
+    }
+    matcher = grammar.compile(json_schema=schema, vocabulary=vocabulary, key_order="any").matcher()
+    assert matcher.accept_bytes(begun.encode())
+    assert (mask_of(matcher, vocabulary) == accepted_one_by_one(matcher, vocabulary)).all()
+    check_ways(matcher, vocabulary, random.Random(0))
 
 
 def test_without_room_for_any_document_the_mask_goes_the_shortest_way() -> None:

@@ -53,21 +53,37 @@ class Budget:
             mask.growth = grown
         return mask.growth
 
-    def restrict(self, place: Place, row: Int32Array, remaining: int) -> None:
+    def restrict(self, place: Place, row: Int32Array, remaining: int, promise: bytes | None) -> bytes:
         """Take from a mask the tokens behind which more than `remaining` - 1 would be needed; where all of them are,
-        those behind which more than the least possible are."""
+        those behind which more than the least possible are.
+
+        `promise` is a text known to end the document here, if any. Returns the better one of that and our own; its
+        tokens are kept, so that what was promised once holds to the end.
+        """
+        own = self.finish.text(place)
+        text = own if promise is None or self._num_tokens(own) <= self._num_tokens(promise) else promise
+        return self._restrict(place, row, remaining, text)
+
+    def _restrict(self, place: Place, row: Int32Array, remaining: int, promise: bytes) -> bytes:
+        ids = self.vocabulary.ids
+        promised = {
+            ids[promise[:end]]: self._num_tokens(promise[end:])
+            for end in range(1, min(len(promise), self.vocabulary.max_token_len) + 1)
+            if promise[:end] in ids
+        }
         ways = []
         for tokens, text in self._ways(place):
             is_surely_near = self.vocabulary.is_byte_complete and len(text) < remaining
             ways.append((tokens, len(text) if is_surely_near else self._num_tokens(text)))
-        if not ways:
-            return
-        most = max(remaining - 1, min(needed for _, needed in ways))
+        least = min([*promised.values(), *(needed for _, needed in ways)], default=0)
+        most = max(remaining - 1, least)
         dropped = [tokens for tokens, needed in ways if needed > most]
         if dropped:
             bits = np.unpackbits(row.view(np.uint8), bitorder="little")
             bits[np.concatenate(dropped)] = 0
+            bits[[token for token, needed in promised.items() if needed <= most]] = 1
             row[:] = np.packbits(bits, bitorder="little").view(np.int32)
+        return promise
 
     def _ways(self, place: Place) -> list[tuple[Int32Array, bytes]]:
         """The allowed tokens by what suffices behind them."""

@@ -34,6 +34,8 @@ class Matcher:
         """A bound on the bytes that suffice to end the document, if known."""
         self._growth: int | None = None
         """By how much one token may raise that bound, if known."""
+        self._promise: bytes | None = None
+        """What the last mask that kept to a budget promised to end the document with, if it still can."""
         self._place = start_of(automaton)
         self._history: list[Place | None] = []
         """Places before each accepted step; None stands for the end of the text having been accepted."""
@@ -56,9 +58,11 @@ class Matcher:
         most_needed = (
             None if self._most_needed is None or self._growth is None else self._most_needed + self._growth
         )
+        promise = self._promise
         if not data or not self.accept_bytes(data):
             return False
         self._most_needed = most_needed
+        self._promise = promise[len(data) :] if promise is not None and promise.startswith(data) else None
         return True
 
     def accept_bytes(self, data: bytes) -> bool:
@@ -70,7 +74,7 @@ class Matcher:
             return False
         self._history.append(self._place)
         self._place = place
-        self._most_needed = self._growth = None
+        self._most_needed = self._growth = self._promise = None
         return True
 
     def fill_mask(self, row: Int32Array, remaining: int | None = None) -> None:
@@ -103,7 +107,7 @@ class Matcher:
             self._most_needed = budget.need(self._place)
         if self._most_needed + growth >= remaining:
             row = row.copy()
-            budget.restrict(self._place, row, remaining)
+            self._promise = budget.restrict(self._place, row, remaining, self._promise)
         self._growth = growth
         return row
 
@@ -140,7 +144,7 @@ class Matcher:
         """Take back the last accepted steps; ValueError if there were fewer."""
         if not 0 <= num_steps <= len(self._history):
             raise ValueError(f"{num_steps} steps cannot be taken back, {len(self._history)} were accepted")
-        self._most_needed = self._growth = None
+        self._most_needed = self._growth = self._promise = None
         for _ in range(num_steps):
             before = self._history.pop()
             if before is None:
@@ -153,6 +157,7 @@ class Matcher:
         other = Matcher.__new__(Matcher)
         other._automaton, other._vocabulary, other._masks = self._automaton, self._vocabulary, self._masks
         other._budget, other._most_needed, other._growth = self._budget, None, None
+        other._promise = self._promise
         other._place = self._place
         other._history = self._history.copy()
         other._is_finished = self._is_finished
