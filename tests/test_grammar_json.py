@@ -7,13 +7,14 @@ import random
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES, random_text
 from sgl.errors import GrammarError, GrammarTooLarge, UnsupportedSchema
-from sgl.grammar import Grammar, compile
+from sgl.grammar import Grammar, Vocabulary, compile
 from tests.json_random import SCHEMAS, VALUES, accepts, text_of
 
 
@@ -80,6 +81,18 @@ def test_keys_come_in_the_order_of_the_schema_unless_told_otherwise() -> None:
         assert accepts(in_order, text) == expected
         assert accepts(grammar_of(schema), text)
     assert not accepts(grammar_of(schema), b'{"a":2,"a":2}')
+
+
+def test_a_token_may_end_an_enumerated_value_that_begins_others() -> None:
+    names = [f"n{i}" for i in range(100)] + [f"n1-{i}" for i in range(100)]
+    vocabulary = Vocabulary([*(bytes([i]) for i in range(256)), b'"]', b'1"', None], [258], 259)
+    grammar = compile(json_schema={"type": "array", "items": {"enum": names}}, vocabulary=vocabulary)
+    matcher = grammar.matcher()
+    assert matcher.accept_bytes(b'["n1')
+    row = np.zeros(vocabulary.words, np.int32)
+    matcher.fill_mask(row)
+    allowed = {token for token in range(259) if int(row[token >> 5]) >> (token & 31) & 1}
+    assert allowed == {*b'0123456789-"', 256, 257}
 
 
 def test_white_space_is_none_or_one_space_or_one_indented_line() -> None:

@@ -43,6 +43,8 @@ def walk_words(automaton: Automaton, trie: Trie, state: int, *, with_nearest: bo
     expr, tail = (whole.head, whole.tail) if isinstance(whole, Concat) else (whole, EPSILON)
     if not isinstance(expr, Words) or expr.high - expr.low < MANY_WORDS:
         return None
+    if expr.nullable:  # a word has ended already, and what follows it is no word
+        return None
     if not isinstance(target, Node) or target.operation != PLAIN:
         return None
     texts = expr.words[expr.low : expr.high]
