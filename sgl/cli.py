@@ -6,6 +6,7 @@ import argparse
 import ast
 import asyncio
 import dataclasses
+import functools
 import inspect
 import json
 import logging
@@ -89,6 +90,7 @@ def _add_options(parser: argparse.ArgumentParser, classes: tuple[Config, ...] = 
                 group.add_argument(flag, metavar=field.name.split("_")[-1].upper(), help=text + default)
 
 
+@functools.cache
 def option_docs(cls: type) -> dict[str, str]:
     """What each option means: the texts below the fields."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
