@@ -79,7 +79,7 @@ def _add_options(parser: argparse.ArgumentParser, classes: tuple[Config, ...] = 
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options, named as the flags")
     for cls in classes:
         group = parser.add_argument_group(f"options of the {cls.__name__.removesuffix('Config').lower()}")
-        docs, hints = option_docs(cls), get_type_hints(cls)
+        docs, hints = option_docs(cls), get_type_hints(cls)  # type: ignore[arg-type]  # classes are hashable
         for field in dataclasses.fields(cls):
             flag = "--" + field.name.replace("_", "-")
             text = docs.get(field.name, "").replace("%", "%%")
