@@ -1,8 +1,8 @@
 """Output tokens per second on this CPU, beside `transformers` generate on the same checkpoint in the same run.
 
-    python benchmarks/cpu_throughput.py CHECKPOINT [CHECKPOINT ...] [--requests 32] [--prefix 200] [--output 64]
+    python benchmarks/cpu_throughput.py [CHECKPOINT ...] [--requests 32] [--prefix 200] [--output 64]
 
-Two workloads, greedy, end-of-sequence ignored, float32, all of torch's threads for both:
+Without a checkpoint, the embedded model. Two workloads, greedy, end-of-sequence ignored, float32, all of torch's threads for both:
   shared   N requests = a common prefix + 8 tokens of their own. transformers runs them one by one and as one padded
            batch; the better of the two counts. The bar is 3x.
   single   one such request. The bar is 1x.
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from sgl.runtime.config import EMBEDDED
 from sgl.runtime.engine import Engine
 
 OWN_TOKENS = 8
@@ -112,7 +113,7 @@ def measure(path: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Print a line for each checkpoint and workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoints", nargs="+")
+    parser.add_argument("checkpoints", nargs="*", default=[str(EMBEDDED)])
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--prefix", type=int, default=200)
     parser.add_argument("--output", type=int, default=40)

@@ -29,7 +29,7 @@ def resident_mib() -> float:
 def main() -> None:
     """Run the waves and print one line for every tenth."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint")
+    parser.add_argument("checkpoint", nargs="?", default="embedded")
     parser.add_argument("--requests", type=int, default=100_000)
     args = parser.parse_args()
     rng = random.Random(0)
