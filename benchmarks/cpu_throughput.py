@@ -2,7 +2,8 @@
 
     python benchmarks/cpu_throughput.py [CHECKPOINT ...] [--requests 32] [--prefix 200] [--output 64]
 
-Without a checkpoint, the embedded model. Two workloads, greedy, end-of-sequence ignored, float32, all of torch's threads for both:
+Without a checkpoint, the embedded model. Two workloads, greedy, end-of-sequence ignored, float32, all of torch's
+threads for both:
   shared   N requests = a common prefix + 8 tokens of their own. transformers runs them one by one and as one padded
            batch; the better of the two counts. The bar is 3x.
   single   one such request. The bar is 1x.
