@@ -50,7 +50,9 @@ class RowMemory:
         match = request.match
         if match is None or not self.cache.is_current(match):
             key = request.key()[: 4 * request.match_limit]
-            request.match = match = self.cache.match(key, request.namespace)
+            cache = self.cache
+            match = cache.match(key, request.namespace) if match is None else cache.refresh(match, key)
+            request.match = match
         return match
 
     def is_computed_elsewhere(self, request: Request) -> bool:
