@@ -14,6 +14,7 @@ import runpy
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -306,11 +307,23 @@ def _trace(options: argparse.Namespace) -> int:
     before = {program["id"] for program in get("/v1/programs")}
     _execute(options, backend)
     ids = [program["id"] for program in get("/v1/programs") if program["id"] not in before]
-    timelines = json.dumps([get(f"/v1/programs/{id}/timeline") for id in ids]).replace("</", "<\\/")
+    timelines = json.dumps([_ended(partial(get, f"/v1/programs/{id}/timeline")) for id in ids])
+    timelines = timelines.replace("</", "<\\/")
     page = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")
     Path(options.output).write_text(page.replace(">null</script>", f">{timelines}</script>"), encoding="utf-8")
     print(f"{len(ids)} programs in {options.output}")
     return 0
+
+
+def _ended(timeline: Callable[[], dict[str, Any]], patience: float = 5.0) -> dict[str, Any]:
+    """A program's timeline with its end, which comes a moment after its last value; without, past `patience` seconds,
+    where the program is left waiting for its client."""
+    until = time.monotonic() + patience
+    while True:
+        found = timeline()
+        if any(event["type"] == "done" for event in found["events"]) or time.monotonic() > until:
+            return found
+        time.sleep(0.02)
 
 
 def _add_chat(commands: Any) -> None:
