@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class MockRunner:
         self.batches: list[Batch] = []
         self.keep_batches = False
 
-    def launch(self, batch: Batch) -> MockPending:
+    def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> MockPending:
         writes = batch.page_writes
         places = {(int(row), int(index)) for row, index, _ in writes}
         assert len(places) == len(writes), "a page-table entry is written twice in one step"
@@ -94,11 +94,12 @@ class MockRunner:
                 targets = batch.score_targets[b]
                 scored = [self._score(slots[: start + j + 1], int(t)) for j, t in enumerate(targets)]
                 inputs[b] = Logprobs(np.array(scored, np.float32))
-            token = -1
-            if batch.samples[b]:
-                token = _choose(sum(self.kv[slot] for slot in slots), self.seeds[row]) % VOCAB
-                self.next_token[row] = token
-            tokens.append(token)
+            tokens.append(_choose(sum(self.kv[slot] for slot in slots), self.seeds[row]) % VOCAB)
+        if under_way is not None:
+            under_way()
+        for b in np.flatnonzero(batch.samples).tolist():
+            self.next_token[batch.rows[b]] = tokens[b]
+        tokens = [token if samples else -1 for token, samples in zip(tokens, batch.samples.tolist(), strict=True)]
         return MockPending(StepResult(np.array(tokens, np.int32), input_logprobs=inputs))
 
     def _score(self, slots: list[int], target: int) -> float:

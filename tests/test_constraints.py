@@ -222,6 +222,55 @@ def test_jumps_give_the_same_texts_in_fewer_steps(folder: Path) -> None:
     assert steps[0] > 1.5 * steps[1]
 
 
+FIELDS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "identifier": {"type": "integer", "maximum": 99},
+        "surname": {"type": "string", "maxLength": 5},
+        "telephone": {"enum": ["none", "nonesuch"]},
+    },
+    "required": ["identifier", "surname", "telephone"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+@pytest.mark.parametrize("tight", [False, True], ids=["roomy", "tight"])
+def test_tokens_are_the_same_however_steps_overlap_and_runs_are_appended(
+    folder: Path, temperature: float, tight: bool
+) -> None:
+    """Runs that follow for certain are appended where that pays, and sampled one by one where it does not."""
+    base = {"temperature": temperature, "max_new_tokens": 70}
+    kinds: list[dict[str, Any]] = [
+        {"json_schema": FIELDS},
+        {"json_schema": FIELDS, "max_new_tokens": 9},
+        {"json_schema": FIELDS, "stop": "phone"},
+        {"json_schema": FIELDS, "frequency_penalty": 0.5},
+        {"regex": DATE},
+        {"max_new_tokens": 25, "ignore_eos": True},
+        {"json_schema": FIELDS, "max_new_tokens": 33},
+    ]
+    params = [{**base, **kinds[i % len(kinds)], "seed": i} for i in range(21)]
+    prompts = [f"a record of {'very ' * (i % 5)}much:" for i in range(21)]
+    options: dict[str, Any] = {"dtype": "float32", "check_ledger": True, "max_running_requests": 8, "page_size": 4}
+    if tight:
+        options |= {"max_total_tokens": 160, "schedule_conservativeness": 0.01}
+    outputs, forced = [], []
+    for overlap, jump_cost in ((False, 0.0), (True, 0.0), (True, 1.2), (True, 100.0), (False, 100.0)):
+        with Engine(folder, disable_overlap_schedule=not overlap, **options) as engine:
+            engine._loop._jump_cost = jump_cost
+            results = engine.generate(prompt=prompts, sampling_params=params)
+            assert engine.check_ledger() == []
+        outputs.append([result["output_ids"] for result in results])
+        forced.append(sum(result["meta_info"]["forced_tokens"] for result in results))
+        for result, its in zip(results, params, strict=True):
+            if result["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}:
+                assert_matches(result, its)
+    assert all(output == outputs[0] for output in outputs[1:])
+    assert forced[0] >= forced[1] >= forced[2] >= forced[3] == forced[4] == 0
+    assert forced[1] > 0
+
+
 @pytest.mark.parametrize("most", [60, 90, 150])
 def test_a_document_is_closed_before_its_tokens_run_out(engine: Engine, most: int) -> None:
     schema = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}

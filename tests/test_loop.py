@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -33,11 +33,11 @@ class SlowRunner(MockRunner):
     delay = 0.0
     failure: Exception | None = None
 
-    def launch(self, batch: Batch) -> MockPending:
+    def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> MockPending:
         if self.failure is not None:
             raise self.failure
         time.sleep(self.delay)
-        return super().launch(batch)
+        return super().launch(batch, under_way)
 
 
 class Harness:

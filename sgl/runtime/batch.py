@@ -8,6 +8,7 @@ per-request table on the device (page table, sampling parameters, last sampled t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +20,10 @@ from sgl.runtime.sampling_params import SamplingParams
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
+
+TokenMask = Int32Array | int
+"""What a row may sample: [ceil(V / 32)], where bit i % 32 of word i // 32 is 1 if token i is allowed (never written to,
+and an array that comes again is the same mask); or the one token that follows for certain."""
 
 FROM_DEVICE = -1
 """In `Batch.token_ids`: the token that the row sampled last, which the host may not know yet."""
@@ -52,9 +57,9 @@ class Batch:
     score_targets: dict[int, Int32Array] = field(default_factory=dict)
     """Per scored b: the tokens that follow the query indices from score_from[b] on, [n <= q_len - score_from[b]];
     exactly those n positions are scored."""
-    token_masks: list[Int32Array | None] | None = None
-    """[S] for each row that samples, in order, [ceil(V / 32)] or None: bit i % 32 of word i // 32 is 1 if token i is
-    allowed. Arrays are never written to, and one that comes again is the same mask. None: no row is constrained."""
+    token_masks: list[TokenMask | None] | None = None
+    """[S] what each row that samples may sample, in order; None: everything. No list: no row is constrained. May be
+    set while the forward pass is under way, see `Runner.launch`."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """Per b: ids whose logprobs are wanted at every scored and sampled position."""
 
@@ -92,6 +97,9 @@ class PendingStep(Protocol):
 class Runner(Protocol):
     """Executes batches in the order in which they are launched."""
 
-    def launch(self, batch: Batch) -> PendingStep:
-        """Start a step. Its reads and writes of KV come after those of every batch launched before."""
+    def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> PendingStep:
+        """Start a step. Its reads and writes of KV come after those of every batch launched before.
+
+        under_way is called when the forward pass is on its way and before anything is sampled: what it sets in
+        `batch.token_masks` still counts."""
         ...

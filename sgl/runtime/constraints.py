@@ -16,7 +16,7 @@ from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.jump import forced_tokens
 from sgl.grammar.service import CompileService
-from sgl.runtime.batch import Int32Array
+from sgl.runtime.batch import Int32Array, TokenMask
 from sgl.runtime.config import JsonWhitespace
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -34,6 +34,12 @@ class Guide:
         self._matcher = grammar.matcher()
         self._vocabulary = grammar.vocabulary
         self._failure: GrammarError | None = None
+        self._pinned: list[int] = []  # the tokens that follow for certain, last first
+        self._was_pinned = False
+
+    def next(self, remaining: int) -> TokenMask | None:
+        """What the next token may be: the one that is pinned, or as `mask` says."""
+        return self._pinned[-1] if self._pinned else self.mask(remaining)
 
     def mask(self, remaining: int | None = None) -> Int32Array | None:
         """The packed mask of the next token, [words], not to be written to; None, after which `accept` raises, if no
@@ -61,10 +67,20 @@ class Guide:
         self.check()
         if not self._matcher.accept(token_id):
             raise GrammarError(f"token {token_id} is none that the constraint allows here")
+        self._was_pinned = bool(self._pinned)
+        if self._pinned:
+            self._pinned.pop()
 
     def forced(self, output_ids: Sequence[int]) -> list[int]:
-        """The tokens that follow the output for certain; see `grammar.jump`."""
+        """The tokens that follow the output for certain; see `grammar.jump`. None behind one that was pinned: a run is
+        cut in the same places whether it is appended or sampled."""
+        if self._was_pinned:
+            return []
         return forced_tokens(self._matcher, self._vocabulary, output_ids, self._encode)
+
+    def pin(self, token_ids: Sequence[int]) -> None:
+        """Let these be the next tokens: what `forced` returned."""
+        self._pinned = list(reversed(token_ids))
 
     def is_complete(self) -> bool:
         """Whether the output matches and nothing can follow it."""

@@ -1,7 +1,8 @@
 """The engine's one thread: takes requests in, launches steps, turns their results into text and outputs.
 
-With run-ahead, the result of step N is handled while step N + 1 computes; without, before N + 1 is scheduled. Both
-ways emit the same tokens. The loop knows no caller: outputs leave through one `deliver` call a step.
+With run-ahead, the result of step N is handled while step N + 1 computes; without, before N + 1 is scheduled. What a
+constrained row may sample is found while the forward pass before it computes. All ways emit the same tokens. The loop
+knows no caller: outputs leave through one `deliver` call a step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
-from sgl.runtime.batch import Int32Array, Logprobs, PendingStep, Runner
+from sgl.runtime.batch import Logprobs, PendingStep, Runner, TokenMask
 from sgl.runtime.constraints import Guide
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler, Step
@@ -44,6 +45,7 @@ class Detail:
     num_retractions: int
     num_forced: int  # output tokens so far that followed for certain and were not sampled
     queue_seconds: float  # from submission to the first step
+    prefill_seconds: float  # from there to the first output token
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Submission:
     stream: bool = False
     submitted: float = 0.0  # monotonic seconds
     first_step: float = 0.0
+    first_token: float = 0.0
     emitted: int = 0  # output tokens that left
     emitted_logprobs: int = 0
     pieces: str = ""  # text that did not leave yet
@@ -96,14 +99,17 @@ class EngineLoop:
         *,
         overlap: bool,
         jump_forward: bool = True,
+        jump_cost: float = 0.0,
         stream_interval: int = 1,
         check_ledger: bool = False,
     ) -> None:
+        """jump_cost: what it adds to a step, in steps, that one of its rows has several tokens to compute."""
         self.scheduler = scheduler
         self._runner = runner
         self._deliver = deliver
         self._overlap = overlap
         self._jump_forward = jump_forward
+        self._jump_cost = jump_cost
         self._stream_interval = stream_interval
         self._check_ledger = check_ledger
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -238,21 +244,20 @@ class EngineLoop:
 
     def _step(self) -> None:
         """Launch the next step, and handle the one that is due."""
-        if self._flying is not None and self._num_constrained:
-            self._land()  # the next masks depend on its tokens
         step = self.scheduler.schedule() if self.scheduler.has_work else None
-        flying = self._flying
-        self._flying = None
+        flying, self._flying = self._flying, None
         if step is not None:
             self._note_first_step(step)
             if self._num_constrained:
-                _find_masks(step)
-            launched = (step, self._runner.launch(step.batch))
-            self.scheduler.launched(step)
-            if self._overlap:
-                self._flying = launched
+                pending = self._launch_constrained(step, flying)
+                flying = None
             else:
-                flying = launched
+                pending = self._runner.launch(step.batch)
+                self.scheduler.launched(step)
+            if self._overlap:
+                self._flying = step, pending
+            else:
+                flying = step, pending
         elif flying is None and self.scheduler.has_work:
             raise RuntimeError("the scheduler has work and schedules nothing")
         if flying is not None:
@@ -261,6 +266,17 @@ class EngineLoop:
             problems = self.scheduler.memory.check()
             if problems:
                 raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
+
+    def _launch_constrained(self, step: Step, due: tuple[Step, PendingStep] | None) -> PendingStep:
+        """Launch a step, and handle the one before while it computes: what may be sampled hangs on its tokens."""
+
+        def under_way() -> None:
+            self.scheduler.launched(step)
+            if due is not None:
+                self._handle(*due)
+            _find_masks(step)
+
+        return self._runner.launch(step.batch, under_way)
 
     def _note_first_step(self, step: Step) -> None:
         if step.batch.setups:
@@ -285,16 +301,11 @@ class EngineLoop:
             elif submission.stream and len(request.output_ids) - submission.emitted >= self._stream_interval:
                 self._emit(submission, None)
 
-    def _land(self) -> None:
-        """Handle the step under way before another one is scheduled."""
-        assert self._flying is not None
-        flying, self._flying = self._flying, None
-        self._handle(*flying)
-
     def _advance(self, submission: Submission) -> FinishReason | None:
         """Read the latest token as text; the reason if it ends the request."""
         request = submission.request
         ids = request.output_ids
+        submission.first_token = submission.first_token or time.monotonic()
         if not request.max_new_tokens:
             return FinishReason("length")
         reason = self._read(submission, ids[-1])
@@ -303,21 +314,25 @@ class EngineLoop:
         return reason or (FinishReason("length") if len(ids) >= request.max_new_tokens else None)
 
     def _jump(self, submission: Submission, guide: Guide) -> FinishReason | None:
-        """Append the tokens that follow for certain; the reason if they end the request. Not for requests whose
-        every token is to be scored or counted by the sampler."""
+        """Append the tokens that follow for certain, where that is worth it; the reason if they end the request. Not
+        for requests whose every token is to be scored or counted by the sampler."""
         request = submission.request
         if request.top_logprobs >= 0 or request.params.has_penalties:
             return None
         room = request.max_new_tokens - len(request.output_ids)
         forced = guide.forced(request.output_ids)[:room]
+        if not forced:
+            return None
+        # With run-ahead, the step under way would have computed one of them.
+        if len(forced) < 1 + self._overlap + self._jump_cost * self.scheduler.num_running:
+            guide.pin(forced)
+            return None
         reason = None
         for num_read, token in enumerate(forced, 1):
             reason = self._read(submission, token)
             if reason is not None:
                 forced = forced[:num_read]
                 break
-        if not forced:
-            return None
         self.scheduler.append(request, forced)
         if reason is None and guide.is_complete():
             reason = FinishReason("stop")
@@ -366,6 +381,7 @@ class EngineLoop:
                 num_retractions=request.num_retractions,
                 num_forced=request.num_forced,
                 queue_seconds=max(0.0, submission.first_step - submission.submitted),
+                prefill_seconds=max(0.0, submission.first_token - submission.first_step),
             )
             submission.emitted_logprobs = len(request.output_logprobs)
         ids = request.output_ids
@@ -433,13 +449,14 @@ class EngineLoop:
 
 
 def _find_masks(step: Step) -> None:
-    """Say what the constrained rows of a step may sample."""
+    """Say what the constrained rows of a step may sample; nobody will read what the others do that have ended."""
     batch = step.batch
-    masks: list[Int32Array | None] = []
+    masks: list[TokenMask | None] = []
     for b in np.flatnonzero(batch.samples).tolist():
         request = step.requests[b]
         guide = request.owner.guide
-        masks.append(None if guide is None else guide.mask(request.max_new_tokens - len(request.output_ids)))
+        is_read = guide is not None and not request.is_done and request.uid not in step.dropped
+        masks.append(guide.next(request.max_new_tokens - len(request.output_ids)) if is_read else None)
     if any(mask is not None for mask in masks):
         batch.token_masks = masks
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from sgl.runtime.batch import Int32Array
+from sgl.runtime.batch import Int32Array, TokenMask
 from sgl.runtime.runner.pack import Uploader
 
 
@@ -30,15 +30,15 @@ class MaskTable:
         self._places: OrderedDict[int, int] = OrderedDict()  # id of the array → row, least recently used first
         self._arrays: dict[int, Int32Array] = {}  # keeps every id in use
 
-    def find(self, masks: Sequence[Int32Array | None]) -> Int32Array:
-        """The row of each mask, uploading those that are not there; -1 for None. int32 [len(masks)].
+    def find(self, masks: Sequence[TokenMask | None]) -> Int32Array:
+        """The row of each mask, uploading those that are not there; -1 where it is no array. int32 [len(masks)].
 
         Arrays must never change once they were handed in. Does not wait for the device.
         """
         found = np.full(len(masks), -1, np.int32)
         missing: dict[int, Int32Array] = {}
         for mask in masks:
-            if mask is not None:
+            if isinstance(mask, np.ndarray):
                 if id(mask) in self._places:
                     self._places.move_to_end(id(mask))
                 else:
@@ -46,7 +46,7 @@ class MaskTable:
         if missing:
             self._upload(list(missing.values()))
         for i, mask in enumerate(masks):
-            if mask is not None:
+            if isinstance(mask, np.ndarray):
                 found[i] = self._places[id(mask)]
         return found
 

@@ -6,7 +6,7 @@ The runner decides nothing: it keeps the page table and does what a Batch says. 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import cast
 
 import numpy as np
@@ -18,7 +18,7 @@ from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.graphs import DecodeGraphs
 from sgl.runtime.runner.pack import Uploader, pack
-from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, score_inputs
+from sgl.runtime.runner.results import Downloader, PendingStep, score_inputs
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
@@ -54,7 +54,7 @@ class ModelRunner:
             self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> PendingStep:
+    def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> PendingStep:
         """Start a step; see `batch.Runner`."""
         if self._threads is not None:
             self._threads.choose(int(batch.q_lens.sum()))
@@ -64,14 +64,19 @@ class ModelRunner:
         num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
         pages = self._page_table[batch.rows, :num_pages]
         logits = None if self._graphs is None else self._graphs.run(batch, pages)
-        if logits is not None:
-            sampled = self._sampler(logits, batch)
-            return PendingStep(batch, sampled.ids, sampled.logprobs, None, self._downloader)
-        hidden, sampling = self._forward(batch, pages)
-        ids, output = self._sample(batch, sampling)
-        vocab_size = self._model.config.vocab_size
-        inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
-        return PendingStep(batch, ids, output, inputs, self._downloader)
+        inputs = None
+        if logits is None:
+            hidden, sampling = self._forward(batch, pages)
+            vocab_size = self._model.config.vocab_size
+            inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
+            logits = self._model.logits(sampling) if len(sampling) else None
+        if under_way is not None:
+            under_way()
+        if logits is None:
+            nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
+            return PendingStep(batch, nothing, None, inputs, self._downloader)
+        sampled = self._sampler(logits, batch)
+        return PendingStep(batch, sampled.ids, sampled.logprobs, inputs, self._downloader)
 
     def warm_up(self, num_tokens: int) -> None:
         """Compile, load and capture whatever steps will need, with prompts of num_tokens in all: everything that
@@ -102,13 +107,6 @@ class ModelRunner:
         if len(last) == len(hidden):
             return hidden, hidden
         return hidden, hidden.index_select(0, last)
-
-    def _sample(self, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, DeviceLogprobs | None]:
-        """One token for each row that samples, int64 [S], and the logprobs that were asked for."""
-        if not len(hidden):
-            return torch.empty(0, dtype=torch.int64, device=hidden.device), None
-        sampled = self._sampler(self._model.logits(hidden), batch)
-        return sampled.ids, sampled.logprobs
 
 
 def _idle_batch(q_lens: list[int], temperature: float) -> Batch:

@@ -134,18 +134,23 @@ class Sampler:
         if len(values):
             sampling.add_edits_(logits, edit_rows, edit_ids, values)
         masks = None
+        known: list[tuple[int, int]] = []
         if batch.token_masks is not None:
             if self._masks is None:
                 num_masks = max(_NUM_MASKS, len(self.next_tokens))
                 self._masks = MaskTable(num_masks, self._vocab_size, self._device)
             (mask_rows,) = self._uploader.upload(self._masks.find(batch.token_masks))
             masks = self._masks.rows, mask_rows
+            known = [(i, mask) for i, mask in enumerate(batch.token_masks) if isinstance(mask, int)]
         if self._takes_one_pass:
             ids = self._choose_in_one_pass(logits, rows, index, places, masks)
         else:
             if masks is not None:
                 apply_token_mask_(logits, *masks)
             ids = self._choose(logits, rows, index, places)
+        if known:
+            known_index, known_ids = self._uploader.upload(*np.array(known, np.int64).T)
+            ids.index_copy_(0, known_index, known_ids)
         self.next_tokens.index_copy_(0, index, ids)
         if len(penalised):
             self._count(penalised_rows, ids.index_select(0, penalised_index))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class Step:
     batch: Batch
     requests: list[Request]
     num_decodes: int  # the first so many rows decode
+    dropped: set[int] = field(default_factory=set)  # uids of requests whose token has been decided otherwise
 
 
 @dataclass(slots=True)
@@ -120,16 +121,20 @@ class Scheduler:
                 self._lengths.finished(len(request.output_ids), request.max_new_tokens)
 
     def append(self, request: Request, token_ids: Sequence[int]) -> None:
-        """Give a request tokens that follow for certain behind its last one: the next step computes them with it,
-        and samples what comes then. For a request that was just advanced and has no step under way."""
+        """Give a request tokens that follow for certain behind its last one: the next step computes them, and
+        samples what comes then. For a request that was just advanced. A step under way, which computes that last
+        token, samples for nothing: its token is dropped."""
         request.output_ids.extend(token_ids)
         request.num_forced += len(token_ids)
         self.counters.forced_tokens += len(token_ids)
         request.match = None
+        for step in self._flying:
+            if request in step.requests:
+                step.dropped.add(request.uid)
         if request.phase is Phase.DECODE:
             request.phase = Phase.PREFILL
             request.target_len = request.num_known
-            self._rows.samples_left[request.row] -= len(token_ids)
+            self._rows.samples_left[request.row] = request.max_new_tokens - len(request.output_ids)
             self._decodes = None
 
     @property
@@ -196,7 +201,7 @@ class Scheduler:
         tokens, split = result.next_tokens.tolist(), step.num_decodes
         for request, token in zip(step.requests[:split], tokens, strict=False):
             phase = request.phase
-            if phase is not Phase.DONE:
+            if phase is not Phase.DONE and request.uid not in step.dropped:
                 request.output_ids.append(token)
                 advanced.append(request)
                 if phase is Phase.WAITING:  # retracted meanwhile: what it may match has changed
