@@ -22,7 +22,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sgl.cli import configure_logging
+from sgl.cli.logs import configure_logging
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.local import LocalEngine

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from sgl.bench import datasets, serving
-from sgl.bench.serving import Load, Measured
+from sgl.bench import datasets
+from sgl.bench.load import PATHS, Load, Measured, arrivals
+from sgl.bench.plot import panels, write_plot
+from sgl.bench.report import report as report_of
 from sgl.cli import main
 from sgl.errors import ConfigError
 from sgl.runtime.engine import Engine
@@ -46,7 +48,7 @@ def bench(server: LiveServer, capsys: pytest.CaptureFixture[str], *flags: str) -
     return report
 
 
-@pytest.mark.parametrize("api", list(serving.PATHS))
+@pytest.mark.parametrize("api", list(PATHS))
 def test_every_protocol_measures_every_token(
     server: LiveServer, capsys: pytest.CaptureFixture[str], api: str
 ) -> None:
@@ -62,7 +64,7 @@ def test_every_protocol_measures_every_token(
 def test_shared_prefixes_hit_the_cache_and_goodput_counts_who_was_in_time(
     server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--dataset", "shared-prefix", "--groups", "2", "--prefix-len", "40", "--request-rate", "200"]
+    flags = ["--dataset", "generated-shared-prefix", "--groups", "2", "--prefix-len", "40", "--request-rate", "200"]
     report = bench(server, capsys, *flags, "--slo", "ttft=60000", "--slo", "e2e=60000")
     assert report["cache_hit_rate"] > 0.4
     assert report["goodput_requests_per_second"] == pytest.approx(report["requests_per_second"])
@@ -118,6 +120,13 @@ def test_engines_are_measured_alone(server: LiveServer, capsys: pytest.CaptureFi
         (["--dataset", "file", "--dataset-path", "/nowhere.json"], "nowhere"),
         (["--num-prompts", "0"], "at least 1"),
         (["--dataste", "random"], "did you mean '--dataset'"),
+        (["--dataset", "generated-shared-prefx"], "did you mean 'generated-shared-prefix'"),
+        (["--plot", "run.gif"], ".html"),
+        (["--plot", "/nowhere/run.html"], "nowhere"),
+        (["--arrivals", "trace"], "when requests come"),
+        (["--request-rate", "-1"], "negative"),
+        (["--max-concurrency", "0"], "at least 1"),
+        (["--spread", "2"], "from 0 to 1"),
     ],
 )
 def test_wrong_flags_are_explained(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,8 +140,7 @@ def test_reports_agree_with_the_textbook() -> None:
     rng = random.Random(1)
     results = [
         Measured(
-            first_token=rng.random(),
-            gaps=[rng.random() for _ in range(9)],
+            events=[(rng.random(), 1), *((1 + i / 10, 1) for i in range(9))],
             latency=2 + rng.random(),
             prompt_tokens=10,
             cached_tokens=5,
@@ -141,7 +149,7 @@ def test_reports_agree_with_the_textbook() -> None:
         for _ in range(201)
     ]
     results.append(Measured(error="x"))
-    report = serving.report(results, 4.0, {"ttft": 0.5})
+    report = report_of(results, 4.0, {"ttft": 0.5})
     firsts = [result.first_token for result in results[:-1] if result.first_token is not None]
     cuts = statistics.quantiles(firsts, n=100, method="inclusive")
     for name, percent in (("median", 50), ("p90", 90), ("p95", 95), ("p99", 99)):
@@ -152,18 +160,18 @@ def test_reports_agree_with_the_textbook() -> None:
     )
     assert report["cache_hit_rate"] == 0.5
     assert report["goodput_requests_per_second"] == sum(first <= 0.5 for first in firsts) / 4
-    assert (report["failed"], report["errors"]) == (1, ["x"])
+    assert (report["failed"], report["errors"]) == (1, ["1 x x"])
 
 
 def test_arrivals_keep_the_rate() -> None:
     jobs = [datasets.Job("x", 1)] * 4000
-    times = serving.arrivals(jobs, Load("", rate=50.0, seed=3))
+    times = arrivals(jobs, Load("", rate=50.0, seed=3))
     assert times[-1] / len(jobs) == pytest.approx(1 / 50, rel=0.06)
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert statistics.stdev(gaps) == pytest.approx(1 / 50, rel=0.1), "as Poisson's are"
-    assert serving.arrivals(jobs[:3], Load("", rate=4.0, is_poisson=False)) == [0.0, 0.25, 0.5]
-    assert serving.arrivals(jobs[:2], Load("", rate=0.0)) == [0.0, 0.0]
-    assert serving.arrivals([datasets.Job("x", 1, 2.5)], Load("", rate=None)) == [2.5]
+    assert arrivals(jobs[:3], Load("", rate=4.0, is_poisson=False)) == [0.0, 0.25, 0.5]
+    assert arrivals(jobs[:2], Load("", rate=0.0)) == [0.0, 0.0]
+    assert arrivals([datasets.Job("x", 1, 2.5)], Load("", rate=None)) == [2.5]
 
 
 def test_files_of_many_kinds_are_read(tmp_path: Path) -> None:
@@ -190,6 +198,15 @@ def test_files_of_many_kinds_are_read(tmp_path: Path) -> None:
         (3, 44, 0.0),
         (5, 1, pytest.approx(1.5)),
     ]
+    assert [
+        job.prompt for job in jobs("turns.json", '["a", {"question": [[{"content": "b"}]]}, {"topic": "c"}]')
+    ] == [*"abc"]
+    assert datasets.Job("a b c", 9).cut(2, 4) == datasets.Job("a b", 4)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "point.json").write_text('{"schema": {"type": "integer"}, "tests": []}')
+    (tmp_path / "tasks" / "line.json").write_text('{"type": "string"}')
+    tasks = datasets.file_jobs(tmp_path / "tasks", 5, 7, random.Random(0))
+    assert [job.schema for job in tasks] == [{"type": "string"}, {"type": "integer"}]
     for text in ("{}", "[]", "nonsense", '[{"x": 1}]'):
         with pytest.raises(ConfigError):
             jobs("bad.json", text)
@@ -231,3 +248,39 @@ def test_chat_answers_line_by_line(
         main(["chat", "--url", server.url])
     assert stopped.value.code == 1
     assert "API key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".html", ".png"])
+def test_runs_are_drawn(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str
+) -> None:
+    if suffix != ".html":
+        pytest.importorskip("matplotlib")
+    path = tmp_path / f"run{suffix}"
+    bench(server, capsys, "--plot", str(path), "--request-rate", "300", "--slo", "ttft=50")
+    if suffix == ".png":
+        assert path.read_bytes().startswith(b"\x89PNG")
+        return
+    page = path.read_text()
+    assert page.count("<svg") == 6
+    assert "nan" not in page
+    assert "inf" not in page
+    assert not re.search(r"(src|href)=|https?://|@import|url\(", page)
+    assert "ttft SLO" in page
+
+
+def test_pictures_of_extreme_runs_have_finite_axes(tmp_path: Path) -> None:
+    """No request at all, failures only, one token in no time."""
+    for results in ([Measured(error="x")], [Measured(events=[(0.0, 1)], output_tokens=1)], [Measured(sent=1e-9)]):
+        write_plot(tmp_path / "run.html", results, report_of(results, 1e-3, {}))
+        assert "nan" not in (tmp_path / "run.html").read_text()
+
+
+def test_rates_in_a_picture_add_up_to_the_tokens() -> None:
+    results = [Measured(sent=i / 10, events=[(0.01, 1), (0.5, 3)], latency=0.5, output_tokens=4) for i in range(20)]
+    throughput, in_flight, *_ = panels(results, 3.0, {})
+    [rates] = throughput.series.values()
+    assert sum(rate for _, rate in rates) * 3.0 / len(rates) == pytest.approx(80)
+    [levels] = in_flight.series.values()
+    assert max(level for _, level in levels) in (5, 6)
+    assert levels[-1][1] == 0

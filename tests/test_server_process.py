@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -22,7 +23,8 @@ import pytest
 import requests
 
 import sgl
-from sgl.cli import configs, main, option_docs
+from sgl.cli import main
+from sgl.cli.options import configs, option_docs
 from sgl.errors import ConfigError, ContextTooLong, QueueFull, SglError
 from sgl.runtime.config import EngineConfig, ServerConfig
 from tests.live_server import chat_checkpoint
@@ -85,6 +87,15 @@ def serve(model: Path) -> Iterator[Callable[..., Served]]:
         served.process.communicate()
 
 
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """`sgl serve` in this process sets up handlers that write to what pytest captures, and closes."""
+    loggers = {logger: (logger.level, logger.handlers[:]) for logger in map(logging.getLogger, ("", "sgl"))}
+    yield
+    for logger, (level, logger.handlers[:]) in loggers.items():
+        logger.setLevel(level)
+
+
 @sgl.function
 def program(s: Any) -> None:
     s += "a b " + sgl.gen("x", max_tokens=4, temperature=0, ignore_eos=True)
@@ -122,7 +133,7 @@ def test_an_engine_process_answers_what_an_engine_answers(serve: Callable[..., S
 
 def strip(result: dict[str, Any]) -> dict[str, Any]:
     """Without what differs from run to run."""
-    for name in ("id", "e2e_latency", "queue_time", "cached_tokens"):
+    for name in ("id", "e2e_latency", "queue_time", "prefill_time", "cached_tokens"):
         del result["meta_info"][name]
     return result
 
@@ -291,10 +302,11 @@ def parsed(arguments: list[str]) -> tuple[EngineConfig, ServerConfig]:
     """The configs that a command line amounts to."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sgl.cli._serve", lambda options: found.append(options) or 0)
+        patch.setattr("sgl.cli.serve.serve", lambda options: found.append(options) or 0)
         with pytest.raises(SystemExit):
             main(arguments)
-    return configs(found[0])
+    engine, server = configs(found[0], (EngineConfig, ServerConfig))
+    return engine, server
 
 
 @pytest.mark.parametrize("cls", [EngineConfig, ServerConfig])

@@ -9,7 +9,7 @@ import csv
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,16 @@ class Job:
     at: float | None = None  # seconds after the start, where a trace says so
     schema: dict[str, Any] | None = None  # that the output must match
 
+    def sent_at(self, at: float | None) -> Job:
+        """The same at another time."""
+        return replace(self, at=at)
+
+    def cut(self, num_words: int | None, num_tokens: int | None) -> Job:
+        """With a prompt and an answer no longer than these, where they are given."""
+        prompt = self.prompt if num_words is None else " ".join(self.prompt.split(" ")[:num_words])
+        max_tokens = self.max_tokens if num_tokens is None else min(num_tokens, self.max_tokens)
+        return replace(self, prompt=prompt, max_tokens=max_tokens)
+
 
 def random_jobs(count: int, input_len: int, output_len: int, spread: float, rng: random.Random) -> list[Job]:
     """Lengths are drawn evenly from [length * (1 - spread), length * (1 + spread)]."""
@@ -55,12 +65,12 @@ def shared_prefix_jobs(
 
 
 def file_jobs(path: Path, count: int, output_len: int, rng: random.Random) -> list[Job]:
-    """The first `count` requests of a JSON, JSON-lines or CSV file.
+    """The first `count` requests of a JSON, JSON-lines or CSV file, or of a folder of JSON Schemas.
 
-    Records may be conversations ("conversations" or "turns"), prompts ("prompt", "question" or "text", with
-    "max_tokens" and "schema" if they like), or lines of a trace: "input_length", "output_length", "timestamp" in
-    milliseconds and "hash_ids" that say which blocks are shared; or the columns TIMESTAMP, ContextTokens,
-    GeneratedTokens. Raises ConfigError if there is nothing of the kind.
+    Records may be conversations ("conversations" or "turns"), prompts (a text, or "prompt", "question", "text" or
+    "topic" with one or a chat's messages, and "max_tokens" and "schema" if they like), or lines of a trace:
+    "input_length", "output_length", "timestamp" in milliseconds and "hash_ids" that say which blocks are shared; or
+    the columns TIMESTAMP, ContextTokens, GeneratedTokens. Raises ConfigError if there is nothing of the kind.
     """
     jobs = []
     try:
@@ -75,23 +85,29 @@ def file_jobs(path: Path, count: int, output_len: int, rng: random.Random) -> li
     if not jobs:
         raise ConfigError(f"{path} holds no prompts", option="dataset_path")
     start = jobs[0].at or 0.0
-    return [Job(job.prompt, job.max_tokens, None if job.at is None else job.at - start, job.schema) for job in jobs]
+    return [job if job.at is None else job.sent_at(job.at - start) for job in jobs]
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix == ".csv":
-        with path.open(newline="") as file:
-            yield from csv.DictReader(file)
-    elif path.suffix == ".jsonl":
-        with path.open() as file:
-            for line in file:
-                if line.strip():
-                    yield json.loads(line)
+def _records(path: Path) -> Iterator[Any]:
+    if path.is_dir():
+        for file in sorted(path.glob("*.json")):
+            schema = json.loads(file.read_text())
+            schema = schema.get("schema", schema)
+            yield {"prompt": f"An example of {file.stem.replace('_', ' ')} as JSON:\n", "schema": schema}
+    elif path.suffix == ".csv":
+        with path.open(newline="") as rows:
+            yield from csv.DictReader(rows)
     else:
-        yield from json.loads(path.read_text())
+        text = path.read_text()
+        try:
+            yield from json.loads(text)
+        except json.JSONDecodeError:  # not one document: one a line
+            yield from (json.loads(line) for line in text.splitlines() if line.strip())
 
 
-def _job(record: dict[str, Any], output_len: int, rng: random.Random) -> Job | None:
+def _job(record: Any, output_len: int, rng: random.Random) -> Job | None:
+    if isinstance(record, str):
+        return Job(record, output_len)
     if "ContextTokens" in record:
         at = datetime.fromisoformat(record["TIMESTAMP"][:26]).timestamp()
         return Job(_text(int(record["ContextTokens"]), rng), max(1, int(record["GeneratedTokens"])), at)
@@ -102,15 +118,14 @@ def _job(record: dict[str, Any], output_len: int, rng: random.Random) -> Job | N
         return Job(" ".join(words), max(1, record["output_length"]), record["timestamp"] / 1000)
     if "conversations" in record:
         turns = [turn["value"] for turn in record["conversations"]]
-        if len(turns) < 2:
-            return None
-        return Job(turns[0], max(1, len(turns[1].split())))
-    prompt = (
-        record.get("prompt") or record.get("question") or record.get("text") or (record.get("turns") or [""])[0]
+        return Job(turns[0], max(1, len(turns[1].split()))) if len(turns) > 1 else None
+    prompt = next(
+        (record[name] for name in ("prompt", "question", "text", "turns", "topic") if record.get(name)), ""
     )
-    if not prompt:
-        return None
-    return Job(str(prompt), int(record.get("max_tokens", output_len)), schema=record.get("schema"))
+    while isinstance(prompt, list):  # of turns, or of the messages of turns
+        prompt = prompt[0]
+    prompt = prompt["content"] if isinstance(prompt, dict) else prompt
+    return Job(prompt, int(record.get("max_tokens", output_len)), schema=record.get("schema")) if prompt else None
 
 
 def _text(num_words: int, rng: random.Random) -> str:

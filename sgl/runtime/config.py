@@ -144,6 +144,9 @@ class ServerConfig:
     parity_logprobs: bool = False
     """Prompt logprobs that start after the first token begin with a null, as the original's server sends them.
     False: without it, which is what the original's client reads correctly."""
+    otlp_endpoint: str | None = None
+    """A collector that gets OpenTelemetry traces by OTLP over HTTP, such as http://localhost:4318; needs sgl[otel].
+    None: no traces."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages to log."""
     log_format: Literal["text", "json"] = "text"

@@ -84,6 +84,7 @@ class NativeResult:
             "cached_tokens": detail.cached_len,
             "num_retractions": detail.num_retractions,
             "queue_time": detail.queue_seconds,
+            "prefill_time": detail.prefill_seconds,
             "e2e_latency": time.monotonic() - self.started,
         }
         if self.request.top_logprobs >= 0:

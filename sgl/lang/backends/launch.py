@@ -22,7 +22,7 @@ class Runtime:
     """Start a server with `server_args` as its options, on the first free port from `port` on, and wait until it
     answers; `endpoint` is its backend. Stopped by `shutdown`, or at exit."""
 
-    command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "sgl.cli", "serve")
+    command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "sgl", "serve")
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ A handler is cancelled when its client disconnects, and what it waits for is abo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import re
@@ -17,11 +18,12 @@ from aiohttp import web
 
 from sgl.errors import SglError
 from sgl.runtime.server.errors import described, error_response, json_response
+from sgl.runtime.server.identity import request_id
 from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.programs import ProgramsApi
-from sgl.runtime.server.service import Handler, Route, Service, request_id
+from sgl.runtime.server.service import Handler, Route, Service
 
 logger = logging.getLogger(__name__)
 
@@ -67,25 +69,34 @@ class _Guard:
         identity = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         request_id.set(identity)
         began = time.monotonic()
-        metrics = self._service.metrics
+        metrics, tracer = self._service.metrics, self._service.tracer
+        resource = request.match_info.route.resource
+        path = resource.canonical if resource is not None else "unknown"
         metrics.open_requests += 1
         status = 499  # until there is an answer: the client left
-        try:
-            response = await self._answer(request, handler)
-            status = response.status
-        except ConnectionError as error:
-            logger.info("request %s: %s", identity, error)
-            raise
-        finally:
-            metrics.open_requests -= 1
-            resource = request.match_info.route.resource
-            path = resource.canonical if resource is not None else "unknown"
-            metrics.answered(path, status)
-            seconds = time.monotonic() - began
-            fields = {"request": identity, "method": request.method, "path": path, "status": status}
-            fields |= {"seconds": round(seconds, 6), "client": request.remote}
-            shown = (identity, request.method, path, status, 1000 * seconds)
-            logger.info("request %s %s %s %d %.1f ms", *shown, extra={"fields": fields})
+        spanned = (
+            contextlib.nullcontext()
+            if tracer is None
+            else tracer.request(request.method, path, identity, request.headers)
+        )
+        with spanned as span:
+            try:
+                response = await self._answer(request, handler)
+                status = response.status
+            except ConnectionError as error:
+                logger.info("%s", error)
+                raise
+            finally:
+                metrics.open_requests -= 1
+                metrics.answered(path, status)
+                seconds = time.monotonic() - began
+                fields = {"method": request.method, "path": path, "status": status}
+                fields |= {"seconds": round(seconds, 6), "client": request.remote}
+                if span is not None:
+                    span.answered(status)
+                    fields["trace_id"] = span.trace_id
+                shown = (request.method, path, status, 1000 * seconds)
+                logger.info("%s %s %d %.1f ms", *shown, extra={"fields": fields})
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -103,7 +114,7 @@ class _Guard:
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
-            logger.exception("request %s failed", request_id.get())
+            logger.exception("the request failed")
             return error_response(error)
 
     def _may_enter(self, request: web.Request) -> bool:

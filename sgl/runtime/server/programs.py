@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,6 +34,9 @@ from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
 from sgl.runtime.server.handle import ProgramSession
 from sgl.runtime.server.service import Route, Service, read_body
+
+if TYPE_CHECKING:  # needs an extra
+    from sgl.runtime.server.tracing import Tracer
 
 MAX_PROGRAMS = 20_000  # open at the same time
 MAX_ROWS = 10_000
@@ -198,6 +201,8 @@ class _OpenProgram:
         self._name = program.name
         self._started = time.time()
         self._times: list[float] = []  # of the log's events
+        self._tracer: Tracer | None = None
+        self._parent: Any = None  # the span of the request that opened it
         self._patience = program.lease_s
         self._forget = forget
         self._is_batch = is_batch
@@ -211,6 +216,8 @@ class _OpenProgram:
 
     def start(self, service: Service, programs: list[ir.Program], segment: ir.Segment | None) -> None:
         """Open a session for each. Raises what they raise."""
+        self._tracer = service.tracer
+        self._parent = None if service.tracer is None else service.tracer.here()
         self._note({"type": "opened", "id": self.id})
         for row, program in enumerate(programs):
             self._num_running += 1
@@ -293,6 +300,8 @@ class _OpenProgram:
             data |= {"stream": event.stream, "index": event.index, "error": error}
         else:
             data |= dataclasses.asdict(event)
+        if self._tracer is not None and isinstance(event, ir.NodeDone) and event.meta:
+            self._tracer.generation(event.meta, name=f"node {event.stream}/{event.index}", parent=self._parent)
         self._note(data)
 
     def _note(self, data: dict[str, Any]) -> None:

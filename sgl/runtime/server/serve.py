@@ -47,7 +47,7 @@ async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def serve(service: Service, bound: socket.socket, on_ready: Callable[[str], None]) -> None:
+async def serve_until_stopped(service: Service, bound: socket.socket, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests finish for up to the drain timeout. A second signal
     ends them."""
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -68,6 +68,8 @@ async def serve(service: Service, bound: socket.socket, on_ready: Callable[[str]
                 await asyncio.wait_for(_drained(service, hurry), service.config.drain_timeout)
     finally:
         await service.engine.close()
+        if service.tracer is not None:
+            await asyncio.to_thread(service.tracer.close)
 
 
 async def _drained(service: Service, hurry: asyncio.Event) -> None:

@@ -8,9 +8,8 @@ import importlib.metadata
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -22,8 +21,9 @@ from sgl.runtime.server.errors import as_invalid_request
 from sgl.runtime.server.handle import EngineHandle
 from sgl.runtime.text.tokenizer import Tokenizer
 
-request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Of the request that the present task answers: sent back as X-Request-Id, and in every line of the log."""
+if TYPE_CHECKING:  # needs an extra
+    from sgl.runtime.server.tracing import Tracer
+
 Body = TypeVar("Body", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,6 +51,7 @@ class Service:
     config: ServerConfig
     engine: EngineHandle
     chat_template: str | None = None  # instead of the model's own
+    tracer: Tracer | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     started: float = field(default_factory=time.time)
     is_draining: bool = False
@@ -83,7 +84,7 @@ class Service:
         self.check_is_up()
         results = await self.engine.generate(**arguments)
         for result in results if isinstance(results, list) else [results]:
-            self.metrics.finished(result["meta_info"])
+            self.finished(result["meta_info"])
         return results
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -100,8 +101,14 @@ class Service:
                     self.metrics.time_to_first_token.observe(now - began)
                 latest[index] = now
                 if event["meta_info"]["finish_reason"] is not None:
-                    self.metrics.finished(event["meta_info"])
+                    self.finished(event["meta_info"])
                 yield event
+
+    def finished(self, meta: dict[str, Any]) -> None:
+        """Count a generation that ended, and trace it."""
+        self.metrics.finished(meta)
+        if self.tracer is not None:
+            self.tracer.generation(meta)
 
     async def info(self) -> dict[str, Any]:
         """Options and what the engine does right now; no secrets."""

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from sgl.errors import SglError
 from sgl.runtime.server.errors import error_body
-from sgl.runtime.server.service import request_id
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ async def send_events(
         except ConnectionError:
             raise
         except Exception as error:
-            logger.exception("request %s failed while streaming", request_id.get())
+            logger.exception("the request failed while streaming")
             await write(request, response, event(error_body(error)), write_timeout)
     await write(request, response, done, write_timeout)
     await response.write_eof()

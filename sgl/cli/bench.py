@@ -1,0 +1,95 @@
+"""`sgl bench`: measures, with a bar of progress, and shows the report as tables, as JSON or as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from sgl.bench import client
+from sgl.bench.flags import bounds_of, jobs_of, load_of
+from sgl.bench.load import Measured
+from sgl.bench.plot import check_plot, write_plot
+from sgl.bench.report import report as report_of
+from sgl.cli.options import configs
+from sgl.errors import ConfigError
+from sgl.runtime.config import EngineConfig
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure what the command names; 1 if a request failed."""
+    report = _serving(options) if options.kind == "serving" else _engine(options)
+    text = json.dumps(report, indent=2)
+    if options.output is not None:
+        try:
+            Path(options.output).write_text(text + "\n")
+        except OSError as error:
+            raise ConfigError(f"the report cannot be written: {error}", option="output") from error
+    console = Console(highlight=False)
+    if options.json:
+        console.print(text, markup=False, soft_wrap=True)
+    else:
+        _show(console, report)
+    return 1 if report.get("failed") else 0
+
+
+def _serving(options: argparse.Namespace) -> dict[str, Any]:
+    plot = None if options.plot is None else Path(options.plot)
+    if plot is not None:
+        check_plot(plot)
+    jobs, load, bounds = jobs_of(options), load_of(options), bounds_of(options.slo)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(options.url, total=len(jobs), note="")
+        failed = 0
+
+        def progress(measured: Measured) -> None:
+            nonlocal failed
+            failed += measured.error is not None
+            bar.update(task, advance=1, note=f"{failed} failed" if failed else "")
+
+        results, seconds = asyncio.run(client.run(jobs, load, progress))
+    report = report_of(results, seconds, bounds)
+    if plot is not None:
+        write_plot(plot, results, report)
+    return report
+
+
+def _engine(options: argparse.Namespace) -> dict[str, Any]:
+    from sgl.bench import offline
+    from sgl.runtime.engine import Engine
+
+    jobs, (config,) = jobs_of(options), configs(options, (EngineConfig,))
+    with Console(stderr=True).status("loading the model") as status, Engine(**dataclasses.asdict(config)) as engine:
+        status.update(f"{len(jobs)} requests")
+        return (offline.throughput if options.kind == "offline" else offline.latency)(engine, jobs)
+
+
+def _show(console: Console, report: Mapping[str, Any]) -> None:
+    """A table of latencies, if there are several of each, and one of the other figures."""
+    latencies = {name: value for name, value in report.items() if isinstance(value, dict) and "mean" in value}
+    if latencies:
+        table = Table("latency, ms", title_justify="left")
+        for name in next(iter(latencies.values())):
+            table.add_column(name, justify="right")
+        for name, values in latencies.items():
+            table.add_row(name.removesuffix("_ms").upper(), *(f"{value:,.2f}" for value in values.values()))
+        console.print(table)
+    figures = Table.grid(padding=(0, 3))
+    figures.add_column()
+    figures.add_column(justify="right")
+    for name, value in report.items():
+        if isinstance(value, int | float):
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+            figures.add_row(name.replace("_", " "), shown, style="red" if name == "failed" and value else None)
+    console.print(figures)
+    for error in report.get("errors", ()):
+        console.print(error, style="red", markup=False)

@@ -1,0 +1,110 @@
+"""The fields of the configs as flags, in files and in variables: an option, its default and its meaning exist once."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import os
+import textwrap
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from sgl.errors import ConfigError, nearest_name
+from sgl.runtime.config import Config, EngineConfig, ServerConfig, parse_options
+
+
+def add_options(parser: argparse.ArgumentParser, classes: tuple[Config, ...]) -> None:
+    """A flag for each field of the configs."""
+    text = "a Hugging Face folder or hub id [the embedded model]"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
+    parser.add_argument("--config", metavar="FILE", help="a YAML file of options, named as the flags")
+    for cls in classes:
+        group = parser.add_argument_group(f"options of the {cls.__name__.removesuffix('Config').lower()}")
+        docs, hints = option_docs(cls), get_type_hints(cls)  # type: ignore[arg-type]  # classes are hashable
+        for field in dataclasses.fields(cls):
+            flag = "--" + field.name.replace("_", "-")
+            text = docs.get(field.name, "").replace("%", "%%")
+            if hints[field.name] in (bool, bool | None):
+                group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+            else:
+                default = "" if field.default in (None, "", dataclasses.MISSING) else f" [{field.default}]"
+                words = _words(hints[field.name])
+                metavar = f"{{{','.join(words)}}}" if words else field.name.split("_")[-1].upper()
+                group.add_argument(flag, metavar=metavar, help=text + default)
+
+
+def _words(hint: Any) -> list[str]:
+    """What an option may be, where it is one of a few words."""
+    if get_origin(hint) in (Union, UnionType):
+        return [word for part in get_args(hint) for word in _words(part)]
+    return [word for word in get_args(hint) if isinstance(word, str)] if get_origin(hint) is Literal else []
+
+
+@functools.cache
+def option_docs(cls: type) -> dict[str, str]:
+    """What each option means: the texts below the fields."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        item.target.id: " ".join(below.value.value.split())
+        for item, below in zip(body.body, body.body[1:], strict=False)
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+        and isinstance(below.value.value, str)
+    }
+
+
+def configs(options: argparse.Namespace, classes: tuple[Config, ...]) -> list[Any]:
+    """The configs that flags, file and variables amount to. Raises ConfigError."""
+    known = [{field.name for field in dataclasses.fields(cls)} for cls in classes]
+    everything = set().union(*known)
+    _refuse_misspelt_variables()
+    given = {} if options.config is None else _from_file(Path(options.config))
+    for name in given:
+        if name not in everything:
+            message = f"{options.config}: there is no option {name!r}{nearest_name(name, everything)}"
+            raise ConfigError(message, option=name)
+    for cls, names in zip(classes, known, strict=True):
+        for name in names:
+            value = getattr(options, name)
+            if isinstance(value, str):
+                given |= parse_options(cls, {name: value})
+            elif value is not None:
+                given[name] = value
+    if options.model is not None:
+        given["model_path"] = options.model
+    return [
+        cls.from_options({name: value for name, value in given.items() if name in names})
+        for cls, names in zip(classes, known, strict=True)
+    ]
+
+
+def _refuse_misspelt_variables() -> None:
+    """Others may use the prefix too, so only what is nearly the name of an option counts as meant for us."""
+    known = {
+        f"SGL_{field.name.upper()}" for cls in (EngineConfig, ServerConfig) for field in dataclasses.fields(cls)
+    }
+    for name in sorted(os.environ):
+        if name.startswith("SGL_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if close:
+                raise ConfigError(f"the variable {name} is no option (did you mean {close[0]}?)", option=name)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped]  # its stubs are not among what is installed
+
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the options in {path} cannot be read: {error}", option="config") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold names and values of options", option="config")
+    return {str(name).replace("-", "_"): value for name, value in data.items()}

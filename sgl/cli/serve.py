@@ -1,0 +1,81 @@
+"""`sgl serve`: an engine in a process of its own, and HTTP in front of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import logging
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from sgl.cli.logs import configure_logging
+from sgl.cli.options import configs
+from sgl.errors import ConfigError
+from sgl.runtime.config import EngineConfig, ServerConfig
+from sgl.runtime.server.handle import EngineHandle
+from sgl.runtime.server.process import EngineProcess
+from sgl.runtime.server.serve import listen, serve_until_stopped
+from sgl.runtime.server.service import Service
+
+if TYPE_CHECKING:  # needs an extra
+    from sgl.runtime.server.tracing import Tracer
+
+logger = logging.getLogger(__name__)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until a signal says otherwise."""
+    engine, server = configs(options, (EngineConfig, ServerConfig))
+    configure_logging(server.log_level, server.log_format)
+    asyncio.run(_serve(engine, server))
+    return 0
+
+
+async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
+    began = time.monotonic()
+    template = _chat_template(config)
+    tracer = _tracer(config)
+    bound = listen(config.host, config.port)
+    logger.info("starting the engine with %s", engine_config.model_name)
+    engine: EngineHandle
+    if config.in_process:
+        from sgl.runtime.engine import Engine
+        from sgl.runtime.server.local import LocalEngine
+
+        engine = LocalEngine(await asyncio.to_thread(Engine, **dataclasses.asdict(engine_config)))
+    else:
+        configure = partial(configure_logging, config.log_level, config.log_format)
+        engine = EngineProcess(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)
+        await engine.start()
+    service = Service(config, engine, chat_template=template, tracer=tracer)
+
+    def on_ready(url: str) -> None:
+        text = f"sgl serves {service.model_name} at {url} (ready in {time.monotonic() - began:.1f} s)"
+        Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
+
+    await serve_until_stopped(service, bound, on_ready)
+
+
+def _tracer(config: ServerConfig) -> Tracer | None:
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from sgl.runtime.server.tracing import otlp_tracer
+    except ImportError as error:
+        message = f"traces need OpenTelemetry, which is not installed ({error}): pip install 'sgl[otel]'"
+        raise ConfigError(message, option="otlp_endpoint") from error
+    return otlp_tracer(config.otlp_endpoint)
+
+
+def _chat_template(config: ServerConfig) -> str | None:
+    if config.chat_template is None:
+        return None
+    try:
+        return Path(config.chat_template).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template cannot be read: {error}", option="chat_template") from error

@@ -1,0 +1,113 @@
+"""Traces in OpenTelemetry's format: a span for each HTTP request, and below it, for each generation, what it waited,
+computed of its prompt and decoded. Needs `sgl[otel]`; nothing imports this module unless traces are asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+_VERSION = importlib.metadata.version("sgl")
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+def otlp_tracer(endpoint: str) -> Tracer:
+    """Sends spans to a collector by OTLP over HTTP, some seconds' worth at a time. An endpoint without a path gets
+    the usual one, /v1/traces."""
+    url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
+    provider = TracerProvider(resource=Resource.create({"service.name": "sgl", "service.version": _VERSION}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+    return Tracer(provider)
+
+
+class Tracer:
+    """Makes the spans of one server."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("sgl", _VERSION)
+
+    @contextlib.contextmanager
+    def request(self, method: str, path: str, identity: str, headers: Mapping[str, str]) -> Iterator[RequestSpan]:
+        """The span of a request while it is answered: the present one of the task. It goes on with the client's
+        trace, if the headers name one (W3C traceparent)."""
+        attributes = {"http.request.method": method, "http.route": path, "sgl.request_id": identity}
+        with self._tracer.start_as_current_span(
+            f"{method} {path}",
+            context=_PROPAGATOR.extract({name.lower(): value for name, value in headers.items()}),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            yield RequestSpan(span)
+
+    def here(self) -> Context:
+        """The present span, as a parent for what is reported of it elsewhere."""
+        return trace.set_span_in_context(trace.get_current_span())
+
+    def generation(self, meta: Mapping[str, Any], *, name: str = "generate", parent: Context | None = None) -> None:
+        """A generation that has ended just now, by its meta_info; `parent`: the present span."""
+        end = time.time_ns()
+        usage: Mapping[str, Any] = meta.get("usage") or {}
+        queue = meta.get("queue_time", usage.get("queue_seconds", 0.0))
+        took = max(queue, meta.get("e2e_latency", queue + usage.get("compute_seconds", 0.0)))
+        reason = meta.get("finish_reason") or {}
+        start = end - round(1e9 * took)
+        attributes = {
+            "sgl.rid": meta.get("id"),
+            "gen_ai.usage.input_tokens": meta.get("prompt_tokens", usage.get("prompt_tokens")),
+            "gen_ai.usage.output_tokens": meta.get("completion_tokens", usage.get("generated_tokens")),
+            "gen_ai.response.finish_reasons": [reason["type"]] if "type" in reason else None,
+            "sgl.cached_tokens": meta.get("cached_tokens", usage.get("cached_tokens")),
+            "sgl.forced_tokens": meta.get("forced_tokens", usage.get("forced_tokens")),
+        }
+        attributes = {name: value for name, value in attributes.items() if value is not None}
+        span = self._tracer.start_span(name, context=parent, start_time=start, attributes=attributes)
+        if reason.get("type") == "abort":
+            span.set_status(Status(StatusCode.ERROR, str(reason.get("message", ""))))
+        inside = trace.set_span_in_context(span)
+        queued = min(end, start + round(1e9 * queue))
+        # A select scores its candidates in one pass over them: all of it is prefill.
+        prefilled = min(end, queued + round(1e9 * meta["prefill_time"])) if "prefill_time" in meta else end
+        for stage, began, ended in (
+            ("queue", start, queued),
+            ("prefill", queued, prefilled),
+            ("decode", prefilled, end),
+        ):
+            self._tracer.start_span(stage, context=inside, start_time=began).end(ended)
+        span.end(end)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+
+class RequestSpan:
+    """The span of a request that is being answered."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits, as logs and traceparent headers have them."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def answered(self, status: int) -> None:
+        """The request was answered with this status; 499: its client left."""
+        self._span.set_attribute("http.response.status_code", status)
+        if status >= 499:
+            self._span.set_status(Status(StatusCode.ERROR, "the client left" if status == 499 else ""))
