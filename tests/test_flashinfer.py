@@ -1,4 +1,5 @@
-"""What the FlashInfer backend tells FlashInfer, on any machine: its kernels are played by a few lines of torch.
+"""What the FlashInfer backend tells FlashInfer, on any machine: its kernels are played by a few lines of torch, and
+those of decodes run in Triton's interpreter.
 
 The stand-in reads what the real kernels read, where they read it: so a captured launch that would look in the wrong
 place shows. The real ones are tested in test_gpu.py.
@@ -18,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tests.interpreter  # noqa: F401 - mends it
 from sgl import Engine
 from sgl.errors import ConfigError
 from sgl.kernels.attention import flashinfer
@@ -26,7 +28,7 @@ from tests.test_attention import Case
 from tests.tiny_models import tiny_checkpoint
 
 LOG2E = math.log2(math.e)
-NUM_SMS = 8  # few, so that small steps are already too large to be split
+NUM_SMS = 8  # few, so that fa3 is chosen for common keys, too
 
 
 def stand_in(kernel: str) -> SimpleNamespace:
@@ -39,10 +41,9 @@ def stand_in(kernel: str) -> SimpleNamespace:
         assert len(arguments) == (19 if kernel == "fa2" else 16)
         assert all(tensor.device.type == "cpu" for tensor in (query_starts, page_starts, kv_lens))
         assert len(query_starts) == len(page_starts) == len(kv_lens) + 1 == num_rows + 1
-        assert int(query_starts[-1]) == num_tokens
-        for_graph = arguments[11]
-        # An unsplit plan's integers depend on the number of rows alone; a split one's are fixed in a graph.
-        return [num_rows, num_tokens, int(for_graph)] if for_graph else [num_rows, num_tokens, len(workspace)]
+        assert int(query_starts[-1]) <= num_tokens
+        # A plan's integers depend on these numbers alone, which a captured launch keeps.
+        return [num_rows, num_tokens, int(arguments[11]) or len(workspace)]
 
     def paged_run(*arguments: Any) -> None:
         plan_info, query, keys, values, query_starts, page_starts, pages, last_lens, out, lse, mask = arguments[
@@ -56,6 +57,9 @@ def stand_in(kernel: str) -> SimpleNamespace:
         group = query.shape[1] // keys.shape[2]
         for row in range(len(last_lens)):
             first, end = int(page_starts[row]), int(page_starts[row + 1])
+            if first == end:
+                assert query_starts[row] == query_starts[row + 1]
+                continue
             kv_len = (end - first - 1) * page_size + int(last_lens[row])
             chosen = pages[first:end].long()
             some = slice(int(query_starts[row]), int(query_starts[row + 1]))
@@ -129,26 +133,27 @@ def test_any_step_equals_attention_written_out(
         near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))
 
 
-@pytest.mark.parametrize("num_rows", [3, 12])
+@pytest.mark.parametrize("num_rows", [3, 20])
 @pytest.mark.parametrize("windows", [(None,), (None, 7)])
 @pytest.mark.parametrize("variant", [0, 1])
 def test_what_was_captured_attends_for_later_steps(
     num_rows: int, windows: tuple[int | None, ...], variant: int
 ) -> None:
-    """With steps so small that rows are split, and with larger ones; with padding; with any number of keys shared."""
+    """With padding, and with any number of keys shared by all rows or within groups."""
     rng = np.random.default_rng(0)
     case = Case([(1, 100)] * num_rows, page_size=4, windows=windows)
-    backend = flashinfer.FlashInferAttention(case.shape, max_graph_rows=num_rows, max_pages=26)
+    backend = flashinfer.FlashInferAttention(case.shape, prefill="fa3", max_graph_rows=num_rows, max_pages=26)
     backend._least_saved = 1
     if variant not in backend.variants(num_rows):
         pytest.skip("no such variant for these rows")
     ones = np.ones(num_rows, np.int32)
     backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), variant)
-    captured = backend._parts
+    captured = backend._planned_step
     for real in (num_rows, num_rows - 2):
-        for shared in (0, 1, 20, 3):
+        for shared, num_groups in ((0, 1), (1, 1), (20, 1), (3, 2), (7, 5)):
             table = case.page_table.copy()
-            table[:real, :shared] = table[0, :shared]
+            for group in range(min(num_groups, real)):
+                table[group:real:num_groups, :shared] = table[group, :shared]
             kv_lens = rng.integers(4 * shared + 1, 101, num_rows).astype(np.int32)
             step = AttentionStep(ones[:real], kv_lens[:real], table[:real])
             wanted = backend.variant(step)
@@ -156,7 +161,7 @@ def test_what_was_captured_attends_for_later_steps(
                 continue
             kv_lens[real:], table[real:] = 1, 0
             backend.plan_decode(AttentionStep(ones, kv_lens, table), variant)
-            backend._parts = captured  # a replay knows nothing of the plans that follow it
+            backend._planned_step = captured  # a replay knows nothing of the plans that follow it
             case.kv_lens, case.page_table = kv_lens, table
             for window in windows:
                 actual = backend.run(case.query, case.key_cache, case.value_cache, window)
@@ -170,8 +175,13 @@ def test_the_right_way_for_each_step() -> None:
     assert backend.variant(case.step) == 0, "nothing shared"
     case.page_table[:, :5] = case.page_table[0, :5]
     assert backend.variant(case.step) == 1, "all rows share 20 keys"
+    assert len(backend._groups) == 1
     case.page_table[10:, :5] = case.page_table[10, 5:10]
-    assert backend.variant(case.step) is None, "two groups, each with its own"
+    assert backend.variant(case.step) == 1, "two groups, each with its own"
+    assert len(backend._groups) == 2
+    case.page_table[2:10, 0] = np.arange(50, 58)
+    assert backend.variant(case.step) == 1, "one group, and rows by themselves"
+    assert [len(group.rows) for group in backend._groups] == [10]
 
 
 @pytest.mark.parametrize(

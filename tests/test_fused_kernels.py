@@ -86,28 +86,6 @@ def test_heads_are_normed_rotated_and_stored(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_over_two_sets_of_keys_is_merged(dtype: torch.dtype) -> None:
-    """Against attention over both at once; a set may also outweigh the other wholly."""
-    from sgl.kernels.attention import merge, merge_triton
-
-    scores, values = draw(4, 3, 10) * 20, draw(4, 3, 10, 6)
-    halves = [(scores[..., rows], values[..., rows, :]) for rows in (slice(0, 4), slice(4, 10))]
-    outs = [torch.einsum("thk,thkd->thd", s.softmax(-1), v).to(dtype) for s, v in halves]
-    lses = [s.logsumexp(-1) * 1.4426950408889634 for s, _ in halves]
-    rows = torch.tensor([2, 0, 3])
-    expected = torch.einsum("thk,thkd->thd", scores.softmax(-1), values)
-    for kernels, device in ((merge, "cpu"), (merge_triton, DEVICE)):
-        out, lse = outs[0].to(device, copy=True), lses[0].to(device)
-        part, part_lse = outs[1][rows].to(device), lses[1][rows].to(device)
-        kernels.merge_attention_(out, lse, part, part_lse, rows.to(device))
-        check(
-            out[rows.to(device)].float() if dtype == torch.float32 else out[rows.to(device)],
-            expected[rows].to(dtype),
-        )
-        check(out[1], outs[0][1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("size", "width"), [(3, 40), (7, 1024), (2, 1536), (5, 4500)])
 def test_products_of_a_single_token(size: int, width: int, has_bias: bool, dtype: torch.dtype) -> None:

@@ -92,15 +92,12 @@ def test_rows_that_share_a_prefix_attend_to_it_once(strangers: int) -> None:
     for group, shared in ((order[:60], 120), (order[60:100], 70)):
         case.page_table[group, :shared] = case.page_table[group[0], :shared]
     backend = flashinfer.FlashInferAttention(case.shape)
-    backend._groups = (
-        lambda step, num_rows: flashinfer.shared_prefixes(  # type: ignore[method-assign]
-            step.q_lens[:num_rows], step.kv_lens[:num_rows], step.page_table[:num_rows], 16, 1000, max_q=1
-        )
-    )
+    backend._least_saved = 1000
     with no_waiting():
         backend.plan(case.step)
         actual = backend.run(case.query, case.key_cache, case.value_cache)
-    assert backend._parts[None][0].shared is not None
+    assert backend._planned_step is not None
+    assert backend._planned_step.shared is not None
     oracle = TorchAttention(case.shape)
     oracle.plan(case.step)
     assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache)) < 1e-2
@@ -132,8 +129,9 @@ def test_captured_attention_replays_other_steps_of_as_many_rows() -> None:
             assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache)) < 1e-2
 
 
-def test_a_captured_step_attends_to_common_keys_once() -> None:
-    """Prefixes of any length replay the same graph, with rows of padding behind those that share one."""
+@pytest.mark.parametrize("prefill", ["fa2", "fa3"])
+def test_a_captured_step_attends_to_common_keys_once(prefill: flashinfer.PrefillKernel) -> None:
+    """Prefixes of any length, of one group or several, replay the same graph, with rows of padding behind."""
     num_rows = 96
     case = Case(
         [(1, 1000 + row) for row in range(num_rows)],
@@ -144,8 +142,10 @@ def test_a_captured_step_attends_to_common_keys_once() -> None:
         dtype=torch.bfloat16,
     )
     needs_flashinfer(case)
-    backend = flashinfer.FlashInferAttention(case.shape, max_graph_rows=num_rows, max_pages=80)
-    backend._least_saved = 1000
+    if prefill == "fa3" and not flashinfer.has_fa3(case.shape):
+        pytest.skip("fa3 is for Hopper")
+    backend = flashinfer.FlashInferAttention(case.shape, prefill=prefill, max_graph_rows=num_rows, max_pages=80)
+    backend._least_saved, backend._num_sms = 1000, 1
     ones = np.ones(num_rows, np.int32)
     backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), 1)
     backend.run(case.query, case.key_cache, case.value_cache)
@@ -153,9 +153,10 @@ def test_a_captured_step_attends_to_common_keys_once() -> None:
     with torch.cuda.graph(graph):
         actual = backend.run(case.query, case.key_cache, case.value_cache)
     oracle = TorchAttention(case.shape)
-    for shared, real in ((3, 96), (60, 90), (61, 34)):
+    for shared, real, num_groups in ((3, 96, 1), (60, 90, 1), (61, 34, 1), (40, 96, 3), (50, 91, 16)):
         table, kv_lens = case.page_table.copy(), case.kv_lens.copy()
-        table[:real, :shared] = table[0, :shared]
+        for group in range(num_groups):
+            table[group:real:num_groups, :shared] = table[group, :shared]
         assert backend.variant(AttentionStep(ones[:real], kv_lens[:real], table[:real])) == 1
         kv_lens[real:], table[real:] = 1, 0
         step = AttentionStep(ones, kv_lens, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tests.interpreter  # noqa: F401 - mends it
+from sgl.kernels.attention import decode
 from sgl.kernels.attention.base import AttentionStep
+from sgl.kernels.attention.decode import Common, DecodeAttention, Shares
 from tests.test_attention import Case
 
 if importlib.util.find_spec("triton") is None:
@@ -43,21 +47,99 @@ def test_any_step_equals_attention_written_out(
     near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))
 
 
-@pytest.mark.parametrize("num_processors", [1, 24])
+@given(
+    lengths=st.lists(st.integers(1, 1000), min_size=1, max_size=30),
+    window=st.none() | st.integers(1, 300),
+    num_programs=st.integers(1, 50),
+)
+def test_keys_are_shared_out_evenly_and_each_once(
+    lengths: list[int], window: int | None, num_programs: int
+) -> None:
+    ends = np.array(lengths, np.int32)
+    begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0).astype(np.int32)
+    shares = Shares.of(begins, ends, num_programs)
+    seen = [np.zeros(length, int) for length in lengths]
+    programs: list[list[int]] = [[] for _ in lengths]
+    sizes = []
+    assert len(shares.segments) <= len(lengths) + num_programs
+    assert shares.starts[0] == 0
+    assert shares.starts[-1] == len(shares.segments)
+    for program in range(num_programs):
+        tiles = 0
+        for row, begin, end, first_program, num_parts in shares.segments[slice(*shares.starts[program:][:2])]:
+            assert begin < end
+            seen[row][begin:end] += 1
+            programs[row].append(program)
+            assert first_program == programs[row][0]
+            assert first_program <= program < first_program + num_parts
+            tiles += -(-(end - begin) // decode.TILE)
+        sizes.append(tiles)
+    for row, begin in enumerate(begins):
+        assert (seen[row] == (np.arange(lengths[row]) >= begin)).all()
+        assert programs[row] == list(range(programs[row][0], programs[row][-1] + 1))
+    *full, last = [size for size in sizes if size]
+    assert all(size == max(sizes) >= last for size in full)
+
+
+@settings(max_examples=15)
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=5),
+    places=st.lists(st.integers(-1, 3), min_size=5, max_size=5),
+    num_programs=st.integers(1, 4),
+)
+def test_own_keys_are_merged_with_common_ones(lengths: list[int], places: list[int], num_programs: int) -> None:
+    """Against attention over all of a row's keys at once, wherever rows are cut."""
+    num_rows, heads, dim = len(lengths), 4, 16
+    case = Case(
+        [(1, length) for length in lengths],
+        num_heads=heads,
+        num_kv_heads=2,
+        head_dim=dim,
+        device=DEVICE,
+        page_size=4,
+    )
+    attention = DecodeAttention(case.shape)
+    attention.num_programs = min(num_programs, attention.num_programs)
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.randn(2, 10, 2, dim, generator=generator).to(DEVICE)
+    scores = torch.einsum("nhd,khd->nhk", case.query, keys.repeat_interleave(2, 1)) * case.shape.scale
+    everyone = torch.einsum("nhk,khd->nhd", scores.softmax(-1), values.repeat_interleave(2, 1)).contiguous()
+    # Place i of the common part belongs to the row that names it; a row's place is where its result lies.
+    chosen = np.array([row if place >= 0 else -1 for row, place in enumerate(places[:num_rows])], np.int32)
+    lse = (scores.logsumexp(-1) / math.log(2)).contiguous()
+    common = Common(everyone, lse, torch.from_numpy(chosen).to(DEVICE))
+    out = torch.full_like(case.query, math.nan)
+    plan = attention.plan(case.step, num_rows)
+    attention.run(plan, case.query, case.key_cache, case.value_cache, None, out, common)
+    alone = case.expected()
+    for row in range(num_rows):
+        if chosen[row] < 0:
+            near(out[row], alone[row])
+            continue
+        pages = torch.from_numpy(case.page_table[row, : -(-lengths[row] // 4)]).long().to(DEVICE)
+        row_keys = torch.cat((keys, case.key_cache[pages].flatten(0, 1)[: lengths[row]])).repeat_interleave(2, 1)
+        row_values = torch.cat((values, case.value_cache[pages].flatten(0, 1)[: lengths[row]]))
+        weights = (torch.einsum("hd,khd->hk", case.query[row], row_keys) * case.shape.scale).softmax(-1)
+        near(out[row], torch.einsum("hk,khd->hd", weights, row_values.repeat_interleave(2, 1)))
+    assert not attention._counters.any()
+
+
+@pytest.mark.parametrize("num_programs", [1, 2, 40])
 @pytest.mark.parametrize("window", [None, 50])
-def test_what_was_captured_attends_for_later_steps(num_processors: int, window: int | None) -> None:
-    """With rows split between programs or not; a replay runs the plan that was captured over later inputs."""
+def test_what_was_captured_attends_for_later_steps(
+    num_programs: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows cut between programs or not; a replay runs the plan that was captured over later inputs."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(decode, "_PER_PROCESSOR", 2 * num_programs)
     rng = np.random.default_rng(0)
     case = Case([(1, 300)] * 3, windows=(window,), device=DEVICE)
     backend = TritonAttention(case.shape, max_graph_rows=3, max_pages=19)
-    backend._num_processors = num_processors
     ones = np.ones(3, np.int32)
     backend.plan_decode(AttentionStep(ones, ones, np.zeros((3, 1), np.int32)), 0)
-    captured = backend._current
-    assert captured is not None
-    assert captured.num_splits == (1 if num_processors == 1 else 8)
+    captured = backend._decodes
     for longest in (300, 1, 70):
         case.kv_lens = rng.integers(1, longest + 1, 3).astype(np.int32)
         backend.plan_decode(case.step, 0)
-        backend._current = captured
+        backend._decodes = captured
         near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))

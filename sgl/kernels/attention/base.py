@@ -27,6 +27,12 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     windows: tuple[int | None, ...] = (None,)  # every window that `run` will be called with
+    kv_dtype: torch.dtype | None = None  # of the cache, where it is not that of the queries
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """In which keys and values are kept."""
+        return self.dtype if self.kv_dtype is None else self.kv_dtype
 
 
 @dataclass(slots=True)
@@ -69,8 +75,8 @@ class GraphAttention(AttentionBackend, Protocol):
     def variants(self, num_rows: int) -> range:
         """What to capture for steps of so many rows."""
 
-    def variant(self, step: AttentionStep) -> int | None:
-        """The best variant for these rows of one query token; None: `plan` finds a way that beats them all."""
+    def variant(self, step: AttentionStep) -> int:
+        """The best variant for these rows of one query token."""
 
     def plan_decode(self, step: AttentionStep, variant: int) -> None:
         """Like `plan`, for rows of one query token each. Runs that were captured after it do what they should when

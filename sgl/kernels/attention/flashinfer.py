@@ -1,25 +1,24 @@
-"""Paged attention with FlashInfer's kernels for NVIDIA GPUs.
+"""Paged attention for NVIDIA GPUs: prompts by FlashInfer's kernels, decodes by decode.py's.
 
-The rows at a step's beginning that bring one token each, which are its decodes, go through the fa2 kernels with
-tensor cores, whose tiles hold all query heads of a kv head; the others go through fa2 or fa3 as prompts. Planned
+The rows at a step's beginning that bring one token each are its decodes; the others go through fa2 or fa3. Planned
 from host integers: FlashInfer's planner cuts the work up in C++, writes it to a pinned buffer and copies it
 asynchronously. Its wrapper classes are left out, since they walk Python lists and copy from pageable memory.
 
-Keys that many decodes share are attended to once for all of them, and the results are merged (cascade
+Keys that many decodes share are attended to once for all of them, as by a prompt, and the results are merged (cascade
 attention), where that saves more than it costs.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
-from sgl.kernels.attention.merge import merge_attention_
+from sgl.kernels.attention.decode import Common, DecodeAttention, DecodePlan
 from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
 from sgl.kernels.attention.ragged import Int32Array, RaggedRows, starts
 from sgl.kernels.staging import Uploader, carve
@@ -31,15 +30,13 @@ _NON_CAUSAL, _CAUSAL = 0, 1  # mask modes
 _NHD = 0  # layout of the caches: tokens before heads
 _NO_POSITIONS = 0  # positional encoding is done outside
 _INT_WORKSPACE = 8 << 20  # bytes; what the planner writes down
-_UNSPLIT_WORKSPACE = 1 << 16  # bytes; a few integers a row
 _FLOAT_WORKSPACE = 128 << 20  # bytes at least; partial results of rows that several blocks share
 _PINNED = 6  # buffers of the planner's results, written again so many plans later
 _SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others have brought to the L2 cache (H200)
-_MERGE_SECONDS = 60e-6  # a layer; what a shared prefix must save to be worth two more kernels
-_SHORT_PROMPT = (
-    128  # tokens; fa2 packs the query heads of a kv head, which fills its tiles where prompts are shorter
-)
-_TILE = 128  # query tokens times heads of a kv head in a block, at most
+_COMMON_SECONDS = 40e-6  # a layer; what shared prefixes must save to be worth two more kernels
+_MAX_GROUPS = 16  # of rows that share a prefix, in a step; captured launches have room for so many
+_SHORT_PROMPT = 128  # tokens on average: fa2 packs the query heads of a kv head, which fills its tiles with fewer
+_TILE = 128  # query tokens (fa3), or those times heads of a kv head (fa2), in a block at most
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -67,40 +64,40 @@ def has_fa3(shape: AttentionShape) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Some rows of a step, as the kernels read them; int32, on the device."""
+class _Part:
+    """Rows as the kernels read them, int32 on the device, and the plan for them."""
 
     query_starts: torch.Tensor  # [B + 1]
     page_starts: torch.Tensor  # [B + 1]
     pages: torch.Tensor  # from page_starts[0] on
     last_page_lens: torch.Tensor  # [B] tokens in the last page
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows, their tokens [start, stop) of the step, and the plan for them."""
-
-    start: int
-    stop: int
-    rows: _Rows
     kernel: PrefillKernel
     mask_mode: int
     plan: Any  # a vector of integers that only FlashInfer reads
     workspace: torch.Tensor
-    shared: _Shared | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Keys that several rows of a part share and that its own plan leaves out."""
+    """Keys that several decodes share and that the plan of their own leaves out."""
 
-    tokens: torch.Tensor  # int64 [N], of the step, group after group
+    tokens: torch.Tensor  # int32 [N], of the step, group after group
+    places: torch.Tensor  # int32 [B], of each decode among the tokens; -1: it shares nothing
     part: _Part  # a group of N tokens in all is a row of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A step: its decodes, and its prompts by window."""
+
+    decodes: DecodePlan | None
+    shared: _Shared | None
+    prompts: dict[int | None, _Part]
 
 
 class FlashInferAttention:
     """The `GraphAttention` of FlashInfer. `max_graph_rows` bounds the steps of `plan_decode`, and `max_pages` the
-    pages of a row in them."""
+    pages of a row in them. prefill: the kernels for prompts; short ones go through fa2."""
 
     def __init__(
         self, shape: AttentionShape, *, prefill: PrefillKernel = "fa2", max_graph_rows: int = 0, max_pages: int = 0
@@ -111,173 +108,132 @@ class FlashInferAttention:
         self._launches_early = torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self._uploader = Uploader(shape.device)
         self._modules = {(kernel, window): self._module(kernel, window) for kernel, window in self._variants()}
-        self._parts: dict[int | None, list[_Part]] = {}
-        num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count
-        blocks = 2 * num_sms // shape.num_kv_heads  # of a kv head; the planner splits rows to make so many
-        tiles = -(-max_graph_rows * (shape.num_heads // shape.num_kv_heads) // _TILE)
+        self._num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count
+        blocks = 2 * self._num_sms // shape.num_kv_heads  # of a kv head; the planner splits rows to make so many
+        tiles = -(-max_graph_rows * (shape.num_heads // shape.num_kv_heads) // _TILE) + _MAX_GROUPS
         partial = shape.num_heads * max(blocks, tiles) * _TILE * (shape.head_dim + 1) * 4
         self._partial = torch.zeros(max(partial, _FLOAT_WORKSPACE), dtype=torch.uint8, device=shape.device)
         self._workspaces: dict[tuple[str, int | None], torch.Tensor] = {}
         self._pinned = [self._pinned_buffer() for _ in range(_PINNED)]
         self._num_plans = 0
-        # A step of more rows is never split, so its plan depends on the number of rows alone.
-        self._max_split_rows = blocks
-        self._max_graph_rows = max_graph_rows
-        num_inputs = max_graph_rows * (max_pages + 2) + 1
-        self._graph_inputs = torch.zeros(4 * num_inputs + 64, dtype=torch.uint8, device=shape.device)
-        self._each = torch.arange(max_graph_rows + 1, dtype=torch.int32, device=shape.device)
-        self._graph_parts: dict[tuple[int, int, int | None], _Part] = {}
-        self._each_token = self._each.long()
-        self._common_inputs = torch.zeros(4 * max_pages + 64, dtype=torch.uint8, device=shape.device)
-        self._common_pages: Int32Array = np.zeros(1, np.int32)  # of the first _num_sharing rows
-        self._num_sharing = 0
-        key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.dtype.itemsize
-        self._least_saved = int(_MERGE_SECONDS * _SHARED_BANDWIDTH / key_bytes)  # keys
+        self._decode = DecodeAttention(shape, max_graph_rows=max_graph_rows, max_pages=max_pages)
+        num_common = _MAX_GROUPS * (max_pages + 3) + 2 + 2 * max_graph_rows
+        self._common_inputs = torch.zeros(4 * num_common + 96, dtype=torch.uint8, device=shape.device)
+        self._graph_plans: dict[int, list[int]] = {}  # of shared keys, by the number of rows
+        self._groups: list[SharedPrefix] = []  # of the step that `variant` was asked about
+        self._planned_step: _Planned | None = None
+        key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.cache_dtype.itemsize
+        self._least_saved = int(_COMMON_SECONDS * _SHARED_BANDWIDTH / key_bytes)  # keys
 
     def plan(self, step: AttentionStep) -> None:
         """See `AttentionBackend.plan`."""
-        q_lens = step.q_lens
-        longer = np.flatnonzero(q_lens > 1)
-        num_decodes = int(longer[0]) if len(longer) else len(q_lens)
-        self._parts_by_window()
+        longer = np.flatnonzero(step.q_lens > 1)
+        num_decodes = int(longer[0]) if len(longer) else len(step.q_lens)
+        decodes = shared = None
         if num_decodes:
-            self._plan_decodes(step, num_decodes)
-        if num_decodes < len(q_lens):
+            groups = self._find_groups(step, num_decodes)
+            decodes = self._decode.plan(step, num_decodes, self._skipped(num_decodes, groups))
+            if groups:
+                host, *indices = self._shared(num_decodes, groups)
+                *uploaded, tokens, places = self._uploader.upload(*host.arrays(), *indices)
+                shared = _Shared(tokens, places, self._shared_part(host, num_decodes, uploaded, for_graph=False))
+        prompts = {}
+        if num_decodes < len(step.q_lens):
             host = RaggedRows.of(step, slice(num_decodes, None), self._shape.page_size)
-            rows = _Rows(*self._uploader.upload(*host.arrays()))
-            num_tokens = int(host.query_starts[-1])
-            is_short = num_tokens < _SHORT_PROMPT * len(host.kv_lens)
+            query_starts, page_starts, pages, last_page_lens = self._uploader.upload(*host.arrays())
+            is_short = int(host.query_starts[-1]) < _SHORT_PROMPT * len(host.kv_lens)
             kernel: PrefillKernel = "fa2" if is_short else self._prefill
-            for window, parts in self._parts.items():
+            for window in self._shape.windows:
                 workspace = self._workspace("prefill", window)
-                plan = self._planned(host, kernel, window, workspace, causal=True)
-                parts.append(_Part(num_decodes, num_decodes + num_tokens, rows, kernel, _CAUSAL, plan, workspace))
-
-    def _plan_decodes(self, step: AttentionStep, num_rows: int) -> None:
-        groups = self._groups(step, num_rows)
-        if groups:
-            self._parts[None].append(self._cascade(step, num_rows, groups))
-        flat = [window for window in self._shape.windows if window is not None or not groups]
-        if flat:
-            host = RaggedRows.of(step, slice(0, num_rows), self._shape.page_size)
-            rows = _Rows(*self._uploader.upload(*host.arrays()))
-            for window in flat:
-                workspace = self._workspace("decode", window)
-                plan = self._planned(host, "fa2", window, workspace, causal=False)
-                self._parts[window].append(_Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace))
-
-    def _cascade(self, step: AttentionStep, num_rows: int, groups: list[SharedPrefix]) -> _Part:
-        """Decodes over what each has for itself, and groups of them over what they share."""
-        page_size = self._shape.page_size
-        skipped = np.zeros(num_rows, np.int32)
-        for group in groups:
-            skipped[group.rows] = len(group.pages)
-        own = RaggedRows.of(step, slice(0, num_rows), page_size, skipped)
-        counts = np.array([len(group.pages) for group in groups], np.int32)
-        together = RaggedRows(
-            query_starts=starts(np.array([len(group.rows) for group in groups], np.int32)),
-            page_starts=starts(counts),
-            pages=np.concatenate([group.pages for group in groups]).astype(np.int32),
-            last_page_lens=np.full(len(groups), page_size, np.int32),
-            kv_lens=counts * page_size,
-        )
-        tokens = np.concatenate([group.rows for group in groups])
-        uploaded = self._uploader.upload(*own.arrays(), *together.arrays(), tokens)
-        parts = []
-        for name, host, rows in (("common", together, uploaded[4:8]), ("decode", own, uploaded[:4])):
-            workspace = self._workspace(name, None)
-            plan = self._planned(host, "fa2", None, workspace, causal=False)
-            stop = int(host.query_starts[-1])
-            parts.append(_Part(0, stop, _Rows(*rows), "fa2", _NON_CAUSAL, plan, workspace))
-        return replace(parts[1], shared=_Shared(uploaded[8], parts[0]))
-
-    def _groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
-        """Rows whose common prefix is worth attending to once for all of them."""
-        shape = self._shape
-        first_pages = step.page_table[:num_rows, 0]
-        if None not in shape.windows or len(np.unique(first_pages)) == num_rows:
-            return []
-        kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
-        q_lens = step.q_lens[:num_rows]
-        return shared_prefixes(q_lens, kv_lens, page_table, shape.page_size, self._least_saved, max_q=1)
+                plan = self._plan_rows(host, kernel, window, workspace, causal=True)
+                prompts[window] = _Part(
+                    query_starts, page_starts, pages, last_page_lens, kernel, _CAUSAL, plan, workspace
+                )
+        self._planned_step = _Planned(decodes, shared, prompts)
 
     def variants(self, num_rows: int) -> range:
-        """See `GraphAttention.variants`: apart, and with keys in common."""
-        return range(2 if self._shape.windows == (None,) and num_rows > self._max_split_rows else 1)
+        """See `GraphAttention.variants`: each row by itself, and with keys in common."""
+        return range(2 if self._shape.windows == (None,) and num_rows >= _MAX_GROUPS else 1)
 
-    def variant(self, step: AttentionStep) -> int | None:
+    def variant(self, step: AttentionStep) -> int:
         """See `GraphAttention.variant`."""
         num_rows = len(step.q_lens)
-        past = (int(step.kv_lens.min()) - 1) // self._shape.page_size
-        differs = (step.page_table[:, :past] != step.page_table[0, :past]).any(axis=0)
-        common = int(differs.argmax()) if differs.any() else past
-        if (num_rows - 1) * common * self._shape.page_size >= self._least_saved and len(
-            self.variants(num_rows)
-        ) > 1:
-            self._common_pages = step.page_table[0, :common].copy()
-            self._num_sharing = num_rows
-            return 1
-        return None if self._groups(step, num_rows) else 0
+        self._groups = self._find_groups(step, num_rows) if len(self.variants(num_rows)) > 1 else []
+        return 1 if self._groups else 0
 
     def plan_decode(self, step: AttentionStep, variant: int) -> None:
         """See `GraphAttention.plan_decode`."""
         num_rows = len(step.q_lens)
-        assert num_rows <= self._max_graph_rows, "a step of at most max_graph_rows rows"
-        skipped = None
+        groups = self._groups if variant else []
+        shared = None
         if variant:
-            skipped = np.zeros(num_rows, np.int32)
-            skipped[: self._num_sharing] = len(self._common_pages)
-        host = RaggedRows.of(step, slice(0, num_rows), self._shape.page_size, skipped)
-        arrays = (host.page_starts, host.last_page_lens, host.pages)
-        self._uploader.upload_into(self._graph_inputs, *arrays)
-        # A plan whose rows are not split depends on their number alone, and is kept.
-        is_split = num_rows <= self._max_split_rows
-        for window, parts in self._parts_by_window():
-            part = self._graph_parts.get((num_rows, variant, window))
-            if part is None or is_split:
-                workspace = self._graph_workspace(window, is_split)
-                plan = self._planned(host, "fa2", window, workspace, causal=False, for_graph=is_split)
-                assert part is None or list(part.plan) == list(plan), "captured launches read the plan where it was"
-                page_starts, last_page_lens, pages = carve(self._graph_inputs, arrays)
-                rows = _Rows(self._each[: num_rows + 1], page_starts, pages, last_page_lens)
-                part = _Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace)
-            if variant:
-                part = replace(part, shared=self._plan_common(num_rows, part.shared))
-            self._graph_parts[num_rows, variant, window] = part
-            parts.append(part)
+            host, *indices = self._shared(num_rows, groups)
+            arrays = (host.query_starts, host.page_starts, host.last_page_lens, *indices, host.pages)
+            self._uploader.upload_into(self._common_inputs, *arrays)
+            query_starts, page_starts, last_page_lens, tokens, places, pages = carve(self._common_inputs, arrays)
+            uploaded = [query_starts, page_starts, pages, last_page_lens]
+            part = self._shared_part(host, num_rows, uploaded, for_graph=True)
+            before = self._graph_plans.setdefault(num_rows, list(part.plan))
+            assert before == list(part.plan), "captured launches read the plan where it was"
+            shared = _Shared(tokens, places, part)
+        decodes = self._decode.plan_for_graph(step, self._skipped(num_rows, groups))
+        self._planned_step = _Planned(decodes, shared, {})
 
-    def _plan_common(self, num_rows: int, before: _Shared | None) -> _Shared:
-        """All rows over the common pages, as one row of many query tokens."""
-        num_pages = len(self._common_pages)
+    def _find_groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
+        """Groups of the first rows, decodes, whose common prefix is worth attending to once for all of them."""
         page_size = self._shape.page_size
-        host = RaggedRows(
-            query_starts=np.array([0, num_rows], np.int32),
-            page_starts=np.array([0, num_pages], np.int32),
-            pages=self._common_pages,
-            last_page_lens=np.array([page_size], np.int32),
-            kv_lens=np.array([num_pages * page_size], np.int32),
+        kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
+        if self._shape.windows != (None,) or len(np.unique(page_table[:, 0])) == num_rows:
+            return []
+        past = (int(kv_lens.min()) - 1) // page_size
+        differs = (page_table[:, :past] != page_table[0, :past]).any(axis=0)
+        common = int(differs.argmax()) if differs.any() else past
+        if (num_rows - 1) * common * page_size >= self._least_saved:
+            return [SharedPrefix(np.arange(num_rows), page_table[0, :common].astype(np.int64))]
+        q_lens = step.q_lens[:num_rows]
+        groups = shared_prefixes(q_lens, kv_lens, page_table, page_size, self._least_saved, max_q=1)
+        return sorted(groups, key=lambda group: -(len(group.rows) - 1) * len(group.pages))[:_MAX_GROUPS]
+
+    def _skipped(self, num_rows: int, groups: list[SharedPrefix]) -> Int32Array:
+        """How many leading pages of each row are attended to for its group."""
+        skipped = np.zeros(num_rows, np.int32)
+        for group in groups:
+            skipped[group.rows] = len(group.pages)
+        return skipped
+
+    def _shared(self, num_rows: int, groups: list[SharedPrefix]) -> tuple[RaggedRows, Int32Array, Int32Array]:
+        """Groups as rows of many query tokens, so many that their number is always the same; and `_Shared`'s tokens,
+        as many as rows, and places."""
+        page_size = self._shape.page_size
+        missing = _MAX_GROUPS - len(groups)
+        counts = np.array([len(group.pages) for group in groups] + [0] * missing, np.int32)
+        sizes = np.array([len(group.rows) for group in groups] + [0] * missing, np.int32)
+        members = np.concatenate([group.rows for group in groups]) if groups else np.empty(0, np.int64)
+        tokens, places = np.zeros(num_rows, np.int32), np.full(num_rows, -1, np.int32)
+        tokens[: len(members)] = members
+        places[members] = np.arange(len(members))
+        pages = np.concatenate([group.pages for group in groups] + [np.zeros(1, np.int64)])  # one at least
+        rows = RaggedRows(
+            query_starts=starts(sizes),
+            page_starts=starts(counts),
+            pages=pages.astype(np.int32),
+            last_page_lens=np.full(_MAX_GROUPS, page_size, np.int32),
+            kv_lens=counts * page_size,
         )
-        arrays = (host.query_starts, host.page_starts, host.last_page_lens, host.pages)
-        self._uploader.upload_into(self._common_inputs, *arrays)
+        return rows, tokens, places
+
+    def _shared_part(
+        self, host: RaggedRows, num_rows: int, uploaded: list[torch.Tensor], *, for_graph: bool
+    ) -> _Part:
+        # fa3 splits no keys: it is the faster one where its blocks, of a head each, occupy the GPU.
+        num_blocks = -(-num_rows // _TILE) * self._shape.num_heads
+        kernel: PrefillKernel = self._prefill if 5 * num_blocks >= 2 * self._num_sms else "fa2"
         workspace = self._workspace("common", None)
-        plan = self._planned(host, "fa2", None, workspace, causal=False, for_graph=True)
-        assert before is None or list(before.part.plan) == list(plan), (
-            "captured launches read the plan where it was"
+        plan = self._plan_rows(
+            host, kernel, None, workspace, causal=False, num_tokens=num_rows, for_graph=for_graph
         )
-        query_starts, page_starts, last_page_lens, pages = carve(self._common_inputs, arrays)
-        rows = _Rows(query_starts, page_starts, pages, last_page_lens)
-        tokens = self._each_token[:num_rows]
-        return _Shared(tokens, _Part(0, num_rows, rows, "fa2", _NON_CAUSAL, plan, workspace))
-
-    def _parts_by_window(self) -> list[tuple[int | None, list[_Part]]]:
-        """A fresh list of parts for every window."""
-        self._parts = {window: [] for window in self._shape.windows}
-        return list(self._parts.items())
-
-    def _graph_workspace(self, window: int | None, is_split: bool) -> torch.Tensor:
-        if is_split:
-            return self._workspace("graph", window)
-        return torch.empty(_UNSPLIT_WORKSPACE, dtype=torch.uint8, device=self._shape.device)
+        query_starts, page_starts, pages, last_page_lens = uploaded
+        return _Part(query_starts, page_starts, pages, last_page_lens, kernel, _NON_CAUSAL, plan, workspace)
 
     def run(
         self,
@@ -287,20 +243,24 @@ class FlashInferAttention:
         window: int | None = None,
     ) -> torch.Tensor:
         """See `AttentionBackend.run`."""
+        step = self._planned_step
+        assert step is not None, "planned before it is run"
         out = torch.empty_like(query)
-        for part in self._parts[window]:
-            some, some_out = query[part.start : part.stop], out[part.start : part.stop]
-            shared = part.shared
-            if shared is None:
-                self._attend(part, some, key_cache, value_cache, window, some_out)
-                continue
-            lse = torch.empty(some.shape[:2], dtype=torch.float32, device=query.device)
-            self._attend(part, some, key_cache, value_cache, window, some_out, lse)
-            together = some.index_select(0, shared.tokens)
-            together_out = torch.empty_like(together)
-            together_lse = torch.empty(together.shape[:2], dtype=torch.float32, device=query.device)
-            self._attend(shared.part, together, key_cache, value_cache, window, together_out, together_lse)
-            merge_attention_(some_out, lse, together_out, together_lse, shared.tokens)
+        num_decodes = 0
+        if step.decodes is not None:
+            num_decodes = step.decodes.num_rows
+            some, some_out = query[:num_decodes], out[:num_decodes]
+            common = None
+            if step.shared is not None:
+                together = some.index_select(0, step.shared.tokens)
+                common_out = torch.empty_like(together)
+                lse = torch.empty(together.shape[:2], dtype=torch.float32, device=query.device)
+                self._attend(step.shared.part, together, key_cache, value_cache, None, common_out, lse)
+                common = Common(common_out, lse, step.shared.places)
+            self._decode.run(step.decodes, some, key_cache, value_cache, window, some_out, common)
+        if step.prompts:
+            part = step.prompts[window]
+            self._attend(part, query[num_decodes:], key_cache, value_cache, window, out[num_decodes:])
         return out
 
     def _attend(
@@ -313,7 +273,6 @@ class FlashInferAttention:
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> None:
-        rows = part.rows
         self._modules[part.kernel, window is not None].paged_run(
             self._partial,
             part.workspace,
@@ -321,10 +280,10 @@ class FlashInferAttention:
             query,
             key_cache,
             value_cache,
-            rows.query_starts,
-            rows.page_starts,
-            rows.pages,
-            rows.last_page_lens,
+            part.query_starts,
+            part.page_starts,
+            part.pages,
+            part.last_page_lens,
             out,
             lse,
             part.mask_mode,
@@ -341,7 +300,7 @@ class FlashInferAttention:
             0,
         )
 
-    def _planned(
+    def _plan_rows(
         self,
         host: RaggedRows,
         kernel: PrefillKernel,
@@ -349,6 +308,7 @@ class FlashInferAttention:
         workspace: torch.Tensor,
         *,
         causal: bool,
+        num_tokens: int | None = None,  # at most; None: just those there are
         for_graph: bool = False,
     ) -> Any:
         shape = self._shape
@@ -362,7 +322,7 @@ class FlashInferAttention:
             torch.from_numpy(host.query_starts),
             torch.from_numpy(host.page_starts),
             torch.from_numpy(host.kv_lens),
-            int(host.query_starts[-1]),
+            int(host.query_starts[-1]) if num_tokens is None else num_tokens,
             len(host.kv_lens),
             shape.num_heads,
             shape.num_kv_heads,
@@ -389,9 +349,9 @@ class FlashInferAttention:
         from flashinfer.prefill import get_batch_prefill_module
 
         shape = self._shape
-        dtype, head_dim = shape.dtype, shape.head_dim
+        dtype, kv_dtype, head_dim = shape.dtype, shape.cache_dtype, shape.head_dim
         return get_batch_prefill_module(
-            kernel, dtype, dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, has_window, False, False
+            kernel, dtype, kv_dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, has_window, False, False
         )
 
     def _workspace(self, name: str, window: int | None) -> torch.Tensor:

@@ -52,8 +52,7 @@ class DecodeGraphs:
 
     def run(self, batch: Batch, pages: Int32Array) -> torch.Tensor | None:
         """float32 [B, vocab] logits of the step, good until the next run; None if it is no step to replay: of one
-        token for every row, nothing scored, not too many rows, and nothing that attention has a better way for.
-        Never waits for the device.
+        token for every row, nothing scored, and not too many rows. Never waits for the device.
 
         pages: the batch's rows of the page table, [B, max_pages].
         """
@@ -64,8 +63,6 @@ class DecodeGraphs:
         kv_lens = batch.kv_lens
         variant = self._attention.variant(AttentionStep(batch.q_lens, kv_lens, pages))
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
-        if variant is None or (bucket, variant) not in self._graphs:
-            return None
         padding = bucket - num_rows
         if padding:
             kv_lens = np.concatenate((kv_lens, np.ones(padding, np.int32)))

@@ -1,0 +1,150 @@
+"""Attention of decodes: rows of one query token each, over keys that are shared out evenly between programs.
+
+Knows the host's side: which program attends to which keys of which row. The keys of all rows, laid one after another
+in tiles, are cut into as many equal shares as programs fit on the GPU at once, so that all of them end together
+whatever the rows' lengths (stream-K: arXiv 2301.03598). A row that lies in several shares is merged by whichever
+program ends last. The kernel is in decode_triton.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.attention.ragged import Int32Array, RaggedRows
+from sgl.kernels.staging import Uploader, carve
+
+TILE = 64
+"""Keys that a program holds at a time."""
+
+_LEAST_SHARE = 2  # tiles; smaller shares cost more to merge than they save
+_PER_PROCESSOR = 5  # programs of a multiprocessor at once: their tiles take 39 KB of its 228 each
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Who attends to what; int32. A segment is a run of keys of one row in one share."""
+
+    starts: Int32Array  # [num_programs + 1] each program's first segment
+    segments: (
+        Int32Array  # [n, 5] row, first key, end, the first program that has keys of the row, and how many have
+    )
+
+    @staticmethod
+    def of(begins: Int32Array, ends: Int32Array, num_programs: int) -> Shares:
+        """Keys begins[row] ≤ key < ends[row] of every row, none empty."""
+        tiles = -(-(ends - begins) // TILE)
+        stops = np.cumsum(tiles)
+        firsts = stops - tiles
+        total = int(stops[-1])
+        share = max(_LEAST_SHARE, -(-total // num_programs))
+        cuts = np.union1d(firsts, np.arange(0, total, share))
+        rows = np.searchsorted(firsts, cuts, side="right") - 1
+        first_keys = begins[rows] + (cuts - firsts[rows]) * TILE
+        end_keys = np.minimum(ends[rows], first_keys + np.diff(cuts, append=total) * TILE)
+        first_programs = firsts[rows] // share
+        num_parts = (stops[rows] - 1) // share - first_programs + 1
+        segments = np.stack((rows, first_keys, end_keys, first_programs, num_parts), axis=1)
+        starts = np.searchsorted(cuts, np.arange(num_programs + 1) * share)
+        return Shares(starts.astype(np.int32), segments.astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Attention over keys that rows have in common, to be merged with that over the keys of their own."""
+
+    out: torch.Tensor  # [N, num_heads, head_dim]
+    lse: torch.Tensor  # float32 [N, num_heads] base-2 logarithms of the sums of exponentials
+    places: torch.Tensor  # int32 [B] each row's place among the N; -1: it has none
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """A step's decodes as the kernel reads them; int32, on the device."""
+
+    num_rows: int
+    page_starts: torch.Tensor  # [B + 1]
+    pages: torch.Tensor  # from page_starts[0] on
+    shares: dict[int | None, tuple[torch.Tensor, torch.Tensor]]  # by window
+
+
+class DecodeAttention:
+    """Plans and runs the rows of one query token at a step's beginning. max_graph_rows and max_pages (of a row)
+    bound the steps of `plan_for_graph`."""
+
+    def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
+        self._shape = shape
+        self._uploader = Uploader(shape.device)
+        processors = 1
+        if shape.device.type == "cuda":
+            processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
+        self.num_programs = max(1, processors * _PER_PROCESSOR // shape.num_kv_heads)
+        group = shape.num_heads // shape.num_kv_heads
+        # A program leaves at most the end of one row and the beginning of another to be merged.
+        num_parts = 2 * self.num_programs * shape.num_kv_heads * group
+        self._parts = torch.empty(num_parts * (shape.head_dim + 1), dtype=torch.float32, device=shape.device)
+        self._counters = torch.zeros(self.num_programs * shape.num_kv_heads, dtype=torch.int32).to(shape.device)
+        num_integers = max_graph_rows * (max_pages + 1) + 1
+        num_integers += len(shape.windows) * (5 * max_graph_rows + 6 * (self.num_programs + 1))
+        self._graph_inputs = torch.zeros(4 * num_integers + 64 * (2 + len(shape.windows)), dtype=torch.uint8)
+        self._graph_inputs = self._graph_inputs.to(shape.device)
+
+    def plan(self, step: AttentionStep, num_rows: int, skipped: Int32Array | None = None) -> DecodePlan:
+        """For the first num_rows rows, each without its first `skipped` pages (only without windows)."""
+        arrays = self._host(step, num_rows, skipped)
+        return self._plan(num_rows, self._uploader.upload(*arrays))
+
+    def plan_for_graph(self, step: AttentionStep, skipped: Int32Array | None = None) -> DecodePlan:
+        """Like `plan` for all rows, at addresses that depend on their number alone."""
+        arrays = self._host(step, len(step.q_lens), skipped)
+        self._uploader.upload_into(self._graph_inputs, *arrays)
+        return self._plan(len(step.q_lens), carve(self._graph_inputs, arrays))
+
+    def run(
+        self,
+        plan: DecodePlan,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        window: int | None,
+        out: torch.Tensor,
+        common: Common | None = None,
+    ) -> None:
+        """Attend for query [B, num_heads, head_dim], contiguous, and write to `out`, which lies like it."""
+        # Triton is imported where a kernel of it runs.
+        from sgl.kernels.attention import decode_triton
+
+        starts, segments = plan.shares[window]
+        decode_triton.attend(
+            query,
+            key_cache,
+            value_cache,
+            out,
+            common,
+            (self._parts, self._counters),
+            (starts, segments, plan.page_starts, plan.pages),
+            self._shape.scale,
+        )
+
+    def _host(
+        self, step: AttentionStep, num_rows: int, skipped: Int32Array | None
+    ) -> tuple[npt.NDArray[np.int32], ...]:
+        """Arrays to copy: sizes that vary between steps of as many rows come last."""
+        rows = RaggedRows.of(step, slice(0, num_rows), self._shape.page_size, skipped)
+        arrays = [rows.page_starts]
+        for window in self._shape.windows:
+            begins = np.zeros(num_rows, np.int32) if window is None else np.maximum(rows.kv_lens - window, 0)
+            shares = Shares.of(begins, rows.kv_lens, self.num_programs)
+            segments = np.zeros((num_rows + self.num_programs, 5), np.int32)
+            segments[: len(shares.segments)] = shares.segments
+            arrays += [shares.starts, segments]
+        return (*arrays, rows.pages)
+
+    def _plan(self, num_rows: int, tensors: list[torch.Tensor]) -> DecodePlan:
+        page_starts, *shares, pages = tensors
+        pairs = zip(shares[::2], shares[1::2], strict=True)
+        return DecodePlan(num_rows, page_starts, pages, dict(zip(self._shape.windows, pairs, strict=True)))

@@ -1,0 +1,191 @@
+"""The Triton kernel of decode.py: a program walks its share of the keys with an online softmax, row after row.
+
+It takes all query heads of a kv head, so that a key is read once for the group. Keys and values of fewer bits than the
+query are widened as they are read. Imported only where Triton is.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sgl.kernels.attention.decode import TILE, Common
+from sgl.kernels.fused_triton import overlap
+
+_WARPS = 2
+_STAGES = 3  # page numbers, keys and values on their way, and the products
+_LANES = 16  # the fewest rows that tensor cores multiply
+
+
+def attend(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    out: torch.Tensor,
+    common: Common | None,
+    scratch: tuple[torch.Tensor, torch.Tensor],
+    plan: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    scale: float,
+) -> None:
+    """`decode.DecodeAttention.run`. scratch: room for what is to be merged, and counters, zero before and after.
+    plan: starts and segments of `decode.Shares`, page_starts and pages of the rows."""
+    assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
+    starts, segments, page_starts, pages = plan
+    parts, counters = scratch
+    num_heads, head_dim = query.shape[1:]
+    num_kv_heads = key_cache.shape[2]
+    group = num_heads // num_kv_heads
+    num_programs = len(starts) - 1
+    num_parts = 2 * num_programs * num_heads
+    _attend[(num_programs, num_kv_heads)](
+        query,
+        key_cache,
+        value_cache,
+        out,
+        common.out if common is not None else out,
+        common.lse if common is not None else parts,
+        common.places if common is not None else starts,
+        parts,
+        parts[num_parts * head_dim :],
+        counters,
+        starts,
+        segments,
+        page_starts,
+        pages,
+        scale * 1.4426950408889634,
+        num_heads,
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        has_common=common is not None,
+        page_size=key_cache.shape[1],
+        head_dim=head_dim,
+        group=group,
+        lanes=max(_LANES, triton.next_power_of_2(group)),
+        block_dims=max(16, triton.next_power_of_2(head_dim)),
+        tile=TILE,
+        stages=_STAGES,
+        num_warps=_WARPS,
+        **overlap(query.device),
+    )
+
+
+@triton.jit
+def _attend(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    common,
+    common_lse,
+    common_places,
+    parts,
+    part_lse,
+    counters,
+    starts,
+    segments,
+    page_starts,
+    pages,
+    scale,
+    num_heads,
+    page_stride,
+    slot_stride,
+    head_stride,
+    has_common: tl.constexpr,
+    page_size: tl.constexpr,
+    head_dim: tl.constexpr,
+    group: tl.constexpr,
+    lanes: tl.constexpr,
+    block_dims: tl.constexpr,
+    tile: tl.constexpr,
+    stages: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
+    program = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    lane = tl.arange(0, lanes)
+    is_lane = lane < group
+    dims = tl.arange(0, block_dims)
+    is_dim = dims < head_dim
+    inside = is_lane[:, None] & is_dim[None, :]
+    first_segment = tl.load(starts + program)
+    end_segment = tl.load(starts + program + 1)
+    for segment in range(first_segment, end_segment):
+        row = tl.load(segments + segment * 5)
+        begin = tl.load(segments + segment * 5 + 1)
+        end = tl.load(segments + segment * 5 + 2)
+        first_program = tl.load(segments + segment * 5 + 3)
+        num_parts = tl.load(segments + segment * 5 + 4)
+        first_page = pages + tl.load(page_starts + row)
+        at_head = row.to(tl.int64) * num_heads + kv_head * group + lane
+        at_query = at_head[:, None] * head_dim + dims[None, :]
+        q = tl.load(query + at_query, mask=inside, other=0.0)
+        most = tl.full([lanes], float("-inf"), tl.float32)
+        total = tl.zeros([lanes], tl.float32)
+        sums = tl.zeros([lanes, block_dims], tl.float32)
+        if has_common:
+            place = tl.load(common_places + row)
+            if (place >= 0) & (program == first_program):
+                at_common = place.to(tl.int64) * num_heads + kv_head * group + lane
+                most = tl.load(common_lse + at_common, mask=is_lane, other=0.0)
+                total = tl.full([lanes], 1.0, tl.float32)
+                at_common = at_common[:, None] * head_dim + dims[None, :]
+                sums = tl.load(common + at_common, mask=inside, other=0.0).to(tl.float32)
+        for start in tl.range(begin, end, tile, num_stages=stages):
+            key = start + tl.arange(0, tile)
+            is_key = key < end
+            page = tl.load(first_page + key // page_size, mask=is_key, other=0).to(tl.int64)
+            at = page * page_stride + (key % page_size) * slot_stride + kv_head * head_stride
+            is_read = is_key[:, None]
+            if head_dim < block_dims:
+                is_read = is_read & is_dim[None, :]
+            k = tl.load(key_cache + at[:, None] + dims[None, :], mask=is_read, other=0.0).to(q.dtype)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            scores = tl.where(is_key[None, :], scores, float("-inf"))
+            now = tl.maximum(most, tl.max(scores, 1))
+            shares = tl.exp2(scores - now[:, None])
+            fade = tl.exp2(most - now)
+            v = tl.load(value_cache + at[:, None] + dims[None, :], mask=is_read, other=0.0).to(q.dtype)
+            sums = sums * fade[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
+            total = total * fade + tl.sum(shares, 1)
+            most = now
+        result = sums / total[:, None]
+        if num_parts > 1:
+            # A program leaves at most two parts: a row's end, and another's beginning, which lies behind all the ends
+            of_part = program + (program == first_program).to(tl.int32) * tl.num_programs(0)
+            at_part = (of_part * tl.num_programs(1) + kv_head) * group + lane
+            tl.store(parts + at_part[:, None] * head_dim + dims[None, :], result, mask=inside)
+            tl.store(part_lse + at_part, most + tl.log2(total), mask=is_lane)
+            tl.debug_barrier()  # every thread's stores come before the count
+            counter = counters + first_program * tl.num_programs(1) + kv_head
+            num_ended = tl.atomic_add(counter, 1, sem="acq_rel")
+            if num_ended == num_parts - 1:
+                tl.debug_barrier()
+                tl.store(counter, 0)
+                most = tl.full([lanes], float("-inf"), tl.float32)
+                total = tl.zeros([lanes], tl.float32)
+                sums = tl.zeros([lanes, block_dims], tl.float32)
+                of_part = first_program + tl.num_programs(0)
+                for part in range(num_parts):
+                    at_lse = (of_part * tl.num_programs(1) + kv_head) * group + lane
+                    lse = tl.load(part_lse + at_lse, mask=is_lane, other=0.0, cache_modifier=".cg")
+                    at_value = at_lse[:, None] * head_dim + dims[None, :]
+                    value = tl.load(parts + at_value, mask=inside, other=0.0, cache_modifier=".cg")
+                    now = tl.maximum(most, lse)
+                    fade = tl.exp2(most - now)
+                    weight = tl.exp2(lse - now)
+                    sums = sums * fade[:, None] + value * weight[:, None]
+                    total = total * fade + weight
+                    most = now
+                    of_part = first_program + part + 1
+                result = sums / total[:, None]
+                tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
+        else:
+            tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
