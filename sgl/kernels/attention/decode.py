@@ -124,10 +124,11 @@ class DecodeAttention:
             key_cache,
             value_cache,
             out,
-            common,
+            None if common is None else (common.out, common.lse, common.places),
             (self._parts, self._counters),
             (starts, segments, plan.page_starts, plan.pages),
             self._shape.scale,
+            TILE,
         )
 
     def _host(

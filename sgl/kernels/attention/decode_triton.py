@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.attention.decode import TILE, Common
 from sgl.kernels.fused_triton import overlap
 
 _WARPS = 2
@@ -26,12 +25,13 @@ def attend(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     out: torch.Tensor,
-    common: Common | None,
+    common: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
     scratch: tuple[torch.Tensor, torch.Tensor],
     plan: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
+    tile: int,
 ) -> None:
-    """`decode.DecodeAttention.run`. scratch: room for what is to be merged, and counters, zero before and after.
+    """`decode.DecodeAttention.run`. common: the tensors of `decode.Common`. scratch: room for what is to be merged, and counters, zero before and after.
     plan: starts and segments of `decode.Shares`, page_starts and pages of the rows."""
     assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
     starts, segments, page_starts, pages = plan
@@ -46,9 +46,7 @@ def attend(
         key_cache,
         value_cache,
         out,
-        common.out if common is not None else out,
-        common.lse if common is not None else parts,
-        common.places if common is not None else starts,
+        *(common or (out, parts, starts)),
         parts,
         parts[num_parts * head_dim :],
         counters,
@@ -67,7 +65,7 @@ def attend(
         group=group,
         lanes=max(_LANES, triton.next_power_of_2(group)),
         block_dims=max(16, triton.next_power_of_2(head_dim)),
-        tile=TILE,
+        tile=tile,
         stages=_STAGES,
         num_warps=_WARPS,
         **overlap(query.device),
