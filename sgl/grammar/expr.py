@@ -9,12 +9,14 @@ front, a bounded repeat of any size costs nothing to build, and intersection and
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import Final
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.byteset import ALL_BYTES, refine
 from sgl.grammar.expr_leaves import (
     EMPTY,
+    ENDLESS,
     EPSILON,
     Arcs,
     ByteSet,
@@ -53,7 +55,6 @@ __all__ = [
 ]
 EXPLORE_LIMIT: Final = 20_000
 """How many derivatives a search may look at before it gives up with GrammarTooLarge."""
-_ENDLESS: Final = 1 << 62
 
 
 class Compound(Expr):
@@ -62,12 +63,14 @@ class Compound(Expr):
     __slots__ = ()
 
     def arcs(self) -> Arcs:
-        if self.known_arcs is None:
+        if self.known_arcs is None or not self.is_pruned:
             check_time()
-            arcs = self._derive()
+            arcs = self.raw_arcs()
             if self.is_boolean:
                 arcs = tuple(arc for arc in arcs if not is_empty(arc[1]))
-            self.known_arcs = arcs
+                self.known_arcs = arcs  # other threads may do the same meanwhile
+                self.is_pruned = True
+            return arcs
         return self.known_arcs
 
 
@@ -77,7 +80,12 @@ class Concat(Compound):
     __slots__ = ("head", "tail")
 
     def __init__(self, head: Expr, tail: Expr) -> None:
-        super().__init__(head.nullable and tail.nullable, head.is_boolean or tail.is_boolean)
+        super().__init__(
+            head.nullable and tail.nullable,
+            head.is_boolean or tail.is_boolean,
+            head.least + tail.least,
+            min(head.most + tail.most, ENDLESS),
+        )
         self.head = head
         self.tail = tail
 
@@ -98,7 +106,12 @@ class Union(Compound):
     __slots__ = ("members",)
 
     def __init__(self, members: tuple[Expr, ...]) -> None:
-        super().__init__(any(e.nullable for e in members), any(e.is_boolean for e in members))
+        super().__init__(
+            any(e.nullable for e in members),
+            any(e.is_boolean for e in members),
+            min(e.least for e in members),
+            max(e.most for e in members),
+        )
         self.members = members
 
     def _derive(self) -> Arcs:
@@ -114,7 +127,8 @@ class Repeat(Compound):
     __slots__ = ("body", "high", "low")
 
     def __init__(self, body: Expr, low: int, high: int | None) -> None:
-        super().__init__(low == 0 or body.nullable, body.is_boolean)
+        most = ENDLESS if high is None else min(high * body.most, ENDLESS)
+        super().__init__(low == 0 or body.nullable, body.is_boolean, low * body.least, most)
         self.body = body
         self.low = low
         self.high = high
@@ -133,7 +147,8 @@ class Intersection(Compound):
     __slots__ = ("members",)
 
     def __init__(self, members: tuple[Expr, ...]) -> None:
-        super().__init__(all(e.nullable for e in members), True)
+        least, most = max(e.least for e in members), min(e.most for e in members)
+        super().__init__(all(e.nullable for e in members), True, least, most)
         self.members = members
 
     def _derive(self) -> Arcs:
@@ -158,7 +173,7 @@ class Complement(Compound):
     __slots__ = ("body",)
 
     def __init__(self, body: Expr) -> None:
-        super().__init__(not body.nullable, True)
+        super().__init__(not body.nullable, True, int(body.nullable), ENDLESS)
         self.body = body
 
     def _derive(self) -> Arcs:
@@ -256,7 +271,7 @@ def _merge_repeats(parts: dict[Expr, None]) -> dict[Expr, None]:
             continue
         for head in heads:
             del merged[_concat(head, tail)]
-        spans = sorted((head.low, _ENDLESS if head.high is None else head.high) for head in heads)
+        spans = sorted((head.low, ENDLESS if head.high is None else head.high) for head in heads)
         joined = [spans[0]]
         for low, high in spans[1:]:
             if low <= joined[-1][1] + 1:
@@ -264,7 +279,7 @@ def _merge_repeats(parts: dict[Expr, None]) -> dict[Expr, None]:
             else:
                 joined.append((low, high))
         for low, high in joined:
-            merged[_concat(repeat(body, low, None if high == _ENDLESS else high), tail)] = None
+            merged[_concat(repeat(body, low, None if high == ENDLESS else high), tail)] = None
     return merged
 
 
@@ -307,6 +322,8 @@ def intersect(*members: Expr) -> Expr:
                 flat[part] = None
     if len(flat) < 2:
         return next(iter(flat), ANYTHING)
+    if max(part.least for part in flat) > min(part.most for part in flat):
+        return EMPTY
     for part in flat:
         if part is EPSILON:
             return EPSILON if all(other.nullable for other in flat) else EMPTY
@@ -388,18 +405,12 @@ def _explore_empty(start: Expr) -> bool:
         return all(is_empty(member) for member in start.members)
     if isinstance(start, Repeat):
         return start.low > 0 and is_empty(start.body)
+    if start.nullable:
+        return False
     parents: dict[Expr, Expr | None] = {start: None}
-    stack = [start]
-    while stack:
-        expr = stack.pop()
-        if expr.nullable or expr.known_empty is False:
-            step: Expr | None = expr
-            while step is not None:
-                step.known_empty = False
-                step = parents[step]
-            return False
-        if expr.known_empty:
-            continue
+    # What may be nearest to its end comes first: products with bounds on lengths are large, most of their ways long.
+    heap = [(start.least, 0, start)]
+    while heap:
         if len(parents) > EXPLORE_LIMIT:
             raise GrammarTooLarge(
                 f"an intersection or complement has more than {EXPLORE_LIMIT} derivatives",
@@ -407,10 +418,18 @@ def _explore_empty(start: Expr) -> bool:
                 limit=EXPLORE_LIMIT,
             )
         check_time()
-        for _, target in expr._derive():
-            if target not in parents:
+        expr = heappop(heap)[2]
+        for _, target in expr.raw_arcs():
+            if target.nullable or target.known_empty is False:
+                step: Expr | None = expr
+                target.known_empty = False
+                while step is not None:
+                    step.known_empty = False
+                    step = parents[step]
+                return False
+            if target not in parents and not target.known_empty:
                 parents[target] = expr
-                stack.append(target)
+                heappush(heap, (target.least, -len(parents), target))
     for expr in parents:
         expr.known_empty = True
     return True

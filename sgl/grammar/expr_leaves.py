@@ -16,31 +16,48 @@ from sgl.grammar.byteset import bytes_of
 
 Arcs = tuple[tuple[int, "Expr"], ...]
 _serial = count()
+ENDLESS: Final = 1 << 62
 
 
 class Expr:
     """A regular language over bytes. Made by the functions below, compared by identity.
 
     `nullable` says whether it contains the empty string. `is_boolean` says whether it holds an intersection or a
-    complement somewhere: only then can an expression other than EMPTY be empty. `known_*` are None until worked
-    out.
+    complement somewhere: only then can an expression other than EMPTY be empty. Every string of it has
+    `least` to `most` bytes. `known_*` are None until worked out;
+    `known_arcs` may lead to empty languages until `is_pruned`.
     """
 
-    __slots__ = ("__weakref__", "is_boolean", "known_arcs", "known_empty", "known_shortest", "nullable", "serial")
+    __slots__ = (
+        "__weakref__",
+        "is_boolean",
+        "is_pruned",
+        "known_arcs",
+        "known_empty",
+        "known_shortest",
+        "least",
+        "most",
+        "nullable",
+        "serial",
+    )
 
-    nullable: bool
-    is_boolean: bool
-
-    def __init__(self, nullable: bool, is_boolean: bool) -> None:
+    def __init__(self, nullable: bool, is_boolean: bool, least: int, most: int) -> None:
         self.nullable = nullable
         self.is_boolean = is_boolean
+        self.least = least
+        self.most = most
         self.serial = next(_serial)
         self.known_arcs: Arcs | None = None
+        self.is_pruned = not is_boolean
         self.known_empty: bool | None = None if is_boolean else False
         self.known_shortest: bytes | None = None
 
     def arcs(self) -> Arcs:
         """Disjoint non-zero sets of bytes and where they lead; never to an empty language."""
+        return self.raw_arcs()
+
+    def raw_arcs(self) -> Arcs:
+        """As `arcs`, but perhaps to empty languages."""
         if self.known_arcs is None:
             self.known_arcs = self._derive()
         return self.known_arcs
@@ -75,7 +92,7 @@ class ByteSet(Expr):
     __slots__ = ("mask",)
 
     def __init__(self, mask: int) -> None:
-        super().__init__(False, False)
+        super().__init__(False, False, 1, 1)
         self.mask = mask
 
     def _derive(self) -> Arcs:
@@ -92,7 +109,7 @@ class Literal(Expr):
     __slots__ = ("start", "text")
 
     def __init__(self, text: bytes, start: int) -> None:
-        super().__init__(False, False)
+        super().__init__(False, False, len(text) - start, len(text) - start)
         self.text = text
         self.start = start
 
@@ -114,7 +131,8 @@ class Words(Expr):
     __slots__ = ("depth", "high", "low", "words")
 
     def __init__(self, words: tuple[bytes, ...], low: int, high: int, depth: int) -> None:
-        super().__init__(len(words[low]) == depth, False)
+        nullable = len(words[low]) == depth
+        super().__init__(nullable, False, int(not nullable), ENDLESS)
         self.words = words
         self.low = low
         self.high = high
@@ -144,8 +162,8 @@ class Words(Expr):
         return f"words({self.high - self.low} from {self.words[self.low][self.depth :]!r})"
 
 
-EMPTY: Final[Expr] = _Constant(False, False)
-EPSILON: Final[Expr] = _Constant(True, False)
+EMPTY: Final[Expr] = _Constant(False, False, 0, 0)
+EPSILON: Final[Expr] = _Constant(True, False, 0, 0)
 EMPTY.known_empty = True
 _interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
 _lock = Lock()

@@ -35,7 +35,7 @@ _DURATION = rf"P(?:\d+W|(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)(?:{_CLOCK}
 
 # Addresses (RFC 1123, 2673, 4291, 5321).
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOSTNAME = rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*"
+_HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
 _OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _H16 = r"[0-9A-Fa-f]{1,4}"
@@ -110,6 +110,10 @@ _PATTERNS: Final = {
 }
 FORMATS: Final = frozenset((*_PATTERNS, "time", "date-time"))
 """The formats that are enforced."""
+
+
+LONGEST: Final = {"hostname": 253}
+"""The most characters that strings of a format have, where its language here does not say."""
 
 
 @lru_cache(maxsize=64)

@@ -13,6 +13,7 @@ from math import gcd
 from typing import Final
 
 from sgl.grammar.expr import EMPTY, Arcs, Compound, Expr
+from sgl.grammar.expr_leaves import ENDLESS
 from sgl.grammar.numbers import Range
 
 MOST_DIGITS: Final = 15
@@ -54,7 +55,8 @@ class Digits(Compound):
     __slots__ = ("form", "state")
 
     def __init__(self, form: Form, state: tuple[int, ...]) -> None:
-        super().__init__(form.accepts(state), True)
+        nullable = form.accepts(state)
+        super().__init__(nullable, True, int(not nullable), ENDLESS)
         self.form = form
         self.state = state
         self.known_empty = False if self.nullable else form.is_dead(state)

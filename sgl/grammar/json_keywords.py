@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Final, NamedTuple, TypeVar
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
-from sgl.grammar.formats import KNOWN_BUT_UNDECIDABLE, format_text
+from sgl.grammar.formats import KNOWN_BUT_UNDECIDABLE, LONGEST, format_text
 from sgl.grammar.json_arrays import ANY_ARRAY, ArrayCase, Arrays, Count, EvaluatedItems, Items
 from sgl.grammar.json_document import Location
 from sgl.grammar.json_formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Formula
@@ -205,7 +205,7 @@ class Keywords:
                 if body is None:
                     self.report.note(path, "format", f"{name!r} is no format of JSON Schema")
                 else:
-                    strings &= Strings(body=body)
+                    strings &= Strings(body=body, high=LONGEST.get(name))
         return make_strings([strings])
 
     def _objects(self) -> Objects:
