@@ -127,6 +127,8 @@ class ServerConfig:
     """Origins, separated by commas, whose pages may call the server from a browser; * for all."""
     max_request_bytes: PositiveInt = 32 << 20
     """A longer request body is refused with 413."""
+    read_timeout: PositiveFloat = 60.0
+    """Seconds for which a client may leave a request unfinished, and a connection unused."""
     write_timeout: PositiveFloat = 60.0
     """Seconds for which a client may leave a stream unread before its request is aborted."""
     drain_timeout: NonNegativeFloat = 30.0
