@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from aiohttp import web
 
 from sgl.errors import SglError
+from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.errors import described, error_response, json_response
 from sgl.runtime.server.identity import request_id
 from sgl.runtime.server.native import NativeApi
@@ -125,6 +126,8 @@ class _Guard:
 
     async def on_response_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers that every answer carries."""
+        if isinstance(request.protocol, Connection):
+            request.protocol.is_owed = False
         response.headers["X-Request-Id"] = request_id.get()
         origin = request.headers.get("Origin")
         if origin is not None and (origin in self._origins or "*" in self._origins):

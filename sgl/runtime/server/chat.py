@@ -25,8 +25,9 @@ _MARKER = re.compile(r"<\|.*\|>", re.DOTALL)
 _CALL_TAG = "<tool_call>"
 
 
-def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody) -> list[int]:
-    """The conversation in the form that the model was trained on. Raises InvalidRequest."""
+def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit: int | None = None) -> list[int]:
+    """The conversation in the form that the model was trained on. Raises InvalidRequest, and ContextTooLong where it
+    is plain that there are more than `limit` tokens."""
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
     messages = [_message(message, quote) for message in body.messages]
@@ -48,7 +49,9 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody) -> li
         variables["add_generation_prompt"] = True
     text = tokenizer.apply_chat_template(messages, **variables)
     parts = [
-        tokenizer.encode(quotes[int(part)] if i % 2 else part, add_special_tokens=False, allow_special=i % 2 == 0)
+        tokenizer.encode(
+            quotes[int(part)] if i % 2 else part, add_special_tokens=False, allow_special=i % 2 == 0, limit=limit
+        )
         for i, part in enumerate(_QUOTE.split(text))
     ]
     ids: list[int] = np.concatenate(parts).tolist()

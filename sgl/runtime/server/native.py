@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from sgl.errors import InvalidRequest
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import described, json_response
-from sgl.runtime.server.service import VERSION, Route, Service, read_body
+from sgl.runtime.server.service import VERSION, Route, Service
 
 UNRESPONSIVE_SECONDS = 20.0
 """A step longer than this makes /health say no. Long chunks of a prompt take a second or two."""
@@ -103,7 +103,7 @@ class NativeApi:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """One result, a list of them, or a stream of events."""
-        body = await read_body(request, GenerateBody)
+        body = await self._service.body(request, GenerateBody)
         arguments = self._arguments(body)
         if body.stream:
             timeout = self._service.config.write_timeout
@@ -197,7 +197,7 @@ class NativeApi:
 
     async def abort(self, request: web.Request) -> web.Response:
         """When it answers, the requests have ended."""
-        body = await read_body(request, AbortBody)
+        body = await self._service.body(request, AbortBody)
         if body.rid is None and not body.abort_all:
             raise InvalidRequest("rid or abort_all is needed", param="rid")
         await self._service.engine.call("abort", None if body.abort_all else body.rid)
@@ -214,7 +214,7 @@ class NativeApi:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """Token ids, and how many there are."""
-        body = await read_body(request, TokenizeBody)
+        body = await self._service.body(request, TokenizeBody)
         texts = body.text if body.text is not None else body.prompt
         if texts is None:
             raise InvalidRequest("text is needed", param="text")
@@ -239,7 +239,7 @@ class NativeApi:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """The text of each list of ids."""
-        body = await read_body(request, DetokenizeBody)
+        body = await self._service.body(request, DetokenizeBody)
         tokenizer = self._service.tokenizer
         is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
         several: Any = body.tokens if is_list else [body.tokens]

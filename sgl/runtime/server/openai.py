@@ -18,7 +18,7 @@ from sgl.runtime.server.chat import AnswerSplitter, Piece, forced_call_schema, p
 from sgl.runtime.server.errors import NoSuchModel, json_response
 from sgl.runtime.server.logprobs import CompletionLogprobs, chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
-from sgl.runtime.server.service import Route, Service, read_body
+from sgl.runtime.server.service import Route, Service
 
 Result = dict[str, Any]
 MAX_CHAT_TOP_LOGPROBS = 20
@@ -56,13 +56,13 @@ class OpenAIApi:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Continue one prompt or several."""
-        body = await read_body(request, CompletionBody)
+        body = await self._service.body(request, CompletionBody)
         answers = await self._completion_answers(body)
         return await self._answer(request, body, answers)
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Write the next turn."""
-        body = await read_body(request, ChatBody)
+        body = await self._service.body(request, ChatBody)
         answers = await self._chat_answers(body)
         return await self._answer(request, body, answers)
 
@@ -131,9 +131,14 @@ class OpenAIApi:
         tokenizer = self._service.tokenizer
         given: Any = body.prompt
         prompts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
-        ids = await asyncio.to_thread(
-            lambda: [tokenizer.encode(each).tolist() if isinstance(each, str) else each for each in prompts]
-        )
+        limit = self._service.engine.config.context_length
+
+        def encoded() -> list[list[int]]:
+            return [
+                tokenizer.encode(each, limit=limit).tolist() if isinstance(each, str) else each for each in prompts
+            ]
+
+        ids = await asyncio.to_thread(encoded)
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         arguments = self._arguments(body, ids, body.sampling_params(max_tokens))
         if body.logprobs is not None:
@@ -162,9 +167,10 @@ class OpenAIApi:
         self._check_model(body.model)
         service = self._service
         tokenizer = service.tokenizer
-        ids = await asyncio.to_thread(prompt_ids, tokenizer, service.chat_template, body)
+        context = service.engine.config.context_length
+        ids = await asyncio.to_thread(prompt_ids, tokenizer, service.chat_template, body, context)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        params = body.sampling_params(service.engine.config.context_length or 1 if limit is None else limit)
+        params = body.sampling_params(context or 1 if limit is None else limit)
         forced = forced_call_schema(body)
         if forced is not None:
             params["json_schema"] = forced

@@ -26,6 +26,7 @@ from sgl.runtime.loop import Output
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.server.channel import Channel, Message
 from sgl.runtime.server.handle import Method, ProgramSession
+from sgl.runtime.server.identity import request_id
 from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -95,8 +96,8 @@ class EngineProcess:
         """See EngineHandle."""
         channel = self._up()
         call_id = next(self._ids)
-        self._waiting[call_id] = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
-        channel.send(("program", call_id, program))
+        self._waiting[call_id] = waiter = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
+        channel.send(("program", call_id, waiter.identity, program))
         return _RemoteSession(channel, call_id)
 
     async def call(self, method: Method, *arguments: Any) -> Any:
@@ -134,7 +135,7 @@ class EngineProcess:
         channel = self._up()
         call_id, waiter = next(self._ids), _Waiter()
         self._waiting[call_id] = waiter
-        channel.send((kind, call_id, *arguments))
+        channel.send((kind, call_id, waiter.identity, *arguments))
         try:
             yield waiter
         finally:
@@ -150,7 +151,7 @@ class EngineProcess:
         is_list, headers = await waiter.get()
         call = Call(is_list)
         for header in headers:
-            call.add(header.uid, NativeResult(header, header.rid, self._token_text))
+            call.add(header.uid, NativeResult(header, header.rid, self._token_text, started=waiter.began))
         return call
 
     def _token_text(self, token_id: int) -> str:
@@ -216,7 +217,12 @@ class EngineProcess:
         for waiter in waiting.values():
             waiter.put(error)
         if was_up and not self._is_closed:
-            logger.error("the engine process ended: %d requests failed, restarting it", len(waiting))
+            failed = [waiter.identity for waiter in waiting.values()]
+            logger.error("the engine process ended: %d requests failed, restarting it", len(failed))
+            if failed:
+                logger.error(
+                    "requests that failed with it: %s", " ".join(failed), extra={"fields": {"failed": failed}}
+                )
             self._spawn(self._restart())
 
     async def _restart(self) -> None:
@@ -261,6 +267,8 @@ class _Waiter:
     """The answers to one request, in order."""
 
     def __init__(self) -> None:
+        self.identity = request_id.get()
+        self.began = time.monotonic()
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
 
     def put(self, item: Any) -> None:
@@ -285,6 +293,7 @@ class _ProgramWaiter:
     """Hands the events of a program on. An error that comes in their place ends it."""
 
     def __init__(self, sink: ir.Sink, done: Callable[[], object]) -> None:
+        self.identity = request_id.get()
         self._sink = sink
         self._done = done
 

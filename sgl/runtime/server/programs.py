@@ -33,7 +33,7 @@ from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
 from sgl.runtime.server.handle import ProgramSession
-from sgl.runtime.server.service import Route, Service, read_body
+from sgl.runtime.server.service import Route, Service
 
 if TYPE_CHECKING:  # needs an extra
     from sgl.runtime.server.tracing import Tracer
@@ -101,7 +101,7 @@ class ProgramsApi:
 
     async def open(self, request: web.Request) -> web.StreamResponse:
         """Check everything, then answer with events."""
-        body = await read_body(request, ProgramBody)
+        body = await self._service.body(request, ProgramBody)
         self._service.check_is_up()
         rows = body.rows or [Row()]
         if len(self._open) >= MAX_PROGRAMS:
@@ -151,7 +151,7 @@ class ProgramsApi:
     async def segment(self, request: web.Request) -> web.Response:
         """Take the next segment; what it brings comes among the events."""
         opened = self._find(request)
-        body = await read_body(request, SegmentBody)
+        body = await self._service.body(request, SegmentBody)
         if body.number is not None and body.number > opened.num_segments + 1:
             raise InvalidRequest(f"segment {opened.num_segments + 1} is missing", param="number")
         if body.number is None or body.number == opened.num_segments + 1:

@@ -8,16 +8,20 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
 
 from aiohttp import web
 
 from sgl.errors import ConfigError
 from sgl.runtime.server.app import build_app
+from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.service import Service
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # connections that may wait to be accepted: clients of a benchmark arrive all at once
+_LINGER = 2.0  # seconds for the rest of a body that was refused, so that the client gets to read why
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -35,15 +39,22 @@ def listen(host: str, port: int) -> socket.socket:
 @contextlib.asynccontextmanager
 async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
     """Serve on the socket while the context lasts; its value is the server's URL."""
-    runner = web.AppRunner(
-        build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=75.0
-    )
+    runner = web.AppRunner(build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
+    assert runner.server is not None
+    loop = asyncio.get_running_loop()
+    options: dict[str, Any] = {
+        "access_log": None,
+        "keepalive_timeout": service.config.read_timeout,
+        "lingering_time": _LINGER,
+    }
+    make = partial(Connection, runner.server, loop=loop, **options)
+    listener = await loop.create_server(make, sock=bound, backlog=_BACKLOG)
     try:
-        await web.SockSite(runner, bound, backlog=_BACKLOG).start()
         host, port = bound.getsockname()[:2]
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
+        listener.close()
         await runner.cleanup()
 
 

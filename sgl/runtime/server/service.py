@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from sgl.errors import EngineDead, InvalidRequest
+from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.server.errors import as_invalid_request
@@ -79,6 +79,23 @@ class Service:
         if age > within:
             raise EngineDead(f"the engine has been at one step for {age:.0f} s")
 
+    async def body(self, request: web.Request, model: type[Body]) -> Body:
+        """The request's JSON body. Raises InvalidRequest that names what is wrong; HTTPException 413 if it is long;
+        RequestTimeout if it does not arrive in time."""
+        timeout = self.config.read_timeout
+        try:
+            async with asyncio.timeout(timeout):
+                data = await request.read()
+            if len(data) < 1 << 20:
+                return model.model_validate_json(data)
+            return await asyncio.to_thread(model.model_validate_json, data)
+        except TimeoutError as error:
+            raise RequestTimeout(f"the body did not arrive within {timeout:g} s", seconds=timeout) from error
+        except web.RequestPayloadError as error:
+            raise InvalidRequest(f"the body cannot be read: {error}") from error
+        except ValidationError as error:
+            raise as_invalid_request(error, list(model.model_fields)) from None
+
     async def generate(self, **arguments: Any) -> Any:
         """What EngineHandle.generate returns, counted."""
         self.check_is_up()
@@ -120,16 +137,3 @@ class Service:
             "reasoning_parser": config.reasoning_parser,
             "startup_time": self.started,
         }
-
-
-async def read_body(request: web.Request, model: type[Body]) -> Body:
-    """The request's JSON body. Raises InvalidRequest that names what is wrong; HTTPException 413 if it is long."""
-    try:
-        data = await request.read()
-        if len(data) < 1 << 20:
-            return model.model_validate_json(data)
-        return await asyncio.to_thread(model.model_validate_json, data)
-    except web.RequestPayloadError as error:
-        raise InvalidRequest(f"the body cannot be read: {error}") from error
-    except ValidationError as error:
-        raise as_invalid_request(error, list(model.model_fields)) from None

@@ -2,13 +2,14 @@
 
 What arrives, and what is answered:
 
-    ("generate", id, arguments)      → ("accepted", id, is_list, headers), ("outputs", id, outputs) …, or ("raised", …)
+    ("generate", id, for, arguments) → ("accepted", id, is_list, headers), ("outputs", id, outputs) …, or ("raised", …)
     ("abort", id)                    gives up that call; nothing more of it is answered
-    ("call", id, method, arguments)  → ("returned", id, value) or ("raised", id, error)
-    ("program", id, program)         → ("event", id, event) …, or ("raised", id, error)
+    ("call", id, for, method, arguments) → ("returned", id, value) or ("raised", id, error)
+    ("program", id, for, program)    → ("event", id, event) …, or ("raised", id, error)
     ("segment", id, segment), ("cancel", id)
     ("stop",)                        ends the process
 
+`for` is the X-Request-Id that the call belongs to, for the log.
 Unasked: ("ready", config) or ("failed", error) once, and ("beat", age) twice a second.
 """
 
@@ -37,6 +38,7 @@ from sgl.runtime.loop import Output
 from sgl.runtime.native import Asked
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.server.channel import Channel, Message
+from sgl.runtime.server.identity import working_for
 
 logger = logging.getLogger(__name__)
 
@@ -110,12 +112,12 @@ class _Worker:
             elif self._engine is not None:
                 getattr(self, f"_on_{kind}")(self._engine, *arguments)
 
-    def _on_generate(self, engine: Engine, call_id: int, arguments: dict[str, Any]) -> None:
+    def _on_generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         self._calls[call_id] = None
-        self._pool.submit(self._generate, engine, call_id, arguments)
+        self._pool.submit(self._generate, engine, call_id, identity, arguments)
 
-    def _generate(self, engine: Engine, call_id: int, arguments: dict[str, Any]) -> None:
-        with self._answering(call_id):
+    def _generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
+        with working_for(identity), self._answering(call_id):
             prepared = engine.prepare(**arguments)
             call = prepared.call
             headers = [Header.of(uid, result.rid, result.request) for uid, result in call.results.items()]
@@ -124,7 +126,9 @@ class _Worker:
                     return
                 self._calls[call_id] = prepared
             self._channel.send(("accepted", call_id, call.is_list, headers))
-            engine.submit(prepared, _CallSink(self, call_id, prepared))
+            tokens = sum(header.prompt_len for header in headers)
+            logger.debug("accepted %s: %d prompt tokens", " ".join(header.rid for header in headers), tokens)
+            engine.submit(prepared, _CallSink(self, call_id, identity, prepared))
 
     def _on_abort(self, engine: Engine, call_id: int) -> None:
         with self._lock:
@@ -137,22 +141,26 @@ class _Worker:
         assert self._engine is not None
         self._on_abort(self._engine, call_id)
 
-    def _on_call(self, engine: Engine, call_id: int, method: str, arguments: tuple[Any, ...]) -> None:
+    def _on_call(
+        self, engine: Engine, call_id: int, identity: str, method: str, arguments: tuple[Any, ...]
+    ) -> None:
         def call() -> None:
-            with self._answering(call_id):
+            with working_for(identity), self._answering(call_id):
                 self.send(("returned", call_id, getattr(engine, method)(*arguments)))
 
         self._pool.submit(call)
 
-    def _on_program(self, engine: Engine, call_id: int, program: ir.Program) -> None:
+    def _on_program(self, engine: Engine, call_id: int, identity: str, program: ir.Program) -> None:
         def sink(event: ir.Event) -> None:
             if isinstance(event, ir.Done):
                 self._programs.pop(call_id, None)
+                with working_for(identity):
+                    logger.debug("program %s is done", program.name)
             elif isinstance(event, ir.NodeFailed) and not isinstance(event.error, SglError):
                 event.error = RuntimeError(f"{type(event.error).__name__}: {event.error}")  # others cannot travel
             self.send(("event", call_id, event))
 
-        with self._answering(call_id):
+        with working_for(identity), self._answering(call_id):
             self._programs[call_id] = engine.open_program(program, sink)
 
     def _on_segment(self, engine: Engine, call_id: int, segment: ir.Segment) -> None:
@@ -189,17 +197,21 @@ class _Worker:
 class _CallSink:
     """Sends a call's outputs; called by the loop's thread."""
 
-    def __init__(self, worker: _Worker, call_id: int, prepared: Prepared) -> None:
+    def __init__(self, worker: _Worker, call_id: int, identity: str, prepared: Prepared) -> None:
         self._worker = worker
         self._call_id = call_id
+        self._identity = identity
         self._results = prepared.call.results
         self._unfinished = len(self._results)
 
     def put(self, outputs: list[Output]) -> None:
         for output in outputs:
             if output.finish_reason is not None:
-                self._results[output.uid].finish_reason = output.finish_reason
+                result = self._results[output.uid]
+                result.finish_reason = output.finish_reason
                 self._unfinished -= 1
+                with working_for(self._identity):
+                    logger.debug("finished %s: %s", result.rid, output.finish_reason.type)
         packed = [
             (o.uid, o.text, o.token_ids, o.finish_reason, o.detail) for o in outputs
         ]  # half the cost of objects

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sgl.errors import InvalidRequest, TokenizerError
+from sgl.errors import ContextTooLong, InvalidRequest, TokenizerError
 from sgl.runtime.text.detokenizer import ByteDetokenizer, Detokenizer, TokenIds, WindowDetokenizer
 from sgl.runtime.text.token_bytes import TokenTable, token_table
 
@@ -76,14 +76,18 @@ class Tokenizer:
             )
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True
+        self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True, limit: int | None = None
     ) -> npt.NDArray[np.int32]:
         """Token ids of `text`, int32 [n]. Long texts are encoded without the interpreter's lock.
 
         `add_special_tokens` adds what the tokenizer puts around a text (BOS, most often). `allow_special` says what
         "<|im_end|>" in the text is: the control token, as in a rendered chat template, or the characters, as in
-        anything that a user wrote. Raises InvalidRequest if the text holds a lone surrogate.
+        anything that a user wrote. With a `limit`, a text whose beginning has more than twice as many tokens is not
+        read to its end: megabytes that fit nowhere cost no more than what fits. Raises InvalidRequest if the text
+        holds a lone surrogate, and then ContextTooLong.
         """
+        if limit is not None:
+            self._check_beginnings(text, limit)
         try:
             if self._backend is None:
                 ids = self.hf.encode(
@@ -96,6 +100,20 @@ class Tokenizer:
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequest(f"the prompt is not text that can be encoded: {error}", param="prompt") from error
         return np.array(ids, dtype=np.int32)
+
+    def _check_beginnings(self, text: str, limit: int) -> None:
+        """Longer and longer ones, so that all of them take a third of the last. A cut changes the tokens around it;
+        twice the limit is far from there."""
+        length = 16 * limit
+        while length < len(text):
+            found = len(self.encode(text[:length], add_special_tokens=False))
+            if found > 2 * limit:
+                message = (
+                    f"the prompt is far too long: the first {length} of its {len(text)} characters are {found} tokens, "
+                    f"and the context holds {limit}, output included"
+                )
+                raise ContextTooLong(message, tokens=found, limit=limit)
+            length *= 4
 
     def decode(
         self,

@@ -1,0 +1,33 @@
+"""A client's connection: aiohttp's, but for clients that stop sending too early. They get an answer where there is
+still room for one, and connections that never say anything whole are closed."""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import web
+
+from sgl.runtime.server.errors import described
+
+
+class Connection(web.RequestHandler):
+    """One connection. Closing only the sending side counts as leaving: there is no telling it from going away, and
+    whoever goes away must not be computed for. But who still listens is told."""
+
+    is_owed = False  # something arrived, and no answer to it has begun
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of requests."""
+        self.is_owed = True
+        super().data_received(data)
+
+    def eof_received(self) -> None:
+        """The client sends no more. What is written here leaves before the connection closes."""
+        if self.is_owed and self.transport is not None and not self.transport.is_closing():
+            message = (
+                "the client closed its side of the connection before it had its answer: the request was given up"
+            )
+            body = json.dumps(described(message, "invalid_request_error", "client_closed")).encode()
+            head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        super().eof_received()
