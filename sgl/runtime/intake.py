@@ -161,7 +161,7 @@ class Intake:
             raise InvalidRequest("this engine runs without a tokenizer: send input_ids", param="prompt")
         if not text:
             raise InvalidRequest("the prompt is empty: it needs at least one token", param="prompt")
-        return self._tokenizer.encode(text)
+        return self._tokenizer.encode(text, limit=self._context_length)
 
     def _max_new(self, ask: Ask) -> int:
         return self._params(ask.sampling_params).max_new_tokens
