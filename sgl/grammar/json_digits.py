@@ -14,7 +14,7 @@ from typing import Final
 
 from sgl.grammar.expr import EMPTY, Arcs, Compound, Expr
 from sgl.grammar.expr_leaves import ENDLESS
-from sgl.grammar.numbers import Range
+from sgl.grammar.numbers import Exact, Range
 
 MOST_DIGITS: Final = 15
 """Every decimal fraction of so many digits is told from all others by doubles."""
@@ -25,18 +25,18 @@ SETTLED: Final = 2
 _DEAD: Final = 3
 
 
-def decimal_text(value: Fraction) -> str:
+def decimal_text(value: Exact) -> str:
     """A decimal fraction without an exponent, in as few digits as possible."""
+    if value.denominator == 1:
+        return str(value.numerator)
     shift = decimals_of(value)
     digits = str(abs(value.numerator) * (10**shift // value.denominator))
     sign = "-" if value < 0 else ""
-    if not shift:
-        return sign + digits
     digits = digits.rjust(shift + 1, "0")
     return f"{sign}{digits[:-shift]}.{digits[-shift:]}"
 
 
-def decimals_of(value: Fraction) -> int:
+def decimals_of(value: Exact) -> int:
     """How many digits behind the point a decimal fraction needs."""
     twos, fives, rest = 0, 0, value.denominator
     while rest % 2 == 0:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from sgl.errors import GrammarTooLarge
-from sgl.grammar.numbers import exact
+from sgl.grammar.numbers import exact, sized
 from sgl.grammar.time_limit import check_time
 
 LITERAL, NUMBER, STRING, OBJECT, ARRAY = KINDS = range(5)
@@ -244,7 +244,9 @@ def freeze(value: object) -> Frozen:
         return ("string", value)
     if value is None or isinstance(value, bool):
         return ("literal", "null" if value is None else "true" if value else "false")
-    if isinstance(value, int | float):
+    if isinstance(value, int):
+        return ("number", sized(value))
+    if isinstance(value, float):
         try:
             return ("number", exact(value))
         except OverflowError:

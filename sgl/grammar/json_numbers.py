@@ -13,12 +13,14 @@ from typing import Final
 from sgl.grammar.expr import EMPTY, EPSILON, Arcs, Expr, byte_set, concat, literal, repeat, union, words
 from sgl.grammar.json_digits import FRACTION, INTEGER, POINT, SETTLED, START, Form, Plain, decimal_text, grouped
 from sgl.grammar.jsontext import JSON_INTEGER, JSON_NUMBER
-from sgl.grammar.numbers import INTEGERS, PLAIN_INTEGERS, NumberSet, Range
+from sgl.grammar.numbers import INTEGERS, PLAIN_INTEGERS, Exact, NumberSet, Range
 
 MAX_EXPONENT: Final = 308
 MIN_EXPONENT: Final = -324
 LARGEST_PLAIN: Final = 10**21
 """Single values from here on are written with an exponent where it is shorter."""
+_SHORT: Final = 10**16
+"""Whole floats below are printed without an exponent."""
 
 _MINUS: Final = literal(b"-")
 _ZEROS: Final = repeat(literal(b"0"), 0, None)
@@ -38,18 +40,18 @@ def number_text(numbers: NumberSet, *, any_spelling: bool) -> Expr:
     return union(*texts)
 
 
-def _values_text(values: Iterable[Fraction], any_spelling: bool) -> Expr:
+def _values_text(values: Iterable[Exact], any_spelling: bool) -> Expr:
     whole: list[bytes] = []
     broken: list[bytes] = []
     scientific: list[bytes] = []
     for value in values:
         plain = decimal_text(value)
-        if any_spelling or abs(value) < LARGEST_PLAIN:
+        if any_spelling or -LARGEST_PLAIN < value < LARGEST_PLAIN:
             (broken if "." in plain else whole).append(plain.encode())
         else:
             scientific.append(min((plain, _float_text(value)), key=len).encode())
         if any_spelling:
-            written = _float_text(value)
+            written = "" if -_SHORT < value < _SHORT and value.denominator == 1 else _float_text(value)
             if "e" in written:
                 scientific.append(written.encode())
             if value == 0:
@@ -66,7 +68,7 @@ def _values_text(values: Iterable[Fraction], any_spelling: bool) -> Expr:
     return union(*parts)
 
 
-def _float_text(value: Fraction) -> str:
+def _float_text(value: Exact) -> str:
     """How a JSON writer would print the value as a float, if a float holds it exactly; its plain text otherwise."""
     try:
         text = repr(float(value))

@@ -210,7 +210,7 @@ class Reader:
             if tag == "literal":
                 fits = "null" in names if held == "null" else "boolean" in names
             elif tag == "number":
-                assert isinstance(held, Fraction)
+                assert isinstance(held, Fraction | int)
                 fits = "number" in names or ("integer" in names and held.denominator == 1)
             else:
                 fits = tag in names

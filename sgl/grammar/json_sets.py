@@ -39,7 +39,7 @@ from sgl.grammar.json_reader import Reader, SchemaSubject
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import Strings, StringSet, make_strings
 from sgl.grammar.jsontext import string_body
-from sgl.grammar.numbers import NumberSet, make_set
+from sgl.grammar.numbers import NumberSet, exact, make_set
 from sgl.grammar.time_limit import check_time
 
 LOOK_AHEAD: Final = 4
@@ -284,12 +284,10 @@ class Sets:
             names = {None: "null", True: "true", False: "false"}
             return frozenset(names[value] for value in values if value is None or isinstance(value, bool))
         if kind == NUMBER:
-            numbers = [
-                freeze(value)[1]
-                for value in values
-                if isinstance(value, int | float | Fraction) and not isinstance(value, bool)
-            ]
-            return make_set((), [number for number in numbers if isinstance(number, Fraction)])
+            numbers = [value for value in values if isinstance(value, int | float | Fraction)]
+            return make_set(
+                (), [exact(v) if isinstance(v, float) else v for v in numbers if not isinstance(v, bool)]
+            )
         if kind == STRING:
             texts = [string_body(value) for value in values if isinstance(value, str)]
             return make_strings([Strings(body=words(texts))]) if texts else StringSet()

@@ -54,9 +54,11 @@ WHITESPACE: Final = {
 }
 """What may stand between two tokens of JSON: nothing, or one space, or a line break and at most 64 columns."""
 
+_ESCAPES: Final = {char: escape.decode() for char, escape in ESCAPED.items()}
+
 
 def string_body(text: str) -> bytes:
     """The canonical JSON text of a string, without quotes. A lone surrogate has no UTF-8 and raises
     UnicodeEncodeError.
     """
-    return b"".join(ESCAPED.get(ord(char)) or char.encode() for char in text)
+    return text.translate(_ESCAPES).encode()

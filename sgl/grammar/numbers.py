@@ -20,6 +20,10 @@ FEW_VALUES: Final = 256
 """A range of multiples with at most this many members is kept as single values."""
 
 
+Exact = Fraction | int
+"""A number without rounding: an int where a schema lists it as one, since thousands may be listed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """The numbers between two bounds (None: unbounded) that are multiples of one number and of none of some
@@ -33,7 +37,7 @@ class Range:
     not_multiples_of: frozenset[Fraction] = frozenset()
     is_plain: bool = False
 
-    def __contains__(self, value: Fraction) -> bool:
+    def __contains__(self, value: Exact) -> bool:
         if self.low is not None and (value < self.low or (self.low_open and value == self.low)):
             return False
         if self.high is not None and (value > self.high or (self.high_open and value == self.high)):
@@ -48,9 +52,9 @@ class NumberSet:
     """A union of ranges and single values."""
 
     ranges: tuple[Range, ...] = ()
-    values: frozenset[Fraction] = frozenset()
+    values: frozenset[Exact] = frozenset()
 
-    def __contains__(self, value: Fraction) -> bool:
+    def __contains__(self, value: Exact) -> bool:
         return value in self.values or any(value in part for part in self.ranges)
 
     @property
@@ -80,7 +84,7 @@ class NumberSet:
         return result
 
 
-def make_set(ranges: Iterable[Range], values: Iterable[Fraction] = ()) -> NumberSet:
+def make_set(ranges: Iterable[Range], values: Iterable[Exact] = ()) -> NumberSet:
     """The union of ranges and single values, with empty ranges dropped and small ones written out."""
     kept: list[Range] = []
     single = set(values)
@@ -97,8 +101,8 @@ def make_set(ranges: Iterable[Range], values: Iterable[Fraction] = ()) -> Number
     return NumberSet(tuple(kept), frozenset(single))
 
 
-def _only(value: Fraction) -> Range:
-    return Range(value, value)
+def _only(value: Exact) -> Range:
+    return Range(Fraction(value), Fraction(value))
 
 
 def _meet(left: Range, right: Range) -> Range | None:
@@ -166,9 +170,9 @@ def _complement(part: Range) -> NumberSet:
     return make_set(result)
 
 
-def _gaps(values: list[Fraction]) -> list[Range]:
+def _gaps(values: list[Exact]) -> list[Range]:
     """Everything between, below and above sorted values."""
-    bounds: list[Fraction | None] = [None, *values, None]
+    bounds: list[Fraction | None] = [None, *map(Fraction, values), None]
     return [Range(low, high, low is not None, high is not None) for low, high in itertools.pairwise(bounds)]
 
 
@@ -186,9 +190,14 @@ def exact(value: int | float) -> Fraction:
     infinities and ValueError for what is not a number or has more digits than a bound can sensibly have."""
     if isinstance(value, float):
         return Fraction(Decimal(repr(value)))
+    return Fraction(sized(value))
+
+
+def sized(value: int) -> int:
+    """The number itself. Raises ValueError if it has more digits than a bound can sensibly have."""
     if value.bit_length() > 4096:
         raise ValueError("more than 1,200 digits")
-    return Fraction(value)
+    return value
 
 
 EVERY_NUMBER: Final = NumberSet((Range(),))
