@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,13 @@ import requests
 
 import sgl
 from sgl.cli import main
+from sgl.cli.logs import configure_logging
 from sgl.cli.options import configs, option_docs
-from sgl.errors import ConfigError, ContextTooLong, QueueFull, SglError
+from sgl.errors import ConfigError, ContextTooLong, EngineDead, QueueFull, SglError
 from sgl.runtime.config import EngineConfig, ServerConfig
+from sgl.runtime.loop import EngineLoop
+from sgl.runtime.server.process import EngineProcess
+from sgl.runtime.server.service import Service
 from tests.live_server import chat_checkpoint
 
 LONG = {"text": "hello", "sampling_params": {"max_new_tokens": 480, "temperature": 0, "ignore_eos": True}}
@@ -333,3 +338,88 @@ def test_the_server_itself_loads_no_torch() -> None:
     code = "import sys, sgl.cli, sgl.runtime.server.app, sgl.runtime.server.process; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
+def test_a_stopped_engine_shows_in_health_and_may_come_back(serve: Callable[..., Served]) -> None:
+    server = serve()
+    [engine] = server.engine_pids()
+    answers: list[requests.Response] = []
+    os.kill(engine, signal.SIGSTOP)
+    thread = threading.Thread(target=lambda: answers.append(server.generate(LONG)))
+    thread.start()
+    began = time.monotonic()
+    while (health := requests.get(server.url + "/health", timeout=60)).status_code == 200:
+        assert time.monotonic() - began < 10
+        time.sleep(0.1)
+    assert "nothing was heard" in health.json()["error"]["message"]
+    os.kill(engine, signal.SIGCONT)
+    thread.join(30)
+    assert answers[0].status_code == 200, "it was not given up: the watchdog allows minutes"
+    assert requests.get(server.url + "/health", timeout=60).status_code == 200
+    assert server.engine_pids() == [engine]
+
+
+def hang_where_told(flag: Path) -> None:
+    """Sets up an engine process whose every step hangs while the file exists."""
+    configure_logging("error", "text")
+    step = EngineLoop._step
+
+    def slow(self: EngineLoop) -> None:
+        if flag.exists():
+            time.sleep(3600)
+        step(self)
+
+    EngineLoop._step = slow  # type: ignore[method-assign]
+
+
+def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: Path) -> None:
+    flag = tmp_path / "hang"
+    config = EngineConfig.from_options({"model_path": str(model), "max_total_tokens": 4096})
+    arguments = {"prompt": "hello", "sampling_params": LONG["sampling_params"]}
+
+    async def scenario() -> None:
+        engine = EngineProcess(config, configure=partial(hang_where_told, flag), watchdog_timeout=2.0)
+        await engine.start()
+        try:
+            service = Service(ServerConfig(), engine)
+            expected = await engine.generate(**arguments)
+            events = engine.stream(**arguments)
+            await anext(events)
+            flag.touch()
+            began = time.monotonic()
+            while engine.heartbeat_age() < 1.0:
+                await asyncio.sleep(0.02)
+            with pytest.raises(EngineDead, match="at one step"):
+                service.check_is_up(within=1.0)
+            waiting = asyncio.create_task(engine.generate(**arguments))
+            with pytest.raises(EngineDead):
+                async for _ in events:
+                    pass
+            with pytest.raises(EngineDead):
+                await waiting
+            assert time.monotonic() - began < 20
+            with pytest.raises(EngineDead, match="not running"):
+                service.check_is_up()
+            flag.unlink()
+            while engine.heartbeat_age() > 0:
+                await asyncio.sleep(0.05)
+            assert (await engine.generate(**arguments))["output_ids"] == expected["output_ids"]
+            assert await engine.call("check_ledger") == []
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+
+
+def test_request_ids_stand_in_the_lines_of_both_processes(serve: Callable[..., Served]) -> None:
+    server = serve("--log-level", "debug")
+    for identity, stream in (("first-of-two", False), ("second-of-two", True)):
+        server.generate({"text": "hello", "stream": stream}, headers={"X-Request-Id": identity})
+    lines = [json.loads(line) for line in server.stop().splitlines()]
+    for identity in ("first-of-two", "second-of-two"):
+        its = [line for line in lines if line.get("request") == identity]
+        assert {line["logger"] for line in its} == {"sgl.runtime.server.app", "sgl.runtime.server.worker"}
+        assert {"accepted", "finished", "POST"} <= {line["message"].split()[0] for line in its}
+        [answered] = [line for line in its if line["message"].startswith("POST")]
+        assert (answered["path"], answered["status"]) == ("/generate", 200)

@@ -45,5 +45,9 @@ class EngineHandle(Protocol):
     def heartbeat_age(self) -> float:
         """For how many seconds the engine has been silent or at its present step; infinite when it is dead."""
 
+    def silence(self) -> float:
+        """For how many seconds nothing was heard of the engine's process, busy or not: it is stopped, or its machine
+        is worn out."""
+
     async def close(self) -> None:
         """Stop the engine: whoever still waits gets EngineDead. Idempotent."""

@@ -49,6 +49,10 @@ class LocalEngine:
         """See EngineHandle."""
         return self._engine.heartbeat_age()
 
+    def silence(self) -> float:
+        """See EngineHandle."""
+        return 0.0
+
     async def close(self) -> None:
         """See EngineHandle."""
         await asyncio.to_thread(self._engine.shutdown)

@@ -17,6 +17,8 @@ from sgl.runtime.server.service import VERSION, Route, Service
 
 UNRESPONSIVE_SECONDS = 20.0
 """A step longer than this makes /health say no. Long chunks of a prompt take a second or two."""
+SILENT_SECONDS = 5.0
+"""A process of the engine that sends no beat for so long makes it say no too; ten are missing then."""
 
 
 class _Body(BaseModel):
@@ -185,7 +187,7 @@ class NativeApi:
 
     async def health(self, request: web.Request) -> web.Response:
         """Reads the heartbeat; computes nothing."""
-        self._service.check_is_up(within=UNRESPONSIVE_SECONDS)
+        self._service.check_is_up(within=UNRESPONSIVE_SECONDS, heard_within=SILENT_SECONDS)
         return json_response({"status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:

@@ -109,8 +109,12 @@ class EngineProcess:
         """See EngineHandle."""
         if not self._is_up:
             return math.inf
-        silent = time.monotonic() - self._heard
+        silent = self.silence()
         return self._age + silent if self._age > 0 or silent > _SILENT_SECONDS else 0.0
+
+    def silence(self) -> float:
+        """See EngineHandle."""
+        return time.monotonic() - self._heard
 
     async def close(self) -> None:
         """See EngineHandle."""

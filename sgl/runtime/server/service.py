@@ -68,9 +68,9 @@ class Service:
             raise InvalidRequest("this server runs without a tokenizer: send input_ids to /generate")
         return self.engine.tokenizer
 
-    def check_is_up(self, *, within: float = math.inf) -> None:
+    def check_is_up(self, *, within: float = math.inf, heard_within: float = math.inf) -> None:
         """Raise EngineDead where a new request would find no engine, or one that has been at its present step for
-        `within` seconds."""
+        `within` seconds, or silent for `heard_within`."""
         if self.is_draining:
             raise EngineDead("the server is shutting down")
         age = self.engine.heartbeat_age()
@@ -78,6 +78,8 @@ class Service:
             raise EngineDead("the engine is not running")
         if age > within:
             raise EngineDead(f"the engine has been at one step for {age:.0f} s")
+        if self.engine.silence() > heard_within:
+            raise EngineDead(f"nothing was heard of the engine's process for {self.engine.silence():.0f} s")
 
     async def body(self, request: web.Request, model: type[Body]) -> Body:
         """The request's JSON body. Raises InvalidRequest that names what is wrong; HTTPException 413 if it is long;
