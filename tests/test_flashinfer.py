@@ -190,6 +190,8 @@ def test_the_right_way_for_each_step() -> None:
         ({"attention_backend": "flashinfer"}, "attention_backend", "needs an NVIDIA GPU"),
         ({"prefill_kernel": "fa3"}, "prefill_kernel", "attention_backend='flashinfer'"),
         ({"attention_backend": "triton"}, "attention_backend", "needs a GPU"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype", "needs an NVIDIA GPU"),
+        ({"quantization": "fp8"}, "quantization", "needs an NVIDIA GPU"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], option: str, reason: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from sgl.kernels import activation, norm, qkv, rope, single
+from sgl.kernels import activation, linear, norm, qkv, rope, single
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -15,6 +15,8 @@ from sgl.kernels import fused_triton, single_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
+# Of numbers rounded to e4m3, relative and absolute; the interpreter loses the carry where a mantissa rounds up to 2
+E4M3_ERROR, E4M3_FLOOR = (2.0**-4, 2.0**-9) if DEVICE == "cuda" else (0.5, 2.0**-6)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -83,6 +85,51 @@ def test_heads_are_normed_rotated_and_stored(
     check(actual, expected)
     for our, cache in zip(ours, caches, strict=True):
         check(our, cache)
+
+
+def test_keys_and_values_are_stored_in_eight_bits() -> None:
+    heads = draw(3, 8, 16) * 300
+    rotary = rope.rotary_rows(draw(50, 16).clamp_(-1, 1), torch.tensor([4, 0, 49]), torch.float32)
+    slots, caches = torch.tensor([7, 0, 18]), [torch.zeros(5, 4, 2, 16) for _ in range(2)]
+    ours = [cache.to(DEVICE, torch.float8_e4m3fn) for cache in caches]
+    qkv.rotate_and_store(heads, 4, rotary, None, 1e-5, *caches, slots)
+    cos, sin = (part.to(DEVICE) for part in rotary)
+    fused_triton.rotate_and_store(heads.to(DEVICE), 4, (cos, sin), None, 1e-5, *ours, slots.to(DEVICE))
+    for our, cache in zip(ours, caches, strict=True):
+        expected = cache.clamp(-448, 448)
+        assert ((our.cpu().float() - expected).abs() <= expected.abs() * E4M3_ERROR + E4M3_FLOOR).all()
+        assert (expected.abs() == 448).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 40), (2, 1030)])
+def test_rows_in_eight_bits(rows: int, width: int, dtype: torch.dtype) -> None:
+    """Within half of e4m3's last bit, or of its least number where a row has far larger ones."""
+    x = draw(rows, width, dtype=dtype) * torch.logspace(-3, 3, rows)[:, None].to(dtype)
+    x[:, 0] = 0
+    for values, scales in (linear.quantize_rows(x), fused_triton.quantize_rows(x.to(DEVICE))):
+        assert values.dtype == torch.float8_e4m3fn
+        error = (values.cpu().float() * scales.cpu() - x.float()).abs()
+        assert (error <= x.float().abs() * E4M3_ERROR * 1.01 + scales.cpu() * E4M3_FLOOR).all()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_with_a_matrix_in_eight_bits(has_bias: bool) -> None:
+    """Against the same numbers in float32: rounding them is measured by benchmarks/gpu/accuracy.py."""
+    x, matrix = draw(5, 64), draw(48, 64)
+    bias = draw(48) if has_bias else None
+    rounded = linear.Fp8Matrix.of(matrix)
+    values, scales = linear.quantize_rows(x)
+    expected = (values.double() * scales) @ (rounded.values.double() * rounded.scales).T
+    expected = expected if bias is None else expected + bias
+    check_sum(linear.linear(x, rounded, bias), expected.float())
+    on_device = linear.Fp8Matrix(rounded.values.to(DEVICE), rounded.scales.to(DEVICE))
+    norm_weight, bias_ = torch.ones(64).to(DEVICE), None if bias is None else bias.to(DEVICE)
+    row = single_triton.project(x[:1].to(DEVICE), norm_weight, 1e-5, on_device, bias_)
+    wide = rounded.values.float() * rounded.scales
+    check_sum(row, single.project(x[:1], torch.ones(64), 1e-5, wide, bias))
+    gated = single_triton.project_gated(x[:1].to(DEVICE), norm_weight, 1e-5, on_device, bias_)
+    check_sum(gated, single.project_gated(x[:1], torch.ones(64), 1e-5, wide, bias))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -124,6 +124,15 @@ def test_own_keys_are_merged_with_common_ones(lengths: list[int], places: list[i
     assert not attention._counters.any()
 
 
+def test_a_cache_in_eight_bits_is_widened_as_it_is_read() -> None:
+    case = Case([(1, 200), (1, 3), (20, 90)], device=DEVICE)
+    narrow = [cache.to(torch.float8_e4m3fn) for cache in (case.key_cache, case.value_cache)]
+    case.key_cache, case.value_cache = (cache.float() for cache in narrow)
+    backend = TritonAttention(case.shape)
+    backend.plan(case.step)
+    near(backend.run(case.query, narrow[0], narrow[1]), case.expected())
+
+
 @pytest.mark.parametrize("num_programs", [1, 2, 40])
 @pytest.mark.parametrize("window", [None, 50])
 def test_what_was_captured_attends_for_later_steps(

@@ -1,9 +1,9 @@
 """The element-wise work between a decoder's matrix products as Triton kernels, one pass over memory each.
 
-Twins of norm.py, activation.py, rope.py and qkv.py, which say what they compute: float32 inside, rounded where the
-references round. On Hopper and later a kernel is set up while the one before it drains, and lets the next do the same
-(programmatic dependent launch): each waits for the results of those before it before it reads. Imported only where
-Triton is.
+Twins of norm.py, activation.py, rope.py, qkv.py and linear.py, which say what they compute: float32 inside, rounded
+where the references round. On Hopper and later a kernel is set up while the one before it drains, and lets the next do
+the same (programmatic dependent launch): each waits for the results of those before it before it reads. Imported only
+where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -91,12 +91,24 @@ def rotate_and_store(
         key_cache.shape[2],
         half,
         has_norm=norm is not None,
+        narrows=key_cache.dtype.itemsize == 1,
         block_heads=_HEADS,
         block_half=triton.next_power_of_2(half),
         num_warps=4,
         **overlap(qkv.device),
     )
     return query
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`linear.quantize_rows` for contiguous x."""
+    num_rows, width = x.shape
+    values = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    scales = torch.empty(num_rows, 1, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(width)
+    num_warps = min(16, max(1, block // 256))
+    _quantize_rows[(num_rows,)](x, values, scales, width, block=block, num_warps=num_warps, **overlap(x.device))
+    return values, scales
 
 
 @lru_cache
@@ -179,6 +191,20 @@ def _silu_and_mul(gate_up, out, width, block: tl.constexpr, overlaps: tl.constex
 
 
 @triton.jit
+def _quantize_rows(x, values, scales, width, block: tl.constexpr, overlaps: tl.constexpr):
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, block)
+    wide = tl.load(x + row * width + columns, mask=columns < width, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), 0) / 448.0, 1e-12)
+    rounded = tl.minimum(tl.maximum(wide / scale, -448.0), 448.0).to(values.dtype.element_ty)
+    tl.store(values + row * width + columns, rounded, mask=columns < width)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
 def _rotary_rows(table, positions, cos, sin, half, block: tl.constexpr, overlaps: tl.constexpr):
     if overlaps:
         gdc_wait()
@@ -214,6 +240,7 @@ def _rotate_and_store(
     num_kv_heads,
     half,
     has_norm: tl.constexpr,
+    narrows: tl.constexpr,
     block_heads: tl.constexpr,
     block_half: tl.constexpr,
     overlaps: tl.constexpr,
@@ -250,6 +277,9 @@ def _rotate_and_store(
     to = query + (token * num_heads + heads) * 2 * half + dims
     tl.store(to, low, mask=is_query)
     tl.store(to + half, high, mask=is_query)
+    if narrows:  # to e4m3, whose largest number is 448
+        low = tl.minimum(tl.maximum(low.to(tl.float32), -448.0), 448.0).to(key_cache.dtype.element_ty)
+        high = tl.minimum(tl.maximum(high.to(tl.float32), -448.0), 448.0).to(key_cache.dtype.element_ty)
     is_key = inside & (heads >= num_heads) & is_rotated
     to = key_cache + slot * key_stride + (heads - num_heads) * 2 * half + dims
     tl.store(to, low, mask=is_key)

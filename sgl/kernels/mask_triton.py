@@ -188,7 +188,7 @@ def _begin(
             tl.store(work + 1 + tl.atomic_add(work, 1, sem="relaxed"), at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups"])  # it varies from step to step
 def _walk(
     masks,
     flags,

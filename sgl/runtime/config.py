@@ -48,6 +48,12 @@ class EngineConfig:
     """cpu, cuda or cuda:N. None: cuda where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: the checkpoint's on a GPU, float32 on a CPU."""
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
+    """auto: the model's. fp8_e4m3: half as many bytes, without scales; needs flashinfer or triton, and a GPU of
+    compute capability 8.9 or above."""
+    quantization: Literal["fp8"] | None = None
+    """fp8: the layers' matrices in e4m3 with a scale for each row, activations rounded alike on the way; needs
+    bfloat16 and a GPU of compute capability 8.9 or above."""
     context_length: PositiveInt | None = None
     """Longest prompt plus output, in tokens. None: the model's."""
     attention_backend: Literal["torch", "flashinfer", "triton"] | None = None

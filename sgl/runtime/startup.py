@@ -18,8 +18,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.model.loader import load_decoder
-from sgl.runtime.model.weights import checkpoint_tensors
+from sgl.runtime.model.loader import load_decoder, resolve_dtype
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.scheduler.scheduler import Limits, Scheduler
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -62,6 +61,8 @@ def start(config: EngineConfig) -> Started:
             f"context_length={context_length} is longer than the model's {model_config.context_length}",
             option="context_length",
         )
+    kv_dtype = _kv_dtype(config, device)
+    _check_quantization(config, model_config, device)
     tokenizer = None
     if not config.skip_tokenizer_init:
         tokenizer = Tokenizer.load(config.tokenizer_path or model_config.path, vocab_size=model_config.vocab_size)
@@ -71,11 +72,13 @@ def start(config: EngineConfig) -> Started:
         dtype=config.dtype,
         load_format=config.load_format,
         max_positions=context_length,
+        quantization=config.quantization,
     )
-    config, num_pages = _plan_memory(config, model, context_length)
-    kv = KVCache(model_config, num_pages, config.page_size, model.dtype, device)
-    kv_bytes = num_pages * config.page_size * KVCache.bytes_per_token(model_config, model.dtype)
-    config, attention = _attention(config, model.attention_shape(config.page_size))
+    token_bytes = KVCache.bytes_per_token(model_config, kv_dtype or model.dtype)
+    config, num_pages = _plan_memory(config, model, context_length, token_bytes)
+    config, attention = _attention(config, model.attention_shape(config.page_size, kv_dtype))
+    kv = KVCache(model_config, num_pages, config.page_size, kv_dtype or model.dtype, device)
+    kv_bytes = num_pages * config.page_size * token_bytes
     assert config.context_length is not None
     assert config.max_running_requests is not None
     assert config.chunked_prefill_size is not None
@@ -118,6 +121,14 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
             f"{name!r} ({reason})",
             option="prefill_kernel",
         )
+    narrow = shape.cache_dtype != shape.dtype
+    if narrow and (name == "torch" or config.prefill_kernel == "fa3"):
+        what = "attention_backend='torch'" if name == "torch" else "prefill_kernel='fa3'"
+        raise ConfigError(
+            f"kv_cache_dtype={config.kv_cache_dtype!r} needs attention_backend='triton', or 'flashinfer' with "
+            f"prefill_kernel='fa2'; this is {what} ({reason})",
+            option="kv_cache_dtype",
+        )
     if name == "torch":
         level = logging.WARNING if shape.device.type == "cuda" else logging.INFO
         logger.log(level, "attention: torch, without CUDA graphs (%s)", reason)
@@ -140,7 +151,7 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
     has_fa3 = flashinfer.has_fa3(shape)
     if config.prefill_kernel == "fa3" and not has_fa3:
         raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
-    kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 else "fa2")
+    kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 and not narrow else "fa2")
     logger.info(
         "attention: flashinfer (%s), decodes by fa2 with tensor cores, prompts by %s; %s", reason, kernel, graphs
     )
@@ -186,12 +197,45 @@ def _device(name: str | None) -> torch.device:
     return device
 
 
-def _plan_memory(config: EngineConfig, model: Decoder, context: int) -> tuple[EngineConfig, int]:
+def _kv_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:
+    """Of keys and values, if not the model's."""
+    if config.kv_cache_dtype == "auto":
+        return None
+    _check_fp8("kv_cache_dtype", config.kv_cache_dtype, device)
+    return torch.float8_e4m3fn
+
+
+def _check_quantization(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+    if config.quantization is None:
+        return
+    _check_fp8("quantization", config.quantization, device)
+    dtype = resolve_dtype(model, config.dtype, device)
+    if dtype != torch.bfloat16:
+        raise ConfigError(
+            f"quantization='fp8' multiplies into bfloat16, and dtype is {_dtype_name(dtype)}: set dtype='bfloat16'",
+            option="quantization",
+        )
+    widths = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    if any(width % 16 for width in (*widths, model.num_kv_heads * model.head_dim)):
+        raise ConfigError(
+            f"quantization='fp8' needs matrices whose sides are multiples of 16; {model.path} has {widths}",
+            option="quantization",
+        )
+
+
+def _check_fp8(option: str, value: str, device: torch.device) -> None:
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise ConfigError(f"{option}={value!r} needs an NVIDIA GPU, and this is {device}", option=option)
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError(f"{option}={value!r} needs a GPU of compute capability 8.9 or above", option=option)
+
+
+def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes: int) -> tuple[EngineConfig, int]:
     """How many pages of KV there will be, the dummy page included, and the limits that follow."""
     device, page_size = model.device, config.page_size
-    weight_bytes = sum(tensor.nbytes for tensor in checkpoint_tensors(model.config, model.weights).values())
+    weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
-    page_bytes = KVCache.bytes_per_token(model.config, model.dtype) * page_size
+    page_bytes = token_bytes * page_size
     fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)

@@ -31,8 +31,8 @@ def attend(
     scale: float,
     tile: int,
 ) -> None:
-    """`decode.DecodeAttention.run`. common: the tensors of `decode.Common`. scratch: room for what is to be merged, and counters, zero before and after.
-    plan: starts and segments of `decode.Shares`, page_starts and pages of the rows."""
+    """`decode.DecodeAttention.run`. common: the tensors of `decode.Common`. scratch: room for what is to be merged, and
+    counters, zero before and after. plan: starts and segments of `decode.Shares`, page_starts and pages of the rows."""
     assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
     starts, segments, page_starts, pages = plan
     parts, counters = scratch

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from sgl.kernels.activation import silu_and_mul
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.linear import linear
 from sgl.kernels.norm import add_rms_norm, rms_norm
 from sgl.kernels.qkv import rotate_and_store
 from sgl.kernels.rope import rotary_rows
@@ -18,7 +19,7 @@ from sgl.kernels.single import project, project_add_, project_gated
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
-from sgl.runtime.model.weights import LayerWeights, Weights, checkpoint_tensors
+from sgl.runtime.model.weights import LayerWeights, Weights
 
 
 class Decoder:
@@ -36,10 +37,10 @@ class Decoder:
     @property
     def num_weights(self) -> int:
         """Numbers that one token is multiplied with, near enough: a tied embedding counts once."""
-        return sum(tensor.numel() for tensor in checkpoint_tensors(self.config, self.weights).values())
+        return sum(tensor.numel() for tensor in self.weights.tensors())
 
-    def attention_shape(self, page_size: int) -> AttentionShape:
-        """What an attention backend for this model must know."""
+    def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
+        """What an attention backend for this model must know. kv_dtype: of the cache, if not the weights'."""
         config = self.config
         return AttentionShape(
             num_heads=config.num_heads,
@@ -50,6 +51,7 @@ class Decoder:
             dtype=self.dtype,
             device=self.device,
             windows=tuple(dict.fromkeys(config.windows)),
+            kv_dtype=kv_dtype,
         )
 
     @torch.inference_mode()
@@ -80,7 +82,7 @@ class Decoder:
             else:
                 x = add_rms_norm(x, residual, layer.input_norm, config.rms_norm_eps)
             keys, values = kv.keys[index], kv.values[index]
-            qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+            qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
             norm, eps = self._qk_norms[index], config.rms_norm_eps
             query = rotate_and_store(qkv, config.num_heads, rotary, norm, eps, keys, values, slots)
             if wanted is not None and index == config.num_layers - 1:
@@ -90,10 +92,10 @@ class Decoder:
                 x = attention.run(query, keys, values, config.windows[index]).index_select(0, wanted)
             else:
                 x = attention.run(query, keys, values, config.windows[index])
-            x = functional.linear(x.flatten(1), layer.output, layer.output_bias)
+            x = linear(x.flatten(1), layer.output, layer.output_bias)
             x = add_rms_norm(x, residual, layer.post_attention_norm, config.rms_norm_eps)
-            x = silu_and_mul(functional.linear(x, layer.gate_up, layer.gate_up_bias))
-            x = functional.linear(x, layer.down, layer.down_bias)
+            x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+            x = linear(x, layer.down, layer.down_bias)
         assert x is not None, "a decoder has layers"
         return add_rms_norm(x, residual, self.weights.norm, config.rms_norm_eps)
 

@@ -35,11 +35,13 @@ def load_decoder(
     load_format: LoadFormat = "auto",
     max_positions: int | None = None,
     seed: int = 0,
+    quantization: Literal["fp8"] | None = None,
 ) -> Decoder:
     """The model of a config with its weights on the device.
 
     load_format: dummy draws random weights, the same for the same seed and kind of device; anything else reads the
-    safetensors beside the config.json. max_positions: see `Decoder`. Raises WeightsError.
+    safetensors beside the config.json. max_positions: see `Decoder`. quantization: see `Weights.quantize`. Raises
+    WeightsError.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
@@ -47,6 +49,10 @@ def load_decoder(
         weights = _random_weights(config, torch_dtype, device, seed)
     else:
         weights = _load_weights(config, torch_dtype, device)
+    if quantization == "fp8":
+        weights.quantize()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # what the matrices took before is wanted for KV pages
     return Decoder(config, weights, max_positions)
 
 

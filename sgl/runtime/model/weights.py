@@ -5,10 +5,12 @@ Knows shapes, and which tensor of a checkpoint goes where; the loader fills them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import torch
 
+from sgl.kernels.linear import Fp8Matrix, Matrix
 from sgl.runtime.model.config import ModelConfig
 
 
@@ -17,16 +19,16 @@ class LayerWeights:
     """One layer; matrices are [out, in], and a bias is None where the family has none."""
 
     input_norm: torch.Tensor  # [hidden]
-    qkv: torch.Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
+    qkv: Matrix  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None  # [head_dim]
     k_norm: torch.Tensor | None  # [head_dim]
-    output: torch.Tensor  # [hidden, num_heads * head_dim]
+    output: Matrix  # [hidden, num_heads * head_dim]
     output_bias: torch.Tensor | None
     post_attention_norm: torch.Tensor  # [hidden]
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]
+    gate_up: Matrix  # [2 * intermediate, hidden]
     gate_up_bias: torch.Tensor | None
-    down: torch.Tensor  # [hidden, intermediate]
+    down: Matrix  # [hidden, intermediate]
     down_bias: torch.Tensor | None
 
 
@@ -38,6 +40,28 @@ class Weights:
     layers: list[LayerWeights]
     norm: torch.Tensor  # [hidden]
     lm_head: torch.Tensor  # [vocab, hidden]; the embedding itself where they are tied
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every one, once."""
+        yield self.embedding
+        for layer in self.layers:
+            for field in fields(layer):
+                value = getattr(layer, field.name)
+                if isinstance(value, Fp8Matrix):
+                    yield from (value.values, value.scales)
+                elif value is not None:
+                    yield value
+        yield self.norm
+        if self.lm_head is not self.embedding:
+            yield self.lm_head
+
+    def quantize(self) -> None:
+        """Keep the layers' matrices in 8 bits; embedding and head stay as they are."""
+        for layer in self.layers:
+            for name in ("qkv", "output", "gate_up", "down"):
+                matrix = getattr(layer, name)
+                if not isinstance(matrix, Fp8Matrix):
+                    setattr(layer, name, Fp8Matrix.of(matrix))
 
 
 def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, tied: bool) -> Weights:
@@ -75,11 +99,12 @@ def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.devi
 
 
 def checkpoint_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
-    """Every tensor that a Hugging Face checkpoint of the model holds, as the view of the weights that it fills."""
+    """Every tensor that a Hugging Face checkpoint of the model holds, as the view of the weights that it fills:
+    before `Weights.quantize`."""
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    tensors: dict[str, torch.Tensor | None] = {"model.embed_tokens.weight": weights.embedding}
+    tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
     for index, layer in enumerate(weights.layers):
-        parts: dict[str, torch.Tensor | None] = {
+        parts: dict[str, Matrix | None] = {
             "input_layernorm.weight": layer.input_norm,
             "self_attn.q_norm.weight": layer.q_norm,
             "self_attn.k_norm.weight": layer.k_norm,
@@ -93,15 +118,15 @@ def checkpoint_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch
             ("weight", layer.qkv, layer.gate_up),
             ("bias", layer.qkv_bias, layer.gate_up_bias),
         ):
-            if qkv is not None:
+            if isinstance(qkv, torch.Tensor):
                 query, key, value = torch.split(qkv, [q_size, kv_size, kv_size])
                 parts[f"self_attn.q_proj.{kind}"] = query
                 parts[f"self_attn.k_proj.{kind}"] = key
                 parts[f"self_attn.v_proj.{kind}"] = value
-            if gate_up is not None:
+            if isinstance(gate_up, torch.Tensor):
                 parts[f"mlp.gate_proj.{kind}"], parts[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
         tensors |= {f"model.layers.{index}.{name}": part for name, part in parts.items()}
     tensors["model.norm.weight"] = weights.norm
     if weights.lm_head is not weights.embedding:
         tensors["lm_head.weight"] = weights.lm_head
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}

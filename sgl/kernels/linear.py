@@ -1,0 +1,60 @@
+"""Products with a layer's matrices, which may be kept in 8 bits: e4m3 values with a scale for every row.
+
+The rows that such a matrix is multiplied with are scaled and rounded to e4m3 alike, each by its largest number. The
+plain torch reference; on a GPU a Triton twin rounds, and torch's product of 8-bit numbers multiplies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+E4M3_MAX = 448.0
+_LEAST_SCALE = 1e-12  # of a row of zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """A matrix [n, k], a row being its e4m3 numbers times its scale."""
+
+    values: torch.Tensor  # float8_e4m3fn [n, k]
+    scales: torch.Tensor  # float32 [n, 1]
+
+    @staticmethod
+    def of(matrix: torch.Tensor) -> Fp8Matrix:
+        """The nearest to a matrix [n, k]."""
+        return Fp8Matrix(*quantize_rows(matrix))
+
+
+Matrix = torch.Tensor | Fp8Matrix
+
+
+def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [T, k] times the matrix [n, k], plus the bias [n]: [T, n] in x's dtype."""
+    if isinstance(matrix, torch.Tensor):
+        return functional.linear(x, matrix, bias)
+    values, scales = quantize_rows(x)
+    if x.is_cuda:
+        return torch._scaled_mm(
+            values,
+            matrix.values.t(),
+            scale_a=scales,
+            scale_b=matrix.scales.t(),
+            bias=bias,
+            out_dtype=x.dtype,
+        )
+    wide = functional.linear(values.float(), matrix.values.float()) * scales * matrix.scales.t()
+    return (wide if bias is None else wide + bias.float()).to(x.dtype)
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of x [n, k] as float8_e4m3fn [n, k] and the scales that they are to be multiplied by, float32 [n, 1]."""
+    if x.is_cuda and x.is_contiguous():
+        from sgl.kernels import fused_triton
+
+        return fused_triton.quantize_rows(x)
+    wide = x.float()
+    scales = (wide.abs().amax(-1, keepdim=True) / E4M3_MAX).clamp_(min=_LEAST_SCALE)
+    return (wide / scales).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales
