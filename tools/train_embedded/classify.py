@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tools.train_embedded.patterns import Sequence, Slot, parse, say
 from tools.train_embedded.prompts import Example
-from tools.train_embedded.records import HELD_OUT_EVERY
 from tools.train_embedded.values import Values, phrases
 
 
@@ -47,13 +46,8 @@ def read_classes(split: str) -> tuple[list[Task], dict[str, list[str]]]:
             tasks.append(Task(line.partition("| ")[2].split(", ")))
         elif line.startswith("= "):
             tasks[-1].labels.append(Label(line[2:].split(", ")))
-        elif line and not line.startswith("#"):
-            tasks[-1].labels[-1].patterns.append(parse(line))
-    for task in tasks:
-        for label in task.labels:
-            held = label.patterns[3::HELD_OUT_EVERY]
-            learnt = [pattern for pattern in label.patterns if pattern not in held]
-            label.patterns = (held if split == "eval" else learnt) or label.patterns
+        elif line and not line.startswith("#") and line.startswith("! ") == (split == "eval"):
+            tasks[-1].labels[-1].patterns.append(parse(line.removeprefix("! ")))
     return tasks, lists
 
 
@@ -62,7 +56,11 @@ def text_of(label: Label, values: Values, lists: dict[str, list[str]]) -> str:
 
     def value(slot: Slot) -> str:
         name = slot.name.rstrip("23")
-        return values.rng.choice(lists[name]) if name in lists else values.draw(name).text
+        if name not in lists:
+            return values.draw(name).text
+        word = values.rng.choice(lists[name])
+        several = name.startswith("W") and word[-1].isalpha() and word[-1] != "s" and values.rng.random() < 0.25
+        return f"{word}s" if several else word
 
     text = re.sub(r"  +", " ", say(values.rng.choice(label.patterns), values.rng, value)).strip()
     text = text[0].upper() + text[1:] if values.rng.random() < 0.9 else text[0].lower() + text[1:]
@@ -91,7 +89,7 @@ def question(values: Values, split: str) -> Question:
     task = rng.choices(tasks, [3.5, 1.2, 2.5, 2.5, 0.4, 0.4])[0]
     if task is tasks[0]:  # mostly without "neutral" and "mixed"
         task = Task(task.words, task.labels[: rng.choice([2, 2, 3, 4])])
-    right = rng.choice(task.labels)
+    right = rng.choice([label for label in task.labels if label.patterns])
     others = [label for label in task.labels if label is not right]
     if len(others) > 1 and task is not tasks[0]:
         others = rng.sample(others, rng.randint(1, min(len(others), 7)))

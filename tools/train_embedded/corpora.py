@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.train_embedded.classify import Question, put
+from tools.train_embedded.domains import cased
 from tools.train_embedded.prompts import STOP, Example, Field, extraction
-from tools.train_embedded.records import cased
 from tools.train_embedded.values import NUMBER_WORDS, Values, is_held_out, phrases
 
 

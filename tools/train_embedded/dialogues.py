@@ -6,9 +6,11 @@ bare value, often with more than was asked, and sometimes changes their mind.
 
 from __future__ import annotations
 
+from tools.train_embedded.domains import PERSPECTIVES, read_domains, spoken
 from tools.train_embedded.patterns import Slot, parse, say
 from tools.train_embedded.prompts import STOP, Example, Field, compact, describe
-from tools.train_embedded.records import PERSPECTIVES, Telling, read_domains, spoken, type_of
+from tools.train_embedded.records import type_of
+from tools.train_embedded.telling import Telling
 from tools.train_embedded.values import Values, phrases
 
 DOMAINS = frozenset(phrases("conversed"))

@@ -14,11 +14,11 @@ from tools.train_embedded.toolcalls import tool_example
 from tools.train_embedded.values import Values
 
 SHARES = {
-    "extraction": 54,
-    "corpora": 14,
-    "classification": 11,
-    "tools": 10,
-    "dialogues": 6,
+    "extraction": 56,
+    "corpora": 8,
+    "classification": 15,
+    "tools": 11,
+    "dialogues": 5,
     "stories": 3,
     "books": 2,
 }

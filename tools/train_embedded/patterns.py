@@ -74,19 +74,14 @@ def _choice(tokens: list[re.Match[str]], position: int, closing: str) -> tuple[C
             return Choice(tuple(options), closing == "]" or tokens[position - 1][3] is not None), position
 
 
-def settings_of(sequence: Sequence) -> Iterator[tuple[str, str | None]]:
-    """Every slot that the pattern may use, with what it sets it to."""
-    for part in sequence:
-        if isinstance(part, Slot):
-            yield part.name, part.setting
-        elif isinstance(part, Choice):
-            for option in part.options:
-                yield from settings_of(option)
-
-
 def slots_of(sequence: Sequence) -> Iterator[str]:
     """The names of all slots that the pattern may use."""
-    return (name for name, _ in settings_of(sequence))
+    for part in sequence:
+        if isinstance(part, Slot):
+            yield part.name
+        elif isinstance(part, Choice):
+            for option in part.options:
+                yield from slots_of(option)
 
 
 def say(

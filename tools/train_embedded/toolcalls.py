@@ -16,7 +16,6 @@ from typing import Any
 
 from tools.train_embedded.patterns import Sequence, Slot, parse, say
 from tools.train_embedded.prompts import Example, compact
-from tools.train_embedded.records import HELD_OUT_EVERY
 from tools.train_embedded.values import Number, Value, Values, number_text, phrases
 
 UNITS = [group.split() for group in phrases("units")]
@@ -60,10 +59,13 @@ class ToolKind:
 
 @functools.cache
 def read_tools(split: str) -> list[ToolKind]:
-    """tools.txt, of each tool's requests those of the split."""
+    """tools.txt, of each tool's requests those of the split: "eval" has those whose kind is marked with "!"."""
     tools: list[ToolKind] = []
     for line in (Path(__file__).parent / "tools.txt").read_text(encoding="utf-8").splitlines():
         kind, _, rest = line.partition(" ")
+        if kind[:1] in ("q", "x") and kind.endswith("!") != (split == "eval"):
+            continue
+        kind = kind.rstrip("!")
         if kind == "==":
             names, _, described = rest.partition(" | ")
             tools.append(ToolKind(names.split(), described.split("; ")))
@@ -81,9 +83,6 @@ def read_tools(split: str) -> list[ToolKind]:
             tools[-1].result = dict(part.split(": ") for part in rest.split(", "))
         elif kind == "a":
             tools[-1].answers.append(parse(rest))
-    for tool in tools:
-        tool.requests = [q for i, q in enumerate(tool.requests) if (i % HELD_OUT_EVERY == 1) == (split == "eval")]
-        tool.problems = [x for i, x in enumerate(tool.problems) if (i % HELD_OUT_EVERY == 1) == (split == "eval")]
     return tools
 
 

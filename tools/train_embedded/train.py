@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from tools.train_embedded.tokenizer import CONTEXT
 
 ROUND = 64  # lengths are padded to multiples of it: a handful of shapes
 SHORT = 192  # tokens
+PIECE = re.compile(r"<\|[a-z_]+\|>|[^\W\d_]+|.", re.DOTALL)
+KNOWN = 200_000  # pieces to remember
 POOL = 10  # batches made at a time, of examples sorted by length
 
 
@@ -51,7 +54,7 @@ class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         worker = get_worker_info()
         seed = self.recipe.seed * 1000 + (worker.id if worker else 0)
-        tokenizer = Tokenizer.from_str(self.tokenizer)
+        encode = Encoder(Tokenizer.from_str(self.tokenizer))
         stream = examples(self.corpora, seed)
         order = np.random.default_rng(seed)
         short = self.recipe.short_batches // max(1, self.recipe.workers)
@@ -60,29 +63,40 @@ class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             rows: list[tuple[list[int], list[int]]] = []
             tokens = 0
             while tokens < POOL * self.recipe.batch_tokens:
-                some = encoded([next(stream) for _ in range(200)], tokenizer)
-                rows += [row for row in some if len(row[0]) <= limit]
-                tokens = sum(len(ids) for ids, _ in rows)
+                row = encode(next(stream))
+                if len(row[0]) <= limit:
+                    rows.append(row)
+                    tokens += len(row[0])
             rows.sort(key=lambda row: len(row[0]), reverse=True)
             batches = list(_padded(rows, self.recipe.batch_tokens))
             for i in order.permutation(len(batches)):
                 yield batches[i]
 
 
-def encoded(made: list[Example], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    """Token ids and weights (1 read, 2 written) of each example."""
-    pieces = [piece for example in made for piece in example.pieces]
-    encodings = iter(tokenizer.encode_batch_fast([text for text, _ in pieces]))
-    rows = []
-    for example in made:
+class Encoder:
+    """The tokenizer with a memory. No merge crosses from a run of letters to anything else (tokenizer.py), so a text's
+    tokens are those of its pieces, and most pieces are old acquaintances: an order of magnitude faster than encoding
+    whole texts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.known: dict[str, list[int]] = {}
+
+    def __call__(self, example: Example) -> tuple[list[int], list[int]]:
+        """The tokens of an example and their weights: 1 read, 2 to be written."""
         ids: list[int] = []
         weights: list[int] = []
-        for _, learn in example.pieces:
-            found = next(encodings).ids
-            ids += found
-            weights += [2 if learn else 1] * len(found)
-        rows.append((ids, weights))
-    return rows
+        for text, learn in example.pieces:
+            start = len(ids)
+            for piece in PIECE.findall(text):
+                found = self.known.get(piece)
+                if found is None:
+                    if len(self.known) > KNOWN:
+                        self.known.clear()
+                    found = self.known[piece] = self.tokenizer.encode(piece).ids
+                ids += found
+            weights += [2 if learn else 1] * (len(ids) - start)
+        return ids, weights
 
 
 def _padded(
@@ -135,13 +149,15 @@ def train(
     scale = torch.tensor([0.0, recipe.prompt_weight, 1.0], device=device)
     start, seen, total = time.perf_counter(), 0, torch.zeros((), device=device)
     with log.open("a", encoding="utf-8") as lines:
-        step, progress = 0, 0.0
+        step, progress, waited = 0, 0.0, 0.0
         while progress < 1.0:
             step += 1
             elapsed = time.perf_counter() - start
             progress = elapsed / (60 * recipe.minutes) if recipe.minutes else step / recipe.steps
             rate = recipe.learning_rate * min(step / recipe.warmup, _cosine(progress))
+            asked = time.perf_counter()
             ids, weights = next(batches)
+            waited += time.perf_counter() - asked
             ids = ids.to(device, non_blocking=True).long()
             weights = scale[weights.to(device, non_blocking=True).long()]
             with torch.autocast(device, torch.bfloat16):
@@ -159,7 +175,8 @@ def train(
             if step % 50 == 0 or progress >= 1.0:
                 mean = total.item() / (step % 50 or 50)
                 speed = seen / (time.perf_counter() - start) / 1e6
-                print(f"step {step} loss {mean:.4f} {speed:.2f} Mtok/s {elapsed:.0f} s", file=lines, flush=True)
+                line = f"step {step} loss {mean:.4f} {speed:.2f} Mtok/s {elapsed:.0f} s, {waited:.0f} s for data"
+                print(line, file=lines, flush=True)
                 total.zero_()
     return model
 

@@ -249,7 +249,7 @@ class Values:
     def _of_list(self, name: str) -> Value:
         text, form = self.word(name), self.rng.random()
         if name in CLOSED or form < 0.6 or self.split == "eval":
-            return Value(text, text)
+            return Value(text, text.removeprefix("the ") if name == "venue" else text)
         if form < 0.72:
             text = f"{self.phrase(1, 1)} {text}" if form < 0.66 else f"{text} {self.phrase(1, 1)}"
             return Value(text, text)

@@ -1,0 +1,185 @@
+"""Texts about one thing: a head and often tails, tails alone, scraps in any order, or a list of labels and values."""
+
+from __future__ import annotations
+
+import re
+
+from tools.train_embedded.attributes import attribute_clause
+from tools.train_embedded.domains import PERSPECTIVES, Domain, Pattern, spoken
+from tools.train_embedded.patterns import Slot, say
+from tools.train_embedded.values import NUMBER_WORDS, Value, Values, phrases
+
+TELLING = frozenset(phrases("telling"))
+VAGUE = frozenset(phrases("vague"))
+PLAIN = frozenset(phrases("plain"))  # kinds of values that are known by their form
+
+
+class Telling:
+    """One text about one thing: what has been said so far, by field."""
+
+    def __init__(self, domain: Domain, values: Values) -> None:
+        self.domain = domain
+        self.values = values
+        self.rng = values.rng
+        self.said: dict[str, Value] = {}
+        self.wear = (
+            values.rng.choice([0.08, 0.15, 0.25]) if values.split == "train" and values.rng.random() < 0.4 else 0.0
+        )
+
+    def value(self, slot: Slot) -> str:
+        """The text of a slot's value, drawn at its first mention."""
+        name = slot.name
+        if slot.setting is not None:
+            self.said[name] = Value("", {"true": True, "false": False}.get(slot.setting, slot.setting))
+        elif name not in self.said:
+            self.said[name] = self.drawn(name)
+        return self.said[name].text
+
+    def drawn(self, name: str) -> Value:
+        """A value for a field."""
+        kind = self.domain.fields[name]
+        if kind.options:
+            text = self.rng.choice(kind.options)
+            return Value(text, text)
+        if kind.kind == "bool":
+            data = self.rng.random() < 0.5
+            return Value(self.rng.choice(["yes", "true"] if data else ["no", "false"]), data)
+        if kind.kind == "orders":
+            return self.values.orders()
+        if kind.kind.startswith("list "):
+            return self.values.several(kind.kind.removeprefix("list "))
+        taken = {word for value in self.said.values() for word in _words(value.text)}
+        for _ in range(5):
+            value = self.values.draw(kind.kind.partition(".")[0])
+            if not taken & _words(value.text):
+                break
+        return value
+
+    def text(self) -> str:
+        """A whole text; `said` then holds what it says."""
+        style = self.rng.random() if self.values.split == "train" else 1.0
+        if style < 0.08:
+            return self._labelled()
+        head = self.rng.choice(self.domain.heads)
+        words = self.rng.choice(PERSPECTIVES[head.kind])
+        if style < 0.26 and self.domain.scraps:
+            text = self._scraps()
+        elif style < 0.34 and self.domain.tails:
+            text = self.sentence(self.rng.choice(self.domain.tails), words)
+        else:
+            text = self.sentence(head, words)
+        for _ in range(self.rng.choices(range(5), [4, 4, 3, 1, 0.5])[0]):
+            text = self._go_on(text, words)
+        if text[0].islower() and text.split()[0] in NUMBER_WORDS:
+            text = text[0].upper() + text[1:]
+        if text[-1] not in ".!?" and self.rng.random() < 0.85:
+            text += self.rng.choice([".", ".", ".", "!"])
+        if self.rng.random() < 0.1:
+            text = f"{self.rng.choice(phrases('before'))} {text}"
+        if self.rng.random() < 0.12:
+            text += ("" if text[-1] in ".!?" else ".") + " " + self.rng.choice(phrases("after"))
+        return re.sub(r"  +", " ", text)
+
+    def sentence(self, pattern: Pattern, words: dict[str, str]) -> str:
+        """A pattern with `words` for the person it speaks of."""
+        text = say(pattern.sequence, self.rng, self.value, self._worn if self.wear else str).strip()
+        return re.sub(r"<(S|P|O|is|has|s)>", lambda match: words[match[1]], text)
+
+    def _worn(self, text: str) -> str:
+        """Some words left out or put in place of others, so that no one word is all there is to go by."""
+        words = text.split(" ")
+        for i, word in enumerate(words):
+            if word.isalpha() and word.islower() and word not in TELLING and self.rng.random() < self.wear:
+                words[i] = self.values.common() if self.rng.random() < 0.6 else ""
+        return " ".join(words)
+
+    def _go_on(self, text: str, words: dict[str, str]) -> str:
+        rng = self.rng
+        tails = [tail for tail in self.domain.tails if not tail.slots & self.said.keys()]
+        scraps = [scrap for scrap in self.domain.scraps if not scrap.slots & self.said.keys()]
+        if scraps and rng.random() < 0.2:
+            return (
+                text.rstrip(".!?")
+                + rng.choice([", ", ", ", "; ", " - ", " "])
+                + self.sentence(rng.choice(scraps), words)
+            )
+        if tails and rng.random() < 0.85:
+            more = self.sentence(rng.choice(tails), words)
+        elif self.values.split == "eval":
+            return text
+        elif rng.random() < 0.3:
+            more = rng.choice(phrases("asides"))
+        else:
+            name = rng.choice([*self.domain.fields])
+            if name in self.said or "." in self.domain.fields[name].kind:
+                return text
+            label = spoken(rng.choice([n for n in self.domain.fields[name].names if n not in VAGUE] or [name]))
+            value = self.value(Slot(name))
+            more = attribute_clause(rng, label, value, self.values.split)
+        joint = rng.choices(
+            [". ", ", ", "; ", " and ", " - ", "\n", " (", "! "], [8, 3, 1, 2.5, 0.5, 0.5, 0.5, 0.7]
+        )[0]
+        if (
+            joint in (". ", "\n", "! ")
+            and more[:1].islower()
+            and not any(more.startswith(v.text) for v in self.said.values() if v.text)
+        ):
+            more = more[0].upper() + more[1:]
+        if not any(text.endswith(value.text) for value in self.said.values() if value.text):
+            text = text.rstrip(".!?")
+        return text + joint + more + (")" if joint == " (" else "")
+
+    def _scraps(self) -> str:
+        """As people type in haste: pieces in any order, with little between them."""
+        rng = self.rng
+        chosen: list[Pattern] = []
+        for scrap in rng.sample(self.domain.scraps, len(self.domain.scraps)):
+            if not any(scrap.slots & other.slots for other in chosen):
+                chosen.append(scrap)
+        forms = [form for form in self._plain_forms() if rng.random() < 0.7]
+        count = rng.choice([2, 3, 3, 4, 4, 5, 6])
+        pieces = [self.sentence(scrap, {}) for scrap in chosen[: max(1, count - len(forms))]]
+        pieces += [form.format(self.value(Slot(name))) for name, form in forms[: count - len(pieces)]]
+        rng.shuffle(pieces)
+        text = rng.choice([", ", ", ", ", ", "; ", " - ", " / ", " | ", "\n", ". ", " "]).join(pieces)
+        if rng.random() < 0.25:
+            lead = rng.choice(phrases("leads")).format(rng.choice(self.domain.nouns).replace("_", " "))
+            text = f"{lead[0].upper()}{lead[1:]} {text}"
+        return text
+
+    def _plain_forms(self) -> list[tuple[str, str]]:
+        """Fields that are known by the form of their values, each with a way of saying it. Of several fields of one
+        kind, only the first is."""
+        first = {kind.kind: name for name, kind in reversed(self.domain.fields.items())}
+        said = {word for scrap in self.domain.scraps for word in scrap.slots}
+        return [
+            (name, self.rng.choice(phrases(f"said_{kind}")))
+            for kind, name in first.items()
+            if kind in PLAIN and name not in said
+        ]
+
+    def _labelled(self) -> str:
+        """As forms and notes have it: "Name: …; City: …"."""
+        rng = self.rng
+        names = [name for name, kind in self.domain.fields.items() if "." not in kind.kind]
+        chosen = rng.sample(names, min(len(names), rng.randint(2, 6)))
+        case = rng.choice([str.title, str.capitalize, str.lower, str.upper])
+        between, joint = (
+            rng.choice([": ", ": ", " = ", " - ", " is ", ":", " "]),
+            rng.choice([", ", "\n", "; ", " | ", " / ", ". "]),
+        )
+        labels = {name: case(spoken(rng.choice(self.domain.fields[name].names))) for name in chosen}
+        return joint.join(f"{labels[name]}{between}{self.value(Slot(name))}" for name in chosen)
+
+    def data(self, name: str) -> tuple[Value, bool]:
+        """What was said of a field (also by a value of another), and whether anything was."""
+        source, _, part = self.domain.fields[name].kind.partition(".")
+        if not part:
+            return self.said.get(name, Value("", None)), name in self.said
+        value = self.said.get(source)
+        known = value is not None and part in value.parts
+        return Value("", value.parts[part]) if value is not None and known else Value("", None), known
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w{3,}", text.lower())) or {text}
