@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import logging
 import math
 import os
@@ -94,6 +95,8 @@ class _Worker:
             self._channel.close()
             return
         self._engine = engine
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: no collection need look at it again, which stops all threads
         self._channel.send(("ready", engine.config))
         while not self._stop.wait(BEAT_SECONDS):
             age = engine.heartbeat_age()
