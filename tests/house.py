@@ -40,7 +40,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.runner": ("sgl.runtime.model", "sgl.runtime.batch", "sgl.grammar"),
     "sgl.runtime.model": ("sgl.kernels", "sgl.runtime.config"),
     "sgl.runtime.text": ("sgl.grammar.vocabulary",),
-    "sgl.runtime.batch": ("sgl.runtime.sampling_params",),
+    "sgl.runtime.batch": ("sgl.runtime.sampling_params", "sgl.grammar"),
     "sgl.runtime.sampling_params": ("sgl.errors",),
     "sgl.runtime.config": ("sgl.errors",),
     "sgl.runtime": (),  # its __init__.py

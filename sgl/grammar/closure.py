@@ -6,11 +6,96 @@ them (Reps, Horwitz and Sagiv 1995).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
 from sgl.grammar.automaton import Automaton
-from sgl.grammar.tables import AT, BELOW, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN
+from sgl.grammar.finish import Finish
+from sgl.grammar.place import Place, advance, start_of
+from sgl.grammar.tables import AT, BELOW, CHARS, COUNTER, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN
 
 Level = int
 """A frame by the state that it begins in; what stands inside it, and in no frame within, belongs to the level."""
+
+MAX_BYTES = 512 << 10
+"""Automata that take more are not closed."""
+_CHOICE = -1
+_MAX_RUN = 4096  # bytes
+
+
+class Closed:
+    """All of an automaton, in arrays: walked like one (`place.advance`), and never in need of more."""
+
+    def __init__(self, automaton: Automaton, most_within: int, most_needed: int | None) -> None:
+        tables = automaton.tables
+        self.tables = tables
+        self.start = start_of(automaton)
+        self._most_within = most_within
+        self._most_needed = most_needed
+        self.plain_limits: npt.NDArray[np.int64] = automaton.plain_limits(np.arange(tables.num_states))
+        live = tables.entries[: tables.num_states][:, tables.classes] >= 0
+        counts = live.sum(1)
+        accepting = tables.accepting[: tables.num_states]
+        self.only_byte: list[int] = np.where((counts == 1) & ~accepting, live.argmax(1), _CHOICE).tolist()
+        """By state, the one byte that leads on where the text may not end; negative where there is a choice."""
+        self.is_last: list[bool] = (accepting & (counts == 0)).tolist()
+        """By state, whether the text is complete and nothing can follow."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its arrays on a device, or a little more."""
+        tables = self.tables
+        of_states = tables.num_states * (4 * tables.num_classes + 36)
+        return of_states + 4 * (tables.num_symbols + 1) * (tables.num_results + 1) + 2048
+
+    def needed(self, depth: int) -> int:
+        """So many bytes suffice to end the text from every place with at most so many frames open."""
+        least = (depth + 1) * self._most_within
+        return least if self._most_needed is None else min(least, self._most_needed)
+
+    def run(self, place: Place) -> tuple[bytes, Place]:
+        """What every continuation of a place begins with, and where it leads."""
+        forced = bytearray()
+        while len(forced) < _MAX_RUN and (byte := self.only_byte[place.state]) >= 0:
+            following = advance(self, place, bytes([byte]))
+            assert following is not None, "the byte leads on"
+            forced.append(byte)
+            place = following
+        return bytes(forced), place
+
+    def expand(self, state: int) -> None:
+        """As `Automaton.expand`: there is nothing left to do."""
+
+    def landing(self, state: int, char_count: int, item_count: int) -> int:
+        """As `Automaton.landing`."""
+        gates = self.tables.gates
+        while (limit := gates.item(state, LIMIT)) >= 0:
+            count = char_count if gates.item(state, COUNTER) == CHARS else item_count
+            state = gates.item(state, AT if count >= limit else BELOW)
+        return state
+
+    def returned(self, symbol: int, result: int) -> int:
+        """As `Automaton.returned`."""
+        return self.tables.returns.item(symbol, result)
+
+
+class Standing(NamedTuple):
+    """A place in a closed automaton: what may follow there is for whoever walks its arrays."""
+
+    closed: Closed
+    place: Place
+
+
+def close(automaton: Automaton, max_states: int) -> Closed | None:
+    """All of an automaton; None if there are more than `max_states`, or more than MAX_BYTES of them. Raises
+    GrammarTooLarge as `Automaton.expand` does."""
+    closure = _Closure(automaton, max_states)
+    if not closure.run():
+        return None
+    closed = Closed(automaton, *closure.needed())
+    return closed if closed.nbytes <= MAX_BYTES else None
 
 
 def complete(automaton: Automaton, max_states: int) -> bool:
@@ -38,6 +123,37 @@ class _Closure:
                 return False
             self._expand(*self.waiting.pop())
         return True
+
+    def needed(self) -> tuple[int, int | None]:
+        """How many bytes suffice to end any frame that holds no other, and to end the text from any place; None for
+        that where frames nest without end."""
+        finish = Finish(self.automaton)
+        within = {state: finish.most_within(state) for state in {state for _, state in self.seen}}
+        most_within = max(within.values())
+        needed: dict[Level, int] = {level: 0 for level, _ in self.seen}
+        for level, state in self.seen:
+            needed[level] = max(needed[level], within[state])
+        calls: dict[Level, list[tuple[Level, int]]] = {level: [] for level in needed}
+        for inner, callers in self.callers.items():
+            for caller, symbol in callers:
+                calls[caller].append((inner, self._most_behind(symbol, inner, within)))
+        waiting = set(needed)
+        while waiting:
+            ready = [level for level in waiting if waiting.isdisjoint(inner for inner, _ in calls[level])]
+            if not ready:
+                return most_within, None
+            for level in ready:
+                inside = (behind + needed[inner] for inner, behind in calls[level])
+                needed[level] = max(needed[level], *inside, 0)
+            waiting.difference_update(ready)
+        return most_within, needed[self.automaton.start]
+
+    def _most_behind(self, symbol: int, inner: Level, within: dict[int, int]) -> int:
+        """How many bytes suffice behind a frame to end the one around it."""
+        returns, gates = self.automaton.tables.returns, self.automaton.tables.gates
+        found = [returns.item(symbol, result) for result in self.results.get(inner, ())]
+        states = [state for one in found for state in _sides(gates, one)]
+        return max((within[state] for state in states), default=0)
 
     def _expand(self, level: Level, state: int) -> None:
         tables = self.automaton.tables
@@ -82,3 +198,10 @@ class _Closure:
         elif (level, state) not in self.seen:
             self.seen.add((level, state))
             self.waiting.append((level, state))
+
+
+def _sides(gates: npt.NDArray[np.int32], gate: int) -> list[int]:
+    """The states that a gate may stand for."""
+    if gates[gate, LIMIT] < 0:
+        return [gate]
+    return _sides(gates, int(gates[gate, BELOW])) + _sides(gates, int(gates[gate, AT]))

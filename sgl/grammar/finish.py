@@ -44,6 +44,16 @@ class Finish:
         except RecursionError as error:
             raise GrammarTooLarge("a value is nested too deeply", states=0, limit=0) from error
 
+    def most_within(self, state: int) -> int:
+        """How many bytes suffice, whatever was counted, to end the frame that a state stands in. Raises as `text`."""
+        ends: dict[int, bytes] = {}
+        try:
+            for origin, thread in self.automaton.members[state]:
+                _keep_shorter(ends, origin, self._thread(thread, 0, 0))
+        except RecursionError as error:
+            raise GrammarTooLarge("a value is nested too deeply", states=0, limit=0) from error
+        return max(map(len, ends.values()), default=0)
+
     def _text(self, place: Place) -> bytes:
         ends: dict[int, bytes] = {}  # by origin: up to the end of the frame
         for origin, thread in self.automaton.members[place.state]:

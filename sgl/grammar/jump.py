@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sgl.grammar.closure import Closed
 from sgl.grammar.matcher import Matcher
+from sgl.grammar.place import Place, advance
+from sgl.grammar.trie import ROOT
 from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
-
-MIN_TOKENS = 1
-"""One is enough: it is computed in the step that the token before it needs anyway."""
 
 _TAIL_TOKENS = 8  # of the output so far, as context: more than any tokenizer looks back within JSON
 _FEW_WORDS = 256
@@ -31,13 +31,42 @@ def forced_tokens(
     output_ids: Sequence[int],
     encode: Callable[[str], Sequence[int]],
 ) -> list[int]:
-    """Token ids that every allowed continuation begins with; empty where there are less than MIN_TOKENS.
+    """Token ids that every allowed continuation begins with.
 
     output_ids: what was generated so far; the matcher stands behind it and stays there. encode: the tokenizer's
     own, without special tokens around the text.
     """
     forced = matcher.forced_bytes()
-    if len(forced) < MIN_TOKENS:
+    return _stable(matcher, vocabulary, _cut(forced, vocabulary, output_ids, encode), forced)
+
+
+def closed_forced_tokens(
+    closed: Closed,
+    place: Place,
+    vocabulary: Vocabulary,
+    output_ids: Sequence[int],
+    encode: Callable[[str], Sequence[int]],
+) -> list[int]:
+    """As `forced_tokens`, from a place in a closed automaton."""
+    forced, end = closed.run(place)
+    kept: list[int] = []
+    at = 0
+    if not forced or _spills(closed, end, vocabulary, forced):  # asked first: cutting takes longer
+        return kept
+    for token_id in _cut(forced, vocabulary, output_ids, encode):
+        data = vocabulary.token_bytes[token_id]
+        if not forced.startswith(data, at) or (at and _spills(closed, end, vocabulary, forced[at:])):
+            break  # another cut of what follows may begin here
+        kept.append(token_id)
+        at += len(data)
+    return kept
+
+
+def _cut(
+    forced: bytes, vocabulary: Vocabulary, output_ids: Sequence[int], encode: Callable[[str], Sequence[int]]
+) -> list[int]:
+    """The tokens of bytes that follow the output; none where they cannot be cut apart from it."""
+    if not forced:
         return []
     tail = [int(token_id) for token_id in output_ids[-_TAIL_TOKENS:]]
     data = b"".join(vocabulary.token_bytes[token_id] for token_id in tail)
@@ -49,7 +78,27 @@ def forced_tokens(
     ids = [int(token_id) for token_id in encode(text)]
     if ids[: len(before)] != before:
         return []  # the tokenizer would merge across the boundary: let the model choose
-    return _stable(matcher, vocabulary, ids[len(before) :], forced)
+    return ids[len(before) :]
+
+
+def _spills(closed: Closed, end: Place, vocabulary: Vocabulary, forced: bytes) -> bool:
+    """Whether a token begins with forced bytes, behind which the text is at `end`, and is allowed to go on."""
+    trie = vocabulary.trie
+    node = ROOT
+    for byte in forced:
+        node = trie.child(node, byte)
+        if node < 0:
+            return False
+    reached = [(node, end)]
+    while reached:
+        node, place = reached.pop()
+        for child in range(trie.child_start.item(node), trie.child_end.item(node)):
+            following = advance(closed, place, bytes([trie.byte.item(child)]))
+            if following is not None:
+                if trie.token.item(child) >= 0:
+                    return True
+                reached.append((child, following))
+    return False
 
 
 def _stable(matcher: Matcher, vocabulary: Vocabulary, ids: list[int], forced: bytes) -> list[int]:
@@ -64,7 +113,7 @@ def _stable(matcher: Matcher, vocabulary: Vocabulary, ids: list[int], forced: by
             break  # another cut of what follows may begin here
         kept.append(token_id)
         left -= int(vocabulary.lengths[token_id])
-    return kept if len(kept) >= MIN_TOKENS else []
+    return kept
 
 
 def _reach(allowed: Int32Array, vocabulary: Vocabulary) -> int:

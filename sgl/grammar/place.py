@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sgl.grammar.automaton import OPEN_BRACE, Automaton
 from sgl.grammar.tables import (
@@ -15,6 +15,7 @@ from sgl.grammar.tables import (
     RESET_CHAR,
     TARGET_MASK,
     UNKNOWN,
+    Tables,
 )
 
 
@@ -41,7 +42,17 @@ def start_of(automaton: Automaton) -> Place:
     return Place(automaton.landing(automaton.start, 0, 0), None, 0, 0)
 
 
-def advance(automaton: Automaton, place: Place, data: bytes) -> Place | None:
+class Walkable(Protocol):
+    """What places are advanced in; see `Automaton`."""
+
+    @property
+    def tables(self) -> Tables: ...
+    def expand(self, state: int) -> None: ...
+    def landing(self, state: int, char_count: int, item_count: int) -> int: ...
+    def returned(self, symbol: int, result: int) -> int: ...
+
+
+def advance(automaton: Walkable, place: Place, data: bytes) -> Place | None:
     """Where `data` leads from a place, or None if the grammar does not allow it."""
     tables = automaton.tables
     state, stack, char_count, item_count = place

@@ -4,10 +4,15 @@ Almost every constraint is compiled in a few milliseconds, in a thread of the se
 time as it goes. That is not enough for hostile ones: work in a thread holds up the scheduler's, and no check stands
 inside C code or bounds memory. So what is not done within a moment is first tried in a process of its own, which is
 killed at the deadline; only what came through there is compiled here.
+
+For walks that cannot stop to ask for more, all of an automaton is worked out (`closure.py`). That takes too long for a
+thread beside the scheduler's, so it is done in processes, and what comes of it is sent back.
 """
 
 from __future__ import annotations
 
+import gc
+import queue
 import resource
 import socket
 import subprocess
@@ -21,11 +26,17 @@ from time import monotonic
 import numpy as np
 
 from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.closure import Closed, close
 from sgl.grammar.compiler import Constraint, Grammar, build
+from sgl.grammar.cursor import ClosedGrammar
 from sgl.grammar.time_limit import OutOfTime, time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
 _WORKER_BYTES = 8 << 30
+MAX_CLOSED_STATES = 5000
+"""Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
+_CLOSING_SECONDS = 1.0
+_BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
 
 
 class CompileService:
@@ -40,22 +51,29 @@ class CompileService:
         max_grammars: int = 512,
         failures_kept: float = 60.0,
         num_threads: int = 2,
+        num_closers: int = 0,
     ) -> None:
         """Seconds: `deadline` for one constraint, `moment` that it may take in a thread before it is tried in the
-        process, `failures_kept` for which a failure is remembered."""
+        process, `failures_kept` for which a failure is remembered. With `num_closers`, so many processes close
+        automata, and grammars that are small enough come as ClosedGrammar."""
         self.vocabulary = vocabulary
         self.deadline = deadline
         self.moment = moment
         self.max_grammars = max_grammars
         self.failures_kept = failures_kept
-        self._flights: OrderedDict[Constraint, Future[Grammar]] = OrderedDict()
+        self._flights: OrderedDict[Constraint, Future[Grammar | ClosedGrammar]] = OrderedDict()
         self._failed_at: dict[Constraint, float] = {}
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(num_threads, "grammar")
-        self._trial = _Trial(vocabulary)
+        self._threads = ThreadPoolExecutor(max(num_threads, num_closers), "grammar")
+        self._trial = _Process(vocabulary)
+        self._closers: queue.SimpleQueue[_Process] = queue.SimpleQueue()  # those at rest
+        self._processes = [self._trial, *(_Process(None) for _ in range(num_closers))]
+        for process in self._processes[1:]:
+            self._closers.put(process)
+        self._closes = num_closers > 0 and vocabulary.is_byte_complete
 
-    def submit(self, constraint: Constraint) -> Future[Grammar]:
-        """The grammar, its first mask worked out; the same future for the same constraint.
+    def submit(self, constraint: Constraint) -> Future[Grammar | ClosedGrammar]:
+        """The grammar, closed or its first mask worked out; the same future for the same constraint.
 
         Ends in GrammarTooLarge past the deadline, which counts from when a thread of the service takes it up.
         """
@@ -76,15 +94,31 @@ class CompileService:
     def close(self) -> None:
         """End the threads and the process; flights under way fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._trial.kill()
+        for process in self._processes:
+            process.kill()
 
-    def _compile(self, constraint: Constraint) -> Grammar:
+    def start(self) -> None:
+        """Start the processes that close automata, which would otherwise start when they are first needed."""
+        for process in self._processes[1:]:
+            process.start()
+
+    def _compile(self, constraint: Constraint) -> Grammar | ClosedGrammar:
         try:
-            return self._compile_in_time(constraint)
+            closed = self._close(constraint) if self._closes else None
+            if closed is None:
+                return self._compile_in_time(constraint)
+            return ClosedGrammar(closed, self.vocabulary, lambda: build(constraint, self.vocabulary))
         except GrammarError:
             with self._lock:
                 self._failed_at[constraint] = monotonic()
             raise
+
+    def _close(self, constraint: Constraint) -> Closed | None:
+        process = self._closers.get()
+        try:
+            return process.run(constraint, monotonic() + self.deadline, self.deadline)
+        finally:
+            self._closers.put(process)
 
     def _compile_in_time(self, constraint: Constraint) -> Grammar:
         until = monotonic() + self.deadline
@@ -109,18 +143,25 @@ def _with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
     return grammar
 
 
-class _Trial:
-    """One process in which constraints are tried, one at a time; started when it is first needed."""
+class _Process:
+    """A process that works on constraints, one at a time; started when it is first needed. It tries them with a
+    vocabulary, or closes their automata without one."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary | None) -> None:
         self.vocabulary = vocabulary
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_closed = False
 
-    def run(self, constraint: Constraint, until: float, deadline: float) -> None:
-        """Return if the constraint was compiled in time; raise the GrammarError that it ended in if not."""
+    def start(self) -> None:
+        """Start it now."""
+        with self._lock:
+            self._started()
+
+    def run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
+        """The closed automaton, None if it was too large or the constraint was only to be tried. Raises the
+        GrammarError that it ended in, also past the deadline."""
         if not self._lock.acquire(timeout=max(until - monotonic(), 0.0)):
             raise OutOfTime(deadline)
         try:
@@ -129,16 +170,17 @@ class _Trial:
             if not connection.poll(max(until - monotonic(), 0.0)):
                 self.kill(for_good=False)
                 raise OutOfTime(deadline)
-            error = connection.recv()
+            answer: Closed | GrammarError | None = connection.recv()
         except (EOFError, OSError) as died:
             self.kill(for_good=False)
             raise GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0) from died
         finally:
             self._lock.release()
-        if isinstance(error, OutOfTime):
+        if isinstance(answer, OutOfTime):
             raise OutOfTime(deadline)
-        if error is not None:
-            raise error
+        if isinstance(answer, GrammarError):
+            raise answer
+        return answer
 
     def kill(self, *, for_good: bool = True) -> None:
         """End the process, whatever it does."""
@@ -163,22 +205,36 @@ class _Trial:
 
 
 def serve(descriptor: int) -> None:
-    """The process, which ends with its parent: answers each constraint that comes through the socket with None or the
-    GrammarError that it ends in."""
+    """The process, which ends with its parent: answers each constraint that comes through the socket as `_Process.run`
+    says."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
     connection = Connection(descriptor)
-    vocabulary: Vocabulary = connection.recv()
+    vocabulary: Vocabulary | None = connection.recv()
+    gc.freeze()
     while True:
         try:
             constraint, seconds = connection.recv()
         except EOFError:
             return
-        answer: GrammarError | None = None
+        answer: Closed | GrammarError | None = None
         try:
             with time_limit(seconds):
-                _with_first_mask(constraint, vocabulary)
+                if vocabulary is not None:
+                    _with_first_mask(constraint, vocabulary)
+                else:
+                    answer = _closed(build(constraint, _BYTES))
         except MemoryError:
             answer = GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
         except GrammarError as error:
             answer = error
         connection.send(answer)
+
+
+def _closed(grammar: Grammar) -> Closed | None:
+    if grammar.automaton is None:
+        return None
+    try:
+        with time_limit(_CLOSING_SECONDS):
+            return close(grammar.automaton, MAX_CLOSED_STATES)
+    except GrammarTooLarge:
+        return None

@@ -113,6 +113,12 @@ class Trie:
         parents = np.repeat(np.arange(self.full_size), widths)
         return parents << 8 | self.byte[1 : self.full_size]
 
+    def child(self, node: int, byte: int) -> int:
+        """The child of a node by its byte; -1 if there is none."""
+        start = self.child_start.item(node)
+        found = self.byte[start : self.child_end.item(node)].tobytes().find(byte)
+        return -1 if found < 0 else start + found
+
     def children(self, nodes: Int64Array, byte: UInt8Array) -> Int64Array:
         """The child of each node of the first trie by its byte; -1 where there is none."""
         wanted = nodes << 8 | byte

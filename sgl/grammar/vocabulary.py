@@ -104,6 +104,11 @@ class Vocabulary:
         return int(self.lengths.max(initial=0))
 
     @cached_property
+    def most_opened(self) -> int:
+        """The most brackets that one token opens."""
+        return max(data.count(b"{") + data.count(b"[") for data in (b"", *self.token_bytes))
+
+    @cached_property
     def plain(self) -> BoolArray:
         """[V] tokens that are whole characters, none of which JSON escapes in a string."""
         forbidden = re.compile(rb'["\\\x00-\x1f]')

@@ -15,15 +15,17 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sgl.grammar.closure import Standing
 from sgl.runtime.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
-TokenMask = Int32Array | int
+TokenMask = Int32Array | Standing | int
 """What a row may sample: [ceil(V / 32)], where bit i % 32 of word i // 32 is 1 if token i is allowed (never written to,
-and an array that comes again is the same mask); or the one token that follows for certain."""
+and an array that comes again is the same mask); or what its grammar allows at a place; or the one token that follows
+for certain."""
 
 FROM_DEVICE = -1
 """In `Batch.token_ids`: the token that the row sampled last, which the host may not know yet."""

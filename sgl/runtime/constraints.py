@@ -6,66 +6,62 @@ handed out is walked by the loop's thread alone.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from sgl.errors import GrammarError, InvalidRequest
 from sgl.grammar import Grammar, Vocabulary
+from sgl.grammar.closure import Standing, close
+from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.jump import forced_tokens
-from sgl.grammar.service import CompileService
-from sgl.runtime.batch import Int32Array, TokenMask
+from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
+from sgl.grammar.service import MAX_CLOSED_STATES, CompileService
+from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import JsonWhitespace
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
+_MAX_CLOSERS = 14  # processes; each is a Python of its own
+_KNOWN_TEXTS = 1 << 14  # whose tokens are kept: what follows for certain comes again
 _WORDS_OF_BYTES = 8  # where most vocabularies have single bytes, one of which is allowed as a rule
 
 
 class Guide:
-    """Where one request's output stands in its grammar."""
+    """Follows one request's output through its constraint."""
 
-    def __init__(self, grammar: Grammar, encode: Callable[[str], Sequence[int]]) -> None:
-        """encode: the tokenizer's own, without special tokens around the text."""
-        self._encode = encode
-        self._matcher = grammar.matcher()
-        self._vocabulary = grammar.vocabulary
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
         self._failure: GrammarError | None = None
         self._pinned: list[int] = []  # the tokens that follow for certain, last first
         self._was_pinned = False
 
     def next(self, remaining: int) -> TokenMask | None:
-        """What the next token may be: the one that is pinned, or as `mask` says."""
-        return self._pinned[-1] if self._pinned else self.mask(remaining)
-
-    def mask(self, remaining: int | None = None) -> Int32Array | None:
-        """The packed mask of the next token, [words], not to be written to; None, after which `accept` raises, if no
-        token of the vocabulary is possible or the grammar grew too large.
-
-        remaining: tokens that may still be generated; near the end only what can still be completed is allowed.
-        """
+        """What the next token may be, with `remaining` tokens to come; None, after which `accept` raises, if no token
+        of the vocabulary is possible or the grammar grew too large."""
+        if self._pinned:
+            return self._pinned[-1]
         try:
-            row = self._matcher.mask(remaining)
+            mask = self._cursor.mask(remaining)
         except GrammarError as error:
             self._failure = error
             return None
-        if not (row[:_WORDS_OF_BYTES].any() or row.any()):
+        if isinstance(mask, np.ndarray) and not (mask[:_WORDS_OF_BYTES].any() or mask.any()):
             self._failure = GrammarError("no token of the model's vocabulary continues what the constraint allows")
             return None
-        return row
-
-    def check(self) -> None:
-        """Raise the GrammarError that `mask` met."""
-        if self._failure is not None:
-            raise self._failure
+        return mask
 
     def accept(self, token_id: int) -> None:
         """Go on by a token. Raises GrammarError."""
-        self.check()
-        if not self._matcher.accept(token_id):
+        if self._failure is not None:
+            raise self._failure
+        if not self._cursor.accept(token_id):
             raise GrammarError(f"token {token_id} is none that the constraint allows here")
         self._was_pinned = bool(self._pinned)
         if self._pinned:
@@ -74,9 +70,7 @@ class Guide:
     def forced(self, output_ids: Sequence[int]) -> list[int]:
         """The tokens that follow the output for certain; see `grammar.jump`. None behind one that was pinned: a run is
         cut in the same places whether it is appended or sampled."""
-        if self._was_pinned:
-            return []
-        return forced_tokens(self._matcher, self._vocabulary, output_ids, self._encode)
+        return [] if self._was_pinned else self._cursor.forced(output_ids)
 
     def pin(self, token_ids: Sequence[int]) -> None:
         """Let these be the next tokens: what `forced` returned."""
@@ -84,15 +78,11 @@ class Guide:
 
     def is_complete(self) -> bool:
         """Whether the output matches and nothing can follow it."""
-        if self._matcher.is_finished() or not self._matcher.is_accepting():
-            return self._matcher.is_finished()
-        mask = self.mask()
-        if mask is None:
+        try:
+            return self._cursor.is_complete()
+        except GrammarError as error:
+            self._failure = error
             return False
-        row = mask.copy()
-        for token_id in self._vocabulary.eos_ids:
-            row[token_id // 32] &= ~np.left_shift(1, token_id % 32, dtype=np.int32)
-        return not row.any()
 
 
 class Constraints:
@@ -106,15 +96,30 @@ class Constraints:
         eos_ids: Iterable[int],
         whitespace: JsonWhitespace = "compact",
         deadline: float = 10.0,
+        on_device: bool = False,
     ) -> None:
-        """deadline: seconds that compiling may take."""
+        """deadline: seconds that compiling may take. on_device: masks are walked by the runner, in automata that are
+        closed."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._whitespace = whitespace
         self._deadline = deadline
+        self._num_closers = min(_MAX_CLOSERS, max(1, (os.cpu_count() or 1) - 2)) if on_device else 0
         self._service: CompileService | None = None
         self._lock = threading.Lock()
+        self._encode = lru_cache(_KNOWN_TEXTS)(self._tokens_of)
+
+    def warm_up(self) -> tuple[Vocabulary, Standing]:
+        """Start what would otherwise start with the first constraint. The vocabulary, and a place to try masks at.
+        For engines with a tokenizer whose masks are walked on a device."""
+        service = self._started()
+        service.start()
+        automaton = compile_grammar(json_schema=True, vocabulary=service.vocabulary).automaton
+        assert automaton is not None, "it was made from a schema"
+        closed = close(automaton, MAX_CLOSED_STATES)
+        assert closed is not None, "any JSON has few states"
+        return service.vocabulary, Standing(closed, closed.start)
 
     def guides(self, params: SamplingParams) -> list[Guide | None]:
         """What guides each of a request's n samples; None where it is free.
@@ -124,20 +129,29 @@ class Constraints:
         given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
         if not given:
             return [None] * params.n
-        if self._tokenizer is None:
-            [kind] = given
-            raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
-        constraint = make_constraint(given, whitespace=self._whitespace)
-        grammar = self._started().submit(constraint).result()
-        guides = [Guide(grammar, self._encode) for _ in range(params.n)]
-        return list(guides)
+        grammar = self._submit(given).result()
+        if isinstance(grammar, ClosedGrammar):
+            return [Guide(ClosedCursor(grammar, self._encode)) for _ in range(params.n)]
+        return [Guide(MatcherCursor(grammar, self._encode)) for _ in range(params.n)]
+
+    def announce(self, params: SamplingParams) -> None:
+        """Begin to compile what `guides` will be asked for."""
+        given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
+        if given:
+            self._submit(given)
 
     def close(self) -> None:
         """End what compiles."""
         if self._service is not None:
             self._service.close()
 
-    def _encode(self, text: str) -> Sequence[int]:
+    def _submit(self, given: dict[str, Any]) -> Future[Grammar | ClosedGrammar]:
+        if self._tokenizer is None:
+            [kind] = given
+            raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
+        return self._started().submit(make_constraint(given, whitespace=self._whitespace))
+
+    def _tokens_of(self, text: str) -> Sequence[int]:
         assert self._tokenizer is not None, "there is no constraint without a tokenizer"
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, allow_special=False).tolist()
         return ids
@@ -150,5 +164,5 @@ class Constraints:
                 vocabulary = Vocabulary.from_tokenizer(
                     self._tokenizer.hf, eos_ids=self._eos_ids, logits_width=self._vocab_size
                 )
-                self._service = CompileService(vocabulary, deadline=self._deadline)
+                self._service = CompileService(vocabulary, deadline=self._deadline, num_closers=self._num_closers)
             return self._service

@@ -45,6 +45,10 @@ class CandidateScore:
     logprobs: list[float | None]  # of each token given all before it; None only for the first token of all
 
 
+_JUMP_COST = 0.3
+"""Of a step that cannot be replayed from a CUDA graph, in steps of one that can."""
+
+
 class Engine:
     """A model, ready to generate.
 
@@ -68,6 +72,7 @@ class Engine:
             self._outlet.deliver,
             overlap=not self.config.disable_overlap_schedule,
             jump_forward=not self.config.disable_jump_forward,
+            jump_cost=_JUMP_COST if self.config.cuda_graph_max_bs else 0.0,
             stream_interval=self.config.stream_interval,
             check_ledger=self.config.check_ledger,
         )
@@ -77,6 +82,8 @@ class Engine:
             vocab_size=started.model_config.vocab_size,
             eos_ids=started.eos_ids,
         )
+        if self._intake.walks_masks:
+            started.runner.walk_masks(*self._intake.warm_up_masks())
         self._profiler = StepProfiler()
         self._rids: dict[str, list[int]] = {}
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected
@@ -241,6 +248,7 @@ class Engine:
                 "num_queue_reqs": len(scheduler.queue),
                 "kv_available_tokens": scheduler.memory.pool.num_free * cache.pool.page_size,
                 "kv_evictable_tokens": cache.evictable_pages * cache.pool.page_size,
+                "evicted_tokens": cache.evicted_pages * cache.pool.page_size,
                 "cache_hit_rate": counters["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
                 **counters,
             }
@@ -329,6 +337,9 @@ class Engine:
             ids = inputs[i] if is_list and inputs is not None else inputs
             asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
         prepared = Prepared(Call(is_list))
+        if is_list:
+            for ask in asks:
+                self._intake.announce(ask)
         for ask in asks:
             prepared.add(self._intake.submissions(ask), ask.rid)
         return prepared

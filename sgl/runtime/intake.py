@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from sgl.errors import ContextTooLong, InvalidRequest
+from sgl.grammar import Vocabulary
+from sgl.grammar.closure import Standing
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints import Constraints
@@ -74,9 +76,23 @@ class Intake:
             eos_ids=eos_ids,
             whitespace=config.json_whitespace,
             deadline=config.constraint_timeout,
+            on_device=self.walks_masks,
         )
         self._uids = itertools.count(1)
         self._lock = threading.Lock()
+
+    @property
+    def walks_masks(self) -> bool:
+        """Whether token masks are worked out on the device."""
+        return self._tokenizer is not None and str(self._config.device).startswith("cuda")
+
+    def warm_up_masks(self) -> tuple[Vocabulary, Standing]:
+        """See `Constraints.warm_up`."""
+        return self._constraints.warm_up()
+
+    def announce(self, ask: Ask) -> None:
+        """Begin to compile the constraint of an ask, for `submissions`."""
+        self._constraints.announce(self._params(ask.sampling_params))
 
     def submissions(self, ask: Ask) -> list[tuple[Submission, NativeResult]]:
         """A submission for each of the n samples, and the empty result that will collect its outputs."""

@@ -46,7 +46,6 @@ class Detail:
     num_forced: int  # output tokens so far that followed for certain and were not sampled
     queue_seconds: float  # from submission to the first step
     prefill_seconds: float  # from there to the first output token
-    prefill_seconds: float  # from there to the first output token
 
 
 @dataclass(slots=True)
@@ -70,7 +69,6 @@ class Submission:
     stream: bool = False
     submitted: float = 0.0  # monotonic seconds
     first_step: float = 0.0
-    first_token: float = 0.0
     first_token: float = 0.0
     emitted: int = 0  # output tokens that left
     emitted_logprobs: int = 0
@@ -308,7 +306,6 @@ class EngineLoop:
         request = submission.request
         ids = request.output_ids
         submission.first_token = submission.first_token or time.monotonic()
-        submission.first_token = submission.first_token or time.monotonic()
         if not request.max_new_tokens:
             return FinishReason("length")
         reason = self._read(submission, ids[-1])
@@ -384,7 +381,6 @@ class EngineLoop:
                 num_retractions=request.num_retractions,
                 num_forced=request.num_forced,
                 queue_seconds=max(0.0, submission.first_step - submission.submitted),
-                prefill_seconds=max(0.0, submission.first_token - submission.first_step),
                 prefill_seconds=max(0.0, submission.first_token - submission.first_step),
             )
             submission.emitted_logprobs = len(request.output_logprobs)

@@ -15,7 +15,7 @@ import torch
 from sgl.grammar.automaton import ENDLESS as PLAIN_FOR_EVER
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.place import Place
-from sgl.grammar.tables import AT, BELOW, COUNT_SHIFT, COUNTER, LIMIT, POP_BIT, PUSH_BIT
+from sgl.grammar.tables import AT, BELOW, COUNT_SHIFT, COUNTER, LIMIT, POP_BIT, PUSH_BIT, Tables
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.kernels.mask_layout import (
     ENDLESS,
@@ -87,7 +87,13 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
 
 def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTensors | None:
     """What is known of an automaton so far; None if it has too many symbols for the kernels."""
-    tables = automaton.tables
+    arrays = automaton_arrays(automaton.tables, automaton.plain_limits(np.arange(automaton.tables.num_states)))
+    return None if arrays is None else AutomatonTensors(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def automaton_arrays(tables: Tables, plain_limits: npt.NDArray[np.int64]) -> list[Int32Array] | None:
+    """What AutomatonTensors holds, in the order of its fields, of an automaton with these tables and limits (see
+    `Automaton.plain_limits`); None if it has too many symbols for the kernels."""
     num_states = tables.num_states
     if tables.num_symbols > MAX_SYMBOLS:
         return None
@@ -100,23 +106,26 @@ def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTe
     entries[stays] |= np.where(is_gate[entries[stays] & TARGET_MASK], GATE_BIT, 0)
     returns = tables.returns[: max(tables.num_symbols, 1), : max(tables.num_results, 1)].copy()
     returns[returns >= 0] |= np.where(is_gate[returns[returns >= 0]], GATE_BIT, 0)
-    limits = automaton.plain_limits(np.arange(num_states))
     infos = np.empty((num_states, 8), np.int32)
     infos[:, 0], infos[:, 1], infos[:, 2], infos[:, 3] = (gates[:, i] for i in (LIMIT, COUNTER, BELOW, AT))
     infos[:, 4:6] = tables.symbols[:num_states]
-    infos[:, 6] = np.where(limits == PLAIN_FOR_EVER, ENDLESS, limits.clip(max=ENDLESS - 1))
+    infos[:, 6] = np.where(plain_limits == PLAIN_FOR_EVER, ENDLESS, plain_limits.clip(max=ENDLESS - 1))
     infos[:, 7] = tables.accepting[:num_states]
-    return AutomatonTensors(
-        entries=torch.from_numpy(entries).to(device),
-        classes=torch.from_numpy(tables.classes.astype(np.int32)).to(device),
-        infos=torch.from_numpy(infos).to(device),
-        returns=torch.from_numpy(np.ascontiguousarray(returns)).to(device),
-        cached=torch.full((num_states,), -1, dtype=torch.int32, device=device),
-    )
+    return [entries, tables.classes.astype(np.int32), infos, returns, np.full(num_states, -1, np.int32)]
 
 
 def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) -> GrammarTensors:
     """Automata by their place in the sequence."""
+    return GrammarTensors(
+        automata=list(automata),
+        addresses=torch.from_numpy(addresses_of(automata)).to(device),
+        has_stacks=any(bool((one.infos[:, 4:6] >= 0).any()) for one in automata),
+        has_counters=any(bool((one.infos[:, 0] >= 0).any()) for one in automata),
+    )
+
+
+def addresses_of(automata: Sequence[AutomatonTensors]) -> npt.NDArray[np.int64]:
+    """`GrammarTensors.addresses`, on the host."""
     addresses = [
         [
             *(t.data_ptr() for t in (one.entries, one.infos, one.returns, one.cached, one.classes)),
@@ -125,12 +134,7 @@ def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) 
         ]
         for one in automata
     ]
-    return GrammarTensors(
-        automata=list(automata),
-        addresses=torch.tensor(addresses, dtype=torch.int64).view(-1, 7).to(device),
-        has_stacks=any(bool((one.infos[:, 4:6] >= 0).any()) for one in automata),
-        has_counters=any(bool((one.infos[:, 0] >= 0).any()) for one in automata),
-    )
+    return np.array(addresses, np.int64).reshape(-1, 7)
 
 
 def empty_places(num_rows: int, max_depth: int, device: torch.device) -> Places:
@@ -153,15 +157,11 @@ def empty_places(num_rows: int, max_depth: int, device: torch.device) -> Places:
 def set_place(places: Places, row: int, grammar: int, place: Place) -> bool:
     """Put a request row at a place in the grammar of that number; False, and nothing changed, if the stack is deeper
     than fits."""
-    frames = []
-    frame = place.stack
-    while frame is not None:
-        frames.append((frame.symbol, frame.item_count))
-        frame = frame.parent
+    frames = frames_of(place)
     if len(frames) > places.stacks.shape[1]:
         return False
     if frames:
-        places.stacks[row, : len(frames)] = torch.tensor(frames[::-1], dtype=torch.int32)
+        places.stacks[row, : len(frames)] = torch.tensor(frames, dtype=torch.int32)
     for column, value in (
         (places.grammars, grammar),
         (places.states, place.state),
@@ -172,6 +172,16 @@ def set_place(places: Places, row: int, grammar: int, place: Place) -> bool:
     ):
         column[row] = value
     return True
+
+
+def frames_of(place: Place) -> list[tuple[int, int]]:
+    """The stack, outermost frame first: symbol and item count of each."""
+    frames = []
+    frame = place.stack
+    while frame is not None:
+        frames.append((frame.symbol, frame.item_count))
+        frame = frame.parent
+    return frames[::-1]
 
 
 def _runs(text: npt.NDArray[np.uint8], starts: Int32Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:

@@ -1,7 +1,8 @@
-"""Where packed token masks live on the device, each uploaded once and found again by the host array it came from.
+"""Where packed token masks live on the device: uploaded once and found again by the host array they came from, or
+worked out there.
 
 Grammars hand out the same read-only array wherever the same mask holds, so a row that has been used before costs a
-dictionary look-up and four bytes a step. Called by the runner; knows no grammar.
+dictionary look-up and four bytes a step. Called by the sampler; knows no grammar.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from sgl.grammar.closure import Standing
 from sgl.runtime.batch import Int32Array, TokenMask
+from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.pack import Uploader
 
 
@@ -23,15 +26,26 @@ class MaskTable:
     before still reads what it was launched with.
     """
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        """num_rows: at least the most masks that one step needs."""
-        self.rows = torch.zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32, device=device)
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        walker: DeviceMasks | None = None,
+        num_walked: int = 0,
+    ) -> None:
+        """num_rows: at least the most masks that one step needs. walker works out masks of places, at most num_walked
+        a step."""
+        self.rows = torch.zeros(num_rows + num_walked, -(-vocab_size // 32), dtype=torch.int32, device=device)
+        self._num_kept = num_rows
+        self._walker = walker
         self._uploader = Uploader(device)
         self._places: OrderedDict[int, int] = OrderedDict()  # id of the array → row, least recently used first
         self._arrays: dict[int, Int32Array] = {}  # keeps every id in use
 
     def find(self, masks: Sequence[TokenMask | None]) -> Int32Array:
-        """The row of each mask, uploading those that are not there; -1 where it is no array. int32 [len(masks)].
+        """The row of each mask, uploading or working out those that are not there; -1 for None and for the one token
+        that follows. int32 [len(masks)].
 
         Arrays must never change once they were handed in. Does not wait for the device.
         """
@@ -48,6 +62,11 @@ class MaskTable:
         for i, mask in enumerate(masks):
             if isinstance(mask, np.ndarray):
                 found[i] = self._places[id(mask)]
+        standing = [i for i, mask in enumerate(masks) if isinstance(mask, Standing)]
+        if standing:
+            assert self._walker is not None, "places are handed in where they can be walked"
+            places = [mask for mask in masks if isinstance(mask, Standing)]
+            found[standing] = self._num_kept + self._walker.walk(places, self.rows[self._num_kept :])
         return found
 
     def _upload(self, masks: list[Int32Array]) -> None:
@@ -55,7 +74,7 @@ class MaskTable:
         places = np.empty(len(masks), np.int64)
         for i, mask in enumerate(masks):
             place = len(self._places)
-            if place == len(self.rows):
+            if place == self._num_kept:
                 oldest, place = self._places.popitem(last=False)
                 del self._arrays[oldest]
             self._places[id(mask)] = places[i] = place

@@ -12,8 +12,10 @@ from typing import cast
 import numpy as np
 import torch
 
+from sgl.grammar.closure import Standing
+from sgl.grammar.vocabulary import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
-from sgl.runtime.batch import Batch, Int32Array, RowSetup
+from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.graphs import DecodeGraphs
@@ -89,6 +91,16 @@ class ModelRunner:
         for q_lens in ([1] * min(64, len(self._page_table)), [1, *lengths[1:], max(lengths[0] - 1, 1)], [1]):
             for temperature in (0.0, 1.0):
                 self.launch(_idle_batch(q_lens[: len(self._page_table)], temperature)).wait()
+
+    def walk_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
+        """Let token masks be places in closed automata of this vocabulary, and warm that up, as `warm_up` does."""
+        self._sampler.walk_masks(vocabulary)
+        num_rows = min(2, len(self._page_table))
+        for temperature in (0.0, 1.0):
+            batch = _idle_batch([1] * num_rows, temperature)
+            kept: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
+            batch.token_masks = kept[:num_rows]
+            self.launch(batch).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm of the batch's tokens if any is scored, else of those sampled from; and

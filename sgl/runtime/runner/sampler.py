@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sgl.grammar.vocabulary import Vocabulary
 from sgl.kernels import sampling
 from sgl.kernels.mask import apply_token_mask_
 from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup
+from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.pack import Uploader
 from sgl.runtime.runner.results import DeviceLogprobs, lay_out, position_logprobs
@@ -73,6 +75,12 @@ class Sampler:
         self._biases: dict[int, tuple[Int64Array, Float32Array]] = {}  # row → ids, values
         self._may_end = np.zeros(max_rows, np.int64)  # the first position at which the row may end
         self._ending: dict[int, Int64Array] = {}  # row → ids that it must not sample before
+
+    def walk_masks(self, vocabulary: Vocabulary) -> None:
+        """Let token masks be places in closed automata of this vocabulary. To be called before the first step."""
+        num_rows = len(self.next_tokens)
+        walker = DeviceMasks(vocabulary, num_rows, self._device)
+        self._masks = MaskTable(max(_NUM_MASKS, num_rows), self._vocab_size, self._device, walker, num_rows)
 
     def setup(self, setups: list[RowSetup]) -> None:
         """Forget what the rows held and take in their new requests, before the step in which they first run."""

@@ -1,0 +1,150 @@
+"""Where one output stands in its constraint, for a runtime: what may come next, and what follows for certain.
+
+Two kinds: one asks a matcher, which works masks out itself; one walks a closed automaton and leaves masks to whoever
+holds its arrays, until the token budget comes near.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.grammar.budget import FAR
+from sgl.grammar.closure import Closed, Standing
+from sgl.grammar.compiler import Grammar
+from sgl.grammar.jump import closed_forced_tokens, forced_tokens
+from sgl.grammar.place import advance
+from sgl.grammar.vocabulary import Vocabulary
+
+Int32Array = npt.NDArray[np.int32]
+Encode = Callable[[str], Sequence[int]]
+MAX_DEPTH: Final = 32
+"""Frames on the stack of a place that is left to others."""
+
+
+class Cursor(Protocol):
+    """Where one output stands in its constraint."""
+
+    def mask(self, remaining: int) -> Int32Array | Standing:
+        """What the next token may be, with so many to come (see `Matcher.fill_mask`): a packed mask, not to be
+        written to, or a place. Raises GrammarError."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; False, and nothing changed, if it is not allowed."""
+
+    def forced(self, output_ids: Sequence[int]) -> list[int]:
+        """The tokens that follow the output for certain; see `jump.py`."""
+
+    def is_complete(self) -> bool:
+        """Whether the output matches and nothing can follow it."""
+
+
+class MatcherCursor:
+    """A cursor that works masks out itself. encode: the tokenizer's own, without special tokens around the text."""
+
+    def __init__(self, grammar: Grammar, encode: Encode) -> None:
+        self._encode = encode
+        self._matcher = grammar.matcher()
+        self._vocabulary = grammar.vocabulary
+
+    def mask(self, remaining: int | None) -> Int32Array:
+        """See `Cursor`."""
+        return self._matcher.mask(remaining)
+
+    def accept(self, token_id: int) -> bool:
+        """See `Cursor`."""
+        return self._matcher.accept(token_id)
+
+    def forced(self, output_ids: Sequence[int]) -> list[int]:
+        """See `Cursor`."""
+        return forced_tokens(self._matcher, self._vocabulary, output_ids, self._encode)
+
+    def is_complete(self) -> bool:
+        """See `Cursor`."""
+        if self._matcher.is_finished() or not self._matcher.is_accepting():
+            return self._matcher.is_finished()
+        row = self._matcher.mask().copy()
+        for token_id in self._vocabulary.eos_ids:
+            row[token_id // 32] &= ~np.left_shift(1, token_id % 32, dtype=np.int32)
+        return not row.any()
+
+
+class ClosedGrammar:
+    """A constraint whose automaton is closed, over one vocabulary; what masks take on a host is made when asked for."""
+
+    def __init__(self, closed: Closed, vocabulary: Vocabulary, build: Callable[[], Grammar]) -> None:
+        self.closed = closed
+        self.vocabulary = vocabulary
+        self._build = build
+        self._grammar: Grammar | None = None
+
+    def grammar(self) -> Grammar:
+        """The constraint for walks on the host; one thread may ask."""
+        if self._grammar is None:
+            self._grammar = self._build()
+        return self._grammar
+
+
+class ClosedCursor:
+    """A cursor in a closed automaton. Where the stack is deep, or so few tokens may come that the text could be left
+    without its end, it becomes a `MatcherCursor`."""
+
+    def __init__(self, grammar: ClosedGrammar, encode: Encode) -> None:
+        self._grammar = grammar
+        self._closed = grammar.closed
+        self._tokens = grammar.vocabulary.token_bytes
+        self._eos_ids = grammar.vocabulary.eos_ids
+        self._most_opened = grammar.vocabulary.most_opened
+        self._encode = encode
+        self._place = grammar.closed.start
+        self._accepted: list[int] = []
+        self._is_finished = False
+        self._host: MatcherCursor | None = None
+
+    def mask(self, remaining: int) -> Int32Array | Standing:
+        """See `Cursor`."""
+        if self._host is None:
+            depth, frame = self._most_opened, self._place.stack
+            while frame is not None:
+                depth, frame = depth + 1, frame.parent
+            if depth <= MAX_DEPTH and (remaining > FAR or remaining > self._closed.needed(depth)):
+                return Standing(self._closed, self._place)
+            self._host = MatcherCursor(self._grammar.grammar(), self._encode)
+            for token_id in self._accepted:
+                self._host.accept(token_id)
+        return self._host.mask(remaining)
+
+    def accept(self, token_id: int) -> bool:
+        """See `Cursor`."""
+        if self._host is not None:
+            return self._host.accept(token_id)
+        if token_id in self._eos_ids:
+            if self._is_finished or not self._closed.tables.accepting.item(self._place.state):
+                return False
+            self._is_finished = True
+            return True
+        data = self._tokens[token_id] if token_id < len(self._tokens) else b""
+        place = advance(self._closed, self._place, data) if data and not self._is_finished else None
+        if place is None:
+            return False
+        self._place = place
+        self._accepted.append(token_id)
+        return True
+
+    def forced(self, output_ids: Sequence[int]) -> list[int]:
+        """See `Cursor`."""
+        if self._host is not None:
+            return self._host.forced(output_ids)
+        if self._is_finished or self._closed.only_byte[self._place.state] < 0:
+            return []
+        vocabulary = self._grammar.vocabulary
+        return closed_forced_tokens(self._closed, self._place, vocabulary, output_ids, self._encode)
+
+    def is_complete(self) -> bool:
+        """See `Cursor`."""
+        if self._host is not None:
+            return self._host.is_complete()
+        return self._is_finished or self._closed.is_last[self._place.state]

@@ -1,0 +1,84 @@
+"""Token masks worked out on the device: closed automata in an arena there, walked from wherever requests stand.
+
+Called by the sampler once a step; the host says where each request stands, which it knows by then, and reads nothing
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sgl.grammar.closure import MAX_BYTES, Closed, Standing
+from sgl.grammar.cursor import MAX_DEPTH
+from sgl.grammar.place import Place
+from sgl.grammar.vocabulary import Vocabulary
+from sgl.kernels.mask import find_masks_
+from sgl.kernels.mask_layout import OPEN, AutomatonTensors, GrammarTensors, Places
+from sgl.kernels.staging import Uploader, carve
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.runner.device_grammars import addresses_of, automaton_arrays, frames_of, vocabulary_tensors
+
+_ALIGNMENT = 64
+
+
+class DeviceMasks:
+    """Walks one vocabulary for at most `max_rows` requests a step.
+
+    An automaton stays in the arena until that is full, and is uploaded again if it is needed again. All in stream
+    order: a walk that was launched before still reads what it was launched with.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, max_rows: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary_tensors(vocabulary, device)
+        self._arena = torch.empty(max_rows * MAX_BYTES, dtype=torch.uint8, device=device)
+        self._used = 0
+        self._homes: dict[int, tuple[Closed, AutomatonTensors]] = {}  # by id, which the automaton keeps in use
+        self._uploader = Uploader(device)
+
+    def walk(self, standings: Sequence[Standing], masks: torch.Tensor) -> Int32Array:
+        """Write the mask of each place to masks, int32 [rows, words], and say which row holds it; places that several
+        requests share are walked once. int32 [len(standings)]. Does not wait for the device."""
+        if not all(id(closed) in self._homes or self._settle(closed) for closed, _ in standings):
+            self._homes.clear()
+            self._used = 0
+            is_settled = all(id(closed) in self._homes or self._settle(closed) for closed, _ in standings)
+            assert is_settled, "the arena holds those of one step"
+        numbers: dict[int, int] = {}
+        places: dict[tuple[int, Place], int] = {}
+        found = np.empty(len(standings), np.int32)
+        for i, (closed, place) in enumerate(standings):
+            number = numbers.setdefault(id(closed), len(numbers))
+            found[i] = places.setdefault((number, place), len(places))
+        automata = [self._homes[key][1] for key in numbers]
+        columns = np.array([(n, p.state, p.char_count, p.item_count) for n, p in places], np.int32).T
+        stacks = np.zeros((len(places), MAX_DEPTH, 2), np.int32)
+        depths = np.zeros(len(places), np.int32)
+        for row, (_, place) in enumerate(places):
+            if place.stack is not None:
+                frames = frames_of(place)
+                depths[row] = len(frames)
+                stacks[row, : len(frames)] = frames
+        statuses = np.full(len(places), OPEN, np.int32)
+        rows = np.arange(len(places), dtype=np.int32)
+        on_device = self._uploader.upload(*columns, depths, stacks, statuses, rows, addresses_of(automata))
+        # One kernel for all: that of grammars with stacks and counters.
+        grammars = GrammarTensors(automata, on_device[8], has_stacks=True, has_counters=True)
+        find_masks_(masks, on_device[7], Places(*on_device[:7]), grammars, self._vocabulary)
+        return found
+
+    def _settle(self, closed: Closed) -> bool:
+        """Upload an automaton; False if there is no room left."""
+        arrays = automaton_arrays(closed.tables, closed.plain_limits)
+        assert arrays is not None, "it is small"
+        size = sum(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)
+        assert size <= MAX_BYTES, "larger ones are not closed"
+        if self._used + size > len(self._arena):
+            return False
+        home = self._arena[self._used : self._used + size]
+        self._uploader.upload_into(home, *arrays)
+        self._homes[id(closed)] = closed, AutomatonTensors(*carve(home, tuple(arrays)))
+        self._used += size
+        return True

@@ -1,0 +1,214 @@
+"""Masks worked out on the device by the engine: closed automata, cursors in them, and the arena they lie in."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl import Engine
+from sgl.errors import GrammarError, RegexSyntaxError
+from sgl.grammar import Vocabulary, compile
+from sgl.grammar.closure import Closed, Standing, close
+from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, MatcherCursor
+from sgl.grammar.place import advance
+from sgl.grammar.service import CompileService
+from sgl.runtime.intake import Intake
+from sgl.runtime.runner import device_masks
+from sgl.runtime.runner.device_masks import DeviceMasks
+from tests.json_random import SCHEMAS
+from tests.test_constraints import CONSTRAINTS, DATE, FIELDS, PERSON, assert_matches
+from tests.tiny_models import tiny_checkpoint
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NESTED: dict[str, Any] = {
+    "$defs": {"node": {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
+              "required": ["v"], "additionalProperties": False}},
+    "$ref": "#/$defs/node",
+}  # fmt: skip
+
+
+def vocabulary(seed: int = 0) -> Vocabulary:
+    rng = random.Random(seed)
+    parts = ["a", '"', "{", "}", "[", "]", ",", ":", "1", "ab", "true", "red", '":', '",', '"name', "é"]
+    tokens = [bytes([byte]) for byte in range(256)]
+    tokens += ["".join(rng.choices(parts, k=rng.randint(2, 5))).encode() for _ in range(200)]
+    return Vocabulary([*dict.fromkeys(tokens), None], [len(dict.fromkeys(tokens))])
+
+
+def closed_of(vocabulary: Vocabulary, **constraint: Any) -> ClosedGrammar:
+    automaton = compile(vocabulary=vocabulary, **constraint).automaton
+    assert automaton is not None
+    closed = close(automaton, 5000)
+    assert closed is not None
+    return ClosedGrammar(closed, vocabulary, lambda: compile(vocabulary=vocabulary, **constraint))
+
+
+def encode_bytes(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def follow(schema: Any, rng: random.Random, budget: int) -> None:
+    """A random output, whose every step a closed cursor and a matcher see alike."""
+    words = vocabulary(rng.randrange(4))
+    try:
+        grammar = compile(vocabulary=words, json_schema=schema)
+    except GrammarError:
+        return
+    automaton = compile(vocabulary=words, json_schema=schema).automaton
+    assert automaton is not None
+    closed = close(automaton, 5000)
+    if closed is None:
+        return
+    cursor = ClosedCursor(ClosedGrammar(closed, words, lambda: grammar), encode_bytes)
+    host = MatcherCursor(grammar, encode_bytes)
+    walker = DeviceMasks(words, 2, DEVICE)
+    masks = torch.zeros(2, words.words, dtype=torch.int32, device=DEVICE)
+    output: list[int] = []
+    for remaining in range(budget, 0, -1):
+        mask, expected = cursor.mask(remaining), host.mask(remaining)
+        if isinstance(mask, Standing):
+            rows = walker.walk([mask, mask], masks)
+            assert rows[0] == rows[1]
+            mask = masks[int(rows[0])].cpu().numpy()
+        assert (mask == expected).all(), remaining
+        assert cursor.forced(output) == host.forced(output)
+        allowed = np.flatnonzero(np.unpackbits(expected.view(np.uint8), bitorder="little"))
+        assert not cursor.accept(next(t for t in range(words.size + 1) if t not in allowed))
+        output.append(int(rng.choice(allowed)))
+        assert cursor.accept(output[-1])
+        assert host.accept(output[-1])
+        assert cursor.is_complete() == host.is_complete()
+        if output[-1] in words.eos_ids or host.is_complete():
+            return
+
+
+@pytest.mark.parametrize("schema", [PERSON, FIELDS, NESTED, {}], ids=["person", "fields", "nested", "any"])
+@pytest.mark.parametrize("budget", [40, 90, 1200])
+def test_a_closed_cursor_says_what_a_matcher_says(schema: Any, budget: int) -> None:
+    """Masks, what is forced and what is complete, also when the budget comes near."""
+    for seed in range(3):
+        follow(schema, random.Random(seed), min(budget, 150) if budget < 1000 else budget)
+
+
+@settings(deadline=None, max_examples=25)
+@given(SCHEMAS, st.integers(0, 1 << 30))
+def test_closed_cursors_of_random_schemas_say_what_matchers_say(schema: Any, seed: int) -> None:
+    follow(schema, random.Random(seed), 50)
+
+
+@settings(deadline=None, max_examples=40)
+@given(SCHEMAS, st.integers(0, 1 << 30))
+def test_so_many_bytes_end_the_text_from_everywhere(schema: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    try:
+        grammar = compile(vocabulary=vocabulary(), json_schema=schema)
+    except GrammarError:
+        return
+    assert grammar.automaton is not None
+    closed = close(grammar.automaton, 5000)
+    if closed is None:
+        return
+    matcher, place = grammar.matcher(), closed.start
+    for _ in range(60):
+        depth, frame = 0, place.stack
+        while frame is not None:
+            depth, frame = depth + 1, frame.parent
+        assert len(matcher.shortest_end()) <= closed.needed(depth)
+        live = [byte for byte in range(256) if advance(closed, place, bytes([byte])) is not None]
+        if not live:
+            break
+        byte = bytes([rng.choice(live)])
+        following = advance(closed, place, byte)
+        assert following is not None
+        assert matcher.accept_bytes(byte)
+        place = following
+
+
+def test_an_arena_that_is_full_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = vocabulary()
+    grammars = [closed_of(words, regex=f"[a-z]{{{n}}}\\d") for n in range(1, 7)]
+    arrays = max(grammar.closed.nbytes for grammar in grammars)
+    monkeypatch.setattr(device_masks, "MAX_BYTES", arrays)
+    walker = DeviceMasks(words, 2, DEVICE)
+    masks = torch.zeros(2, words.words, dtype=torch.int32, device=DEVICE)
+    for pair in [(0, 1), (2, 3), (1, 4), (5, 5), (0, 5)]:
+        chosen = [Standing(grammars[i].closed, grammars[i].closed.start) for i in pair]
+        rows = walker.walk(chosen, masks)
+        for i, row in zip(pair, rows.tolist(), strict=True):
+            assert (masks[row].cpu().numpy() == grammars[i].grammar().matcher().mask()).all()
+
+
+def test_a_service_closes_what_is_small_and_compiles_the_rest() -> None:
+    words = vocabulary()
+    service = CompileService(words, num_closers=2)
+    try:
+        flights = {name: service.submit(constraint) for name, constraint in _constraints().items()}
+        small = flights["small"].result()
+        assert isinstance(small, ClosedGrammar)
+        assert isinstance(small.closed, Closed)
+        assert service.submit(_constraints()["small"]) is flights["small"]
+        assert not isinstance(flights["large"].result(), ClosedGrammar)
+        with pytest.raises(RegexSyntaxError):
+            flights["wrong"].result()
+    finally:
+        service.close()
+
+
+def _constraints() -> dict[str, Any]:
+    from sgl.grammar.compiler import make_constraint
+
+    return {
+        "small": make_constraint({"json_schema": PERSON}),
+        "large": make_constraint({"json_schema": {"enum": ["".join(random.Random(i).choices("abcdefgh", k=12)) for i in range(2000)]}}),
+        "wrong": make_constraint({"regex": "(a"}),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), with_tokenizer=True)
+
+
+@pytest.fixture(params=["synchronous", "run-ahead"])
+def walking(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine whose masks are walked where the model runs, by plain torch on a CPU."""
+    monkeypatch.setattr(Intake, "walks_masks", property(lambda self: True))
+    synchronous = request.param == "synchronous"
+    with Engine(folder, dtype="float32", check_ledger=True, disable_overlap_schedule=synchronous) as engine:
+        yield engine
+
+
+def test_an_engine_that_walks_masks_gives_the_same_tokens(folder: Path, walking: Engine) -> None:
+    base: dict[str, Any] = {"max_new_tokens": 150}
+    kinds = [*CONSTRAINTS, {"json_schema": FIELDS}, {"json_schema": FIELDS, "max_new_tokens": 40}, {"regex": DATE},
+             {"json_schema": NESTED}, {"json_schema": {}, "max_new_tokens": 60}, {"ignore_eos": True}]  # fmt: skip
+    params = [{**base, **kind, "temperature": t, "seed": 7} for kind in kinds for t in (0.0, 1.2)]
+    prompts = ["the answer is"] * len(params)
+    got = walking.generate(prompt=prompts, sampling_params=params)
+    with Engine(folder, dtype="float32", device="cpu") as engine:
+        expected = engine.generate(prompt=prompts, sampling_params=params)
+    for its, one, other in zip(params, got, expected, strict=True):
+        if DEVICE.type == "cpu":
+            assert one["output_ids"] == other["output_ids"], its
+        if one["meta_info"]["finish_reason"]["type"] != "stop" or its.get("ignore_eos"):
+            continue
+        if its.get("json_schema") == NESTED:
+            jsonschema.validate(json.loads(one["text"]), NESTED)
+        else:
+            assert_matches(one, its)
+
+
+def test_errors_are_the_same_where_masks_are_walked(walking: Engine) -> None:
+    with pytest.raises(RegexSyntaxError, match="position"):
+        walking.generate(prompt="so", sampling_params={"regex": "(a"})
+    assert walking.generate(prompt="so", sampling_params={"regex": "ab"})["text"] == "ab"
