@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from sgl.runtime.config import EngineConfig, ServerConfig
+from sgl.cli.options import option_docs
+from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.metrics import Histogram
 from tests.house import REPOSITORY
@@ -76,9 +77,12 @@ def test_metrics_count_what_happened(server: LiveServer) -> None:
     assert rise("sgl:time_to_first_token_seconds_count") == 2
     assert rise("sgl:inter_token_latency_seconds_count") == 6
     assert rise("sgl:e2e_request_latency_seconds_count") == rise("sgl:queue_time_seconds_count") == 3
-    assert rise('sgl:http_responses_total{path="/generate",status="200"}') == 2
-    assert rise('sgl:http_responses_total{path="/generate",status="400"}') == 1
-    assert after["sgl:http_open_requests"] == 1, "the one that asks"
+    assert rise('sgl:http_requests_total{path="/generate",status="200"}') == 2
+    assert rise('sgl:http_requests_total{path="/generate",status="400"}') == 1
+    assert after["sgl:http_requests_active"] == 1, "the one that asks"
+    assert rise('sgl:per_stage_req_latency_seconds_count{stage="prefill"}') == 3
+    assert after["sgl:num_used_tokens"] == 0
+    assert after["sgl:gen_throughput"] > 0
     assert (
         after['sgl:e2e_request_latency_seconds_bucket{le="+Inf"}'] == after["sgl:e2e_request_latency_seconds_count"]
     )
@@ -87,7 +91,7 @@ def test_metrics_count_what_happened(server: LiveServer) -> None:
 def test_paths_that_do_not_exist_share_one_label(server: LiveServer) -> None:
     for path in ("/a", "/b", '/c"d'):
         server.get(path)
-    assert metrics_of(server)['sgl:http_responses_total{path="unknown",status="404"}'] == 3
+    assert metrics_of(server)['sgl:http_requests_total{path="unknown",status="404"}'] == 3
 
 
 def test_quantiles_are_the_bounds_above_them() -> None:
@@ -111,6 +115,22 @@ def test_the_page_needs_nothing_from_outside_and_its_numbers_are_there(server: L
         assert used in status
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/genrate", "did you mean '/generate'"),
+        ("/v1/chat/completion", "did you mean '/v1/chat/completions'"),
+        ("/encode", "no embeddings"),
+        ("/v1/embeddings", "no embeddings"),
+        ("/nothing/like/it", "/openapi.json"),
+    ],
+)
+def test_endpoints_that_do_not_exist_are_named_with_what_does(server: LiveServer, path: str, words: str) -> None:
+    answer = server.post(path, {"text": "a"})
+    assert answer.status_code == 404
+    assert words in answer.json()["error"]["message"]
+
+
 def test_every_route_is_described(server: LiveServer) -> None:
     described = server.get("/openapi.json").json()
     for path in ("/generate", "/v1/chat/completions", "/v1/programs", "/v1/models/{model}", "/metrics"):
@@ -123,9 +143,12 @@ def test_the_documentation_names_every_endpoint_and_option(server: LiveServer) -
     text = (REPOSITORY / "docs" / "server.md").read_text()
     for path in server.get("/openapi.json").json()["paths"]:
         assert f"`{path}`" in text
-    for cls in (EngineConfig, ServerConfig):
-        for field in dataclasses.fields(cls):
-            assert f"`--{field.name.replace('_', '-')}`" in text
+    for name in re.findall(r"^# TYPE (\S+)", server.get("/metrics").text, re.MULTILINE):
+        assert name == "sgl:model_info" or re.search(rf"`{name}[`{{]", text), name
+    for field in dataclasses.fields(ServerConfig):
+        default = {None: "", True: "`true`", False: "`false`"}.get(field.default, f"`{field.default}`")
+        meaning = option_docs(ServerConfig)[field.name]
+        assert f"| `--{field.name.replace('_', '-')}` | {'' if default == '``' else default} | {meaning} |" in text
 
 
 def test_what_is_described_is_what_happens(server: LiveServer) -> None:

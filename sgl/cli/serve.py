@@ -55,7 +55,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
     service = Service(config, engine, chat_template=template, tracer=tracer)
 
     def on_ready(url: str) -> None:
-        text = f"sgl serves {service.model_name} at {url} (ready in {time.monotonic() - began:.1f} s)"
+        service.metrics.startup_seconds = time.monotonic() - began
+        text = f"sgl serves {service.model_name} at {url} (ready in {service.metrics.startup_seconds:.1f} s)"
         Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
 
     await serve_until_stopped(service, bound, on_ready)

@@ -102,6 +102,7 @@ class RadixCache:
         self.num_nodes = 0  # without the root
         self.evictable_pages = 0
         self.locked_pages = 0
+        self.evicted_pages = 0  # since the start
         self.version = 0
         self._page_bytes = pool.page_size * TOKEN_BYTES
         self._next_id = 1
@@ -285,6 +286,7 @@ class RadixCache:
         if freed:
             self.pool.release(np.concatenate(freed))
             self.evictable_pages -= wanted
+            self.evicted_pages += wanted
             self.version += 1
         return wanted
 

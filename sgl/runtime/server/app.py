@@ -12,13 +12,13 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from aiohttp import web
 
-from sgl.errors import SglError
+from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.connection import Connection
-from sgl.runtime.server.errors import described, error_response, json_response
+from sgl.runtime.server.errors import NotThere, described, error_response, json_response
 from sgl.runtime.server.identity import request_id
 from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
@@ -29,6 +29,7 @@ from sgl.runtime.server.service import Handler, Route, Service
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_EMBEDDINGS = ("/encode", "/v1/embeddings")  # which clients may look for
 _CORS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID, X-Request-Id",
@@ -57,8 +58,9 @@ def build_app(service: Service) -> web.Application:
 class _Guard:
     """What happens to every request before and after its handler."""
 
-    def __init__(self, service: Service, routes: Iterable[Route]) -> None:
+    def __init__(self, service: Service, routes: Sequence[Route]) -> None:
         self._service = service
+        self._paths = [route.path for route in routes]
         self._open = {route.path for route in routes if route.is_open}
         self._origins = {origin.strip() for origin in service.config.cors_origins.split(",") if origin.strip()}
         key = service.config.api_key
@@ -108,6 +110,8 @@ class _Guard:
             return json_response(error, 401, {"WWW-Authenticate": "Bearer"})
         try:
             return await handler(request)
+        except web.HTTPNotFound:
+            return error_response(self._no_such_endpoint(request.path))
         except web.HTTPException as error:
             return error_response(error)
         except SglError as error:
@@ -117,6 +121,12 @@ class _Guard:
         except Exception as error:
             logger.exception("the request failed")
             return error_response(error)
+
+    def _no_such_endpoint(self, path: str) -> NotThere:
+        if path in _EMBEDDINGS:
+            return NotThere("there are no embeddings: the models that are served here generate", param="path")
+        hint = nearest_name(path, self._paths)
+        return NotThere(f"there is no endpoint {path!r}{hint}; /openapi.json lists them", param="path")
 
     def _may_enter(self, request: web.Request) -> bool:
         if self._expected is None or request.path in self._open:

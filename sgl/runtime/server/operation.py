@@ -34,7 +34,10 @@ class OperationApi:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Counters and histograms."""
-        text = self._service.metrics.text(self._service.model_name, await self._state())
+        service = self._service
+        max_total_tokens = service.engine.config.max_total_tokens
+        assert max_total_tokens is not None, "options were resolved"
+        text = service.metrics.text(service.model_name, max_total_tokens, await self._state())
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     async def status(self, request: web.Request) -> web.Response:

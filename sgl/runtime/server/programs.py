@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,9 +34,6 @@ from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
 from sgl.runtime.server.handle import ProgramSession
 from sgl.runtime.server.service import Route, Service
-
-if TYPE_CHECKING:  # needs an extra
-    from sgl.runtime.server.tracing import Tracer
 
 MAX_PROGRAMS = 20_000  # open at the same time
 MAX_ROWS = 10_000
@@ -124,14 +121,14 @@ class ProgramsApi:
             )
             for row in rows
         ]
-        opened = _OpenProgram(programs[0], self._forget, is_batch=body.rows is not None)
+        opened = _OpenProgram(self._service, programs[0], self._forget, is_batch=body.rows is not None)
         segment = None if body.segment is None else opened.checker.segment(body.segment)
         self._open[opened.id] = opened
         if body.rows is None:
             opened.nodes += [] if body.segment is None else body.segment["nodes"]
             self._recent.append(opened)
         try:
-            opened.start(self._service, programs, segment)
+            opened.start(programs, segment)
         except SglError:
             opened.end()
             raise
@@ -192,7 +189,7 @@ class ProgramsApi:
 class _OpenProgram:
     """A program, or one for each row, with everything that it has said so far."""
 
-    def __init__(self, program: ir.Program, forget: Any, *, is_batch: bool) -> None:
+    def __init__(self, service: Service, program: ir.Program, forget: Any, *, is_batch: bool) -> None:
         self.id = uuid.uuid4().hex
         self.checker = Checker(program)
         self.num_segments = 0  # beside the one that it opened with
@@ -201,8 +198,8 @@ class _OpenProgram:
         self._name = program.name
         self._started = time.time()
         self._times: list[float] = []  # of the log's events
-        self._tracer: Tracer | None = None
-        self._parent: Any = None  # the span of the request that opened it
+        self._service = service
+        self._parent = None if service.tracer is None else service.tracer.here()
         self._patience = program.lease_s
         self._forget = forget
         self._is_batch = is_batch
@@ -214,14 +211,12 @@ class _OpenProgram:
         self._changed = asyncio.Event()
         self._await_listener(self._patience)
 
-    def start(self, service: Service, programs: list[ir.Program], segment: ir.Segment | None) -> None:
+    def start(self, programs: list[ir.Program], segment: ir.Segment | None) -> None:
         """Open a session for each. Raises what they raise."""
-        self._tracer = service.tracer
-        self._parent = None if service.tracer is None else service.tracer.here()
         self._note({"type": "opened", "id": self.id})
         for row, program in enumerate(programs):
             self._num_running += 1
-            self._sessions.append(service.engine.open_program(program, partial(self._take, row)))
+            self._sessions.append(self._service.engine.open_program(program, partial(self._take, row)))
         if segment is not None:
             self.send(segment)
 
@@ -300,8 +295,8 @@ class _OpenProgram:
             data |= {"stream": event.stream, "index": event.index, "error": error}
         else:
             data |= dataclasses.asdict(event)
-        if self._tracer is not None and isinstance(event, ir.NodeDone) and event.meta:
-            self._tracer.generation(event.meta, name=f"node {event.stream}/{event.index}", parent=self._parent)
+            if isinstance(event, ir.NodeDone) and event.meta:
+                self._service.finished(event.meta, name=f"node {event.stream}/{event.index}", parent=self._parent)
         self._note(data)
 
     def _note(self, data: dict[str, Any]) -> None:

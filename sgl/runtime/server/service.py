@@ -123,11 +123,12 @@ class Service:
                     self.finished(event["meta_info"])
                 yield event
 
-    def finished(self, meta: dict[str, Any]) -> None:
-        """Count a generation that ended, and trace it."""
-        self.metrics.finished(meta)
+    def finished(self, meta: dict[str, Any], *, name: str = "generate", parent: Any = None) -> None:
+        """Count a generation that ended, and trace it; see Tracer.generation."""
+        if "e2e_latency" in meta:  # what scores candidates is no request of its own
+            self.metrics.finished(meta)
         if self.tracer is not None:
-            self.tracer.generation(meta)
+            self.tracer.generation(meta, name=name, parent=parent)
 
     async def info(self) -> dict[str, Any]:
         """Options and what the engine does right now; no secrets."""
