@@ -14,13 +14,13 @@ from tools.train_embedded.toolcalls import tool_example
 from tools.train_embedded.values import Values
 
 SHARES = {
-    "extraction": 56,
+    "extraction": 54,
     "corpora": 8,
-    "classification": 15,
-    "tools": 11,
+    "classification": 18,
+    "tools": 12,
     "dialogues": 5,
     "stories": 3,
-    "books": 2,
+    "books": 1,
 }
 
 

@@ -6,6 +6,7 @@ as nulls. Further sources make up attributes of things, and values to be told by
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from tools.train_embedded.attributes import attribute_clause
@@ -14,6 +15,7 @@ from tools.train_embedded.prompts import Example, Field, extraction
 from tools.train_embedded.telling import Telling
 from tools.train_embedded.values import Number, Value, Values, phrases
 
+COMPOUNDED = frozenset(phrases("compounded"))
 PREFIXED = frozenset(phrases("prefixed"))  # keys that often stand behind a noun: order_date
 Made = tuple[
     str, list[Field], dict[str, Any], str, list[tuple[str, Any]]
@@ -44,8 +46,8 @@ def asked_fields(telling: Telling) -> tuple[list[Field], dict[str, str], dict[st
         value, is_said = telling.data(name)
         found = domain.fields[name]
         key = found.names[0] if rng.random() < 0.35 else rng.choice(found.names)
-        if telling.values.split == "train" and key in PREFIXED and rng.random() < 0.15:
-            key = f"{rng.choice(domain.nouns)}_{key}"
+        if telling.values.split == "train" and rng.random() < 0.12:
+            key = _compound(key, found.kind, domain.nouns, rng)
         key = cased(key, style)
         if key in record:
             continue
@@ -58,6 +60,16 @@ def asked_fields(telling: Telling) -> tuple[list[Field], dict[str, str], dict[st
         sources[key] = name
         record[key] = data
     return fields, sources, record
+
+
+def _compound(key: str, kind: str, nouns: list[str], rng: random.Random) -> str:
+    """A longer key, as programs have them: order_date, num_guests, price_usd."""
+    if key in PREFIXED and rng.random() < 0.5:
+        return f"{rng.choice(nouns)}_{key}"
+    if kind not in COMPOUNDED:
+        return key
+    longer = rng.choice(phrases(f"keys_{kind}")).format(key)
+    return key if len(set(longer.split("_"))) < len(longer.split("_")) else longer
 
 
 def _asked(key: str, found: FieldKind, value: Value, is_said: bool, values: Values) -> tuple[Field, Any]:

@@ -11,6 +11,7 @@ from tools.train_embedded.values import NUMBER_WORDS, Value, Values, phrases
 
 TELLING = frozenset(phrases("telling"))
 VAGUE = frozenset(phrases("vague"))
+AROUND = frozenset(phrases("around"))  # kinds of values before which other words often stand
 PLAIN = frozenset(phrases("plain"))  # kinds of values that are known by their form
 
 
@@ -33,6 +34,9 @@ class Telling:
             self.said[name] = Value("", {"true": True, "false": False}.get(slot.setting, slot.setting))
         elif name not in self.said:
             self.said[name] = self.drawn(name)
+            kind = self.domain.fields[name].kind
+            if kind in AROUND and self.values.split == "train" and self.rng.random() < 0.06:
+                return f"{self.rng.choice(phrases(f'around_{kind}'))} {self.said[name].text}"
         return self.said[name].text
 
     def drawn(self, name: str) -> Value:
@@ -76,6 +80,8 @@ class Telling:
             text += self.rng.choice([".", ".", ".", "!"])
         if self.rng.random() < 0.1:
             text = f"{self.rng.choice(phrases('before'))} {text}"
+        elif style < 1.0 and self.rng.random() < 0.04:
+            text = f"{self.values.phrase().capitalize()}{self.rng.choice([':', ',', ' -', '!', '.'])} {text}"
         if self.rng.random() < 0.12:
             text += ("" if text[-1] in ".!?" else ".") + " " + self.rng.choice(phrases("after"))
         return re.sub(r"  +", " ", text)

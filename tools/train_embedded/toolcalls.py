@@ -242,7 +242,7 @@ def called(call: Call, values: Values) -> Call:
         text += rng.choice(["?", "?", ""]) if asks else rng.choice([".", "", "!"])
     if rng.random() < 0.12:
         text = rng.choice(["Hi, ", "Hello! ", "Hey, ", "Please help me: ", "Quick one: ", "Okay. "]) + text
-    call.request = text[0].lower() + text[1:] if rng.random() < 0.08 else text
+    call.request = text[0].lower() + text[1:] if rng.random() < 0.16 else text
     return call
 
 

@@ -25,6 +25,7 @@ from tools.train_embedded.tokenizer import CONTEXT
 ROUND = 64  # lengths are padded to multiples of it: a handful of shapes
 SHORT = 192  # tokens
 PIECE = re.compile(r"<\|[a-z_]+\|>|[^\W\d_]+|.", re.DOTALL)
+SHORT_ANSWER = 6  # tokens, the end of the turn among them
 KNOWN = 200_000  # pieces to remember
 POOL = 10  # batches made at a time, of examples sorted by length
 
@@ -41,12 +42,13 @@ class Recipe:
     warmup: int = 200  # steps
     weight_decay: float = 0.02
     prompt_weight: float = 0.1  # of tokens that the model reads, beside 1 of those that it is to write
+    short_weight: float = 4.0  # of tokens in answers of few, which would drown among the many of records
     seed: int = 1
     workers: int = 14
 
 
 class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Endless batches: ids int16 and weights uint8 (0 padding, 1 read, 2 written), both [rows, length]."""
+    """Endless batches: ids int16 and weights uint8 (0 padding, else as Encoder has them), both [rows, length]."""
 
     def __init__(self, corpora: Corpora, tokenizer: str, recipe: Recipe) -> None:
         self.corpora, self.tokenizer, self.recipe = corpora, tokenizer, recipe
@@ -83,7 +85,7 @@ class Encoder:
         self.known: dict[str, list[int]] = {}
 
     def __call__(self, example: Example) -> tuple[list[int], list[int]]:
-        """The tokens of an example and their weights: 1 read, 2 to be written."""
+        """The tokens of an example and their weights: 1 read, 2 to be written, 3 to be written as a short answer."""
         ids: list[int] = []
         weights: list[int] = []
         for text, learn in example.pieces:
@@ -95,7 +97,8 @@ class Encoder:
                         self.known.clear()
                     found = self.known[piece] = self.tokenizer.encode(piece).ids
                 ids += found
-            weights += [2 if learn else 1] * (len(ids) - start)
+            count = len(ids) - start
+            weights += [(3 if count <= SHORT_ANSWER else 2) if learn else 1] * count
         return ids, weights
 
 
@@ -146,7 +149,7 @@ def train(
             others, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=device == "cuda"
         ),
     ]
-    scale = torch.tensor([0.0, recipe.prompt_weight, 1.0], device=device)
+    scale = torch.tensor([0.0, recipe.prompt_weight, 1.0, recipe.short_weight], device=device)
     start, seen, total = time.perf_counter(), 0, torch.zeros((), device=device)
     with log.open("a", encoding="utf-8") as lines:
         step, progress, waited = 0, 0.0, 0.0

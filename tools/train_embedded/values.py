@@ -279,6 +279,8 @@ class Values:
             f"{first} {rng.choice('ABCDEFGHJKLMRST')}. {last}",
             f"{first} {self.word('first')} {last}",
             f"{first} {last}-{self.name_like()}",
+            f"{first} {rng.choice(phrases('particles'))} {last}",
+            f"{first} {rng.choice(['O', 'D', 'N', 'Mc', 'L'])}'{last}",
             f"{rng.choice(TITLES)} {last}",
             f"{rng.choice(TITLES)} {first} {last}",
             f"{first} {last}".lower(),
@@ -323,6 +325,9 @@ class Values:
         return self._int(1, self.rng.choice([10, 50, 200]), 0.3)
 
     def _big(self) -> Value:
+        if self.rng.random() < 0.04 and self.split == "train":
+            number = self.rng.randint(2, 900)
+            return Value(f"{number}{self.rng.choice([' thousand', ',000', 'k'])}", number * 1000)
         number = self.rng.randint(10, 10 ** self.rng.randint(2, 6))
         return Value(f"{number:,}" if self.rng.random() < 0.6 else str(number), number)
 
