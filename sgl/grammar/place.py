@@ -46,10 +46,17 @@ class Walkable(Protocol):
     """What places are advanced in; see `Automaton`."""
 
     @property
-    def tables(self) -> Tables: ...
-    def expand(self, state: int) -> None: ...
-    def landing(self, state: int, char_count: int, item_count: int) -> int: ...
-    def returned(self, symbol: int, result: int) -> int: ...
+    def tables(self) -> Tables:
+        """What each byte does in each state, as far as that was worked out."""
+
+    def expand(self, state: int) -> None:
+        """Work out the row of a state."""
+
+    def landing(self, state: int, char_count: int, item_count: int) -> int:
+        """The state that a gate stands for; others stand for themselves."""
+
+    def returned(self, symbol: int, result: int) -> int:
+        """The state behind a frame that was pushed as `symbol` and closed with `result`."""
 
 
 def advance(automaton: Walkable, place: Place, data: bytes) -> Place | None:

@@ -22,6 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
+from sgl.grammar.closure import Standing
 from sgl.runtime.batch import Logprobs, PendingStep, Runner, TokenMask
 from sgl.runtime.constraints import Guide
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
@@ -274,9 +275,24 @@ class EngineLoop:
             self.scheduler.launched(step)
             if due is not None:
                 self._handle(*due)
-            _find_masks(step)
+            self._find_masks(step)
 
         return self._runner.launch(step.batch, under_way)
+
+    def _find_masks(self, step: Step) -> None:
+        """Say what the constrained rows of a step may sample; what those do that have ended nobody will read."""
+        batch, counters = step.batch, self.scheduler.counters
+        masks: list[TokenMask | None] = []
+        for b in np.flatnonzero(batch.samples).tolist():
+            request = step.requests[b]
+            guide = request.owner.guide
+            is_read = guide is not None and not request.is_done and request.uid not in step.dropped
+            mask = guide.next(request.max_new_tokens - len(request.output_ids)) if is_read else None
+            counters.host_masks += isinstance(mask, np.ndarray)
+            counters.device_masks += isinstance(mask, Standing)
+            masks.append(mask)
+        if any(mask is not None for mask in masks):
+            batch.token_masks = masks
 
     def _note_first_step(self, step: Step) -> None:
         if step.batch.setups:
@@ -446,19 +462,6 @@ class EngineLoop:
             self._emit(submission, FinishReason("abort", error=error))
         self._live.clear()
         self._flush()
-
-
-def _find_masks(step: Step) -> None:
-    """Say what the constrained rows of a step may sample; nobody will read what the others do that have ended."""
-    batch = step.batch
-    masks: list[TokenMask | None] = []
-    for b in np.flatnonzero(batch.samples).tolist():
-        request = step.requests[b]
-        guide = request.owner.guide
-        is_read = guide is not None and not request.is_done and request.uid not in step.dropped
-        masks.append(guide.next(request.max_new_tokens - len(request.output_ids)) if is_read else None)
-    if any(mask is not None for mask in masks):
-        batch.token_masks = masks
 
 
 def _death_note(death: BaseException) -> str:

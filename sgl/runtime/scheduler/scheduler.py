@@ -57,6 +57,8 @@ class Counters:
     cached_tokens: int = 0  # of those, found in the cache
     generated_tokens: int = 0  # sampled
     forced_tokens: int = 0  # output tokens that followed for certain
+    host_masks: int = 0  # token masks of constrained rows that the host found
+    device_masks: int = 0  # and those that were worked out on the device
     retractions: int = 0
     aborted: int = 0
     finished: int = 0

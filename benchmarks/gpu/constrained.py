@@ -1,0 +1,204 @@
+"""What constraints cost on one GPU: W6, one JSON Schema for 64 requests, and W7, a schema of its own for each of 64 and
+256, beside the same lengths unconstrained.
+
+    python -m benchmarks.gpu.constrained MODEL TOKENIZER [--only W6,W7] [--reps 3] [--json FILE] [--option NAME=VALUE …]
+
+MODEL is a folder with a config.json; weights are random. TOKENIZER is a folder with a byte-level tokenizer.json, cut
+to the model's vocabulary where it is larger. Slowdown: how many times longer a token takes under a schema. W7's
+schemas bound strings and arrays, and documents end by themselves; `new` schemas were never seen and are compiled
+within the time, `seen` ones come again. The peers' figures are of runs of their own on an H200 (2026-11-20): not of
+this run, nor of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.throughput import _flatten_weights
+from benchmarks.gpu.workloads import PROMPT_IDS, Workloads
+from sgl import Engine
+from sgl.runtime.config import EngineConfig, parse_options
+
+CAVEAT = "Weights are random: they pick rare tokens of many bytes, which hurts the peers' masks more than real text would."
+# (SGLang 0.5.15, vLLM 0.26.0): slowdowns of a Llama-3.1-8B shape
+RECORDED = {
+    "W6 first": (1.38, 1.17),
+    "W6 warm": (1.02, 1.02),
+    "W7 64 new": (7.0, 6.2),
+    "W7 64 seen": (6.2, 5.6),
+    "W7 256 new": (9.6, 3.0),
+    "W7 256 seen": (8.5, 2.7),
+}
+BARS = {"W6 first": 1.05, "W6 warm": 1.01}
+BARS |= {f"W7 {count} {state}": bar for count in (64, 256) for state, bar in (("new", 1.10), ("seen", 1.03))}
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "email": {"type": "string"},
+        "active": {"type": "boolean"},
+        "score": {"type": "number"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["name", "age", "email", "active", "score", "tags"],
+    "additionalProperties": False,
+}
+
+
+def bounded(number: int) -> dict[str, Any]:
+    """A schema for each number, whose shortest and longest documents both end well before 256 tokens."""
+    properties: dict[str, Any] = {
+        f"id_{number}": {"type": "integer", "minimum": 0, "maximum": 9999},
+        f"name_{number}": {"type": "string", "minLength": 4, "maxLength": 16},
+        f"kind_{number}": {"type": "string", "enum": ["alpha", "beta", "gamma", f"k{number}"]},
+        f"active_{number}": {"type": "boolean"},
+        f"level_{number}": {"type": "integer", "minimum": -100, "maximum": 100},
+        f"tags_{number}": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 8},
+            "minItems": 1,
+            "maxItems": 4,
+        },
+    }
+    closed = {"required": list(properties), "additionalProperties": False}
+    return {"type": "object", "properties": properties, **closed}
+
+
+def cut_tokenizer(folder: Path, size: int, target: Path) -> None:
+    """Write a byte-level BPE tokenizer to `target`, cut to its first tokens: at most `size` ids in all."""
+    body = json.loads((folder / "tokenizer.json").read_text())
+    room = size - 256  # what a model has for special tokens, as a rule
+    vocab = {token: token_id for token, token_id in body["model"]["vocab"].items() if token_id < room}
+    merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in body["model"]["merges"]]
+    body["model"]["vocab"] = vocab
+    body["model"]["merges"] = [pair for pair in merges if "".join(pair) in vocab]
+    specials = [token for token in body["added_tokens"] if token["special"]][:2]
+    body["added_tokens"] = [{**token, "id": len(vocab) + i} for i, token in enumerate(specials)]
+    (target / "tokenizer.json").write_text(json.dumps(body))
+    names = {"eos_token": specials[-1]["content"], "tokenizer_class": "PreTrainedTokenizerFast"}
+    (target / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+class Constrained:
+    """Runs W6 and W7 on an engine."""
+
+    def __init__(self, engine: Engine, reps: int) -> None:
+        self.engine = engine
+        self.reps = reps
+        self.rng = random.Random(1234)
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self, lengths: list[int], schemas: list[dict[str, Any]] | None) -> tuple[float, list[dict[str, Any]]]:
+        """Seconds and results for prompts of 128 tokens; free ones generate exactly these lengths."""
+        prompts = [[self.rng.randrange(PROMPT_IDS) for _ in range(128)] for _ in lengths]
+        params: list[dict[str, Any]] = [{"temperature": 0.0, "max_new_tokens": length} for length in lengths]
+        for its, schema in zip(params, schemas or [None] * len(lengths), strict=True):
+            its |= {"ignore_eos": True} if schema is None else {"json_schema": schema}
+        began = time.perf_counter()
+        results = self.engine.generate(input_ids=prompts, sampling_params=params)
+        return time.perf_counter() - began, results
+
+    def one_schema(self) -> None:
+        """W6: 64 requests of at most 256 tokens, by tokens a second; the first repetition compiles the schema."""
+        self.engine.flush_cache()
+        for rep in range(self.reps + 1):
+            free, _ = self.run([256] * 64, None)
+            self._compare("W6 first" if not rep else "W6 warm", free / 256 / 64, [256] * 64, [PERSON] * 64)
+
+    def own_schemas(self, count: int, first: int) -> None:
+        """W7: every request under its own schema, then the same lengths free."""
+        schemas = [bounded(first + i) for i in range(count)]
+        self.engine.flush_cache()
+        for state in ("new", *["seen"] * self.reps):
+            self._compare(f"W7 {count} {state}", None, [256] * count, schemas)
+
+    def _compare(self, name: str, free: float | None, lengths: list[int], schemas: list[dict[str, Any]]) -> None:
+        before = self._counters()
+        seconds, results = self.run(lengths, schemas)
+        counted = {key: value - before[key] for key, value in self._counters().items()}
+        made = [len(result["output_ids"]) for result in results]
+        unfinished = sum(result["meta_info"]["finish_reason"]["type"] != "stop" for result in results)
+        for result in results:
+            if result["meta_info"]["finish_reason"]["type"] == "stop":
+                json.loads(result["text"])
+        if free is None:
+            free = self.run(made, None)[0] / sum(made)
+        row = {
+            "name": name,
+            "slowdown": seconds / sum(made) / free,
+            "seconds": seconds,
+            "free_seconds": free * sum(made),
+            "tokens": sum(made),
+            "longest": max(made),
+            "unfinished": unfinished,
+            **counted,
+        }
+        self.rows.append(row)
+        print(
+            "  ",
+            json.dumps({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()}),
+            flush=True,
+        )
+
+    def _counters(self) -> dict[str, int]:
+        names = ("steps", "forced_tokens", "host_masks", "device_masks")
+        [state] = self.engine.get_server_info()["internal_states"]
+        return {name: state[name] for name in names}
+
+    def table(self) -> list[str]:
+        """A line for each figure: the median of its repetitions."""
+        lines = [f"{'slowdown':12} {'sgl':>7} {'bar':>6} {'SGLang*':>8} {'vLLM*':>6} {'ratio':>6}"]
+        for name in dict.fromkeys(row["name"] for row in self.rows):
+            value = statistics.median(row["slowdown"] for row in self.rows if row["name"] == name)
+            peers, bar = RECORDED[name], BARS[name]
+            verdict = "ok" if value <= bar else "MISSED"
+            line = f"{name:12} {value:7.3f} {bar:6.2f} {peers[0]:8.2f} {peers[1]:6.2f}"
+            lines.append(f"{line} {min(peers) / value:6.2f} {verdict}")
+        return [*lines, "* recorded in other runs; ratio: the better of the two over ours", CAVEAT]
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("--only", default="W6,W7")
+    parser.add_argument("--counts", default="64,256", help="of requests in W7")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--option", action="append", default=[], help="of the engine, NAME=VALUE")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    given = dict(option.split("=", 1) for option in arguments.option)
+    options = {"context_length": 8192, **parse_options(EngineConfig, given)}
+    vocab_size = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        cut_tokenizer(arguments.tokenizer, vocab_size, Path(folder))
+        with Engine(arguments.model, load_format="dummy", tokenizer_path=folder, **options) as engine:
+            print(f"ready after {time.perf_counter() - began:.1f} s", flush=True)
+            _flatten_weights(engine)
+            Workloads(engine, arguments.model).warm_up()
+            bench = Constrained(engine, arguments.reps)
+            if "W6" in arguments.only:
+                bench.one_schema()
+            if "W7" in arguments.only:
+                for k, count in enumerate(map(int, arguments.counts.split(","))):
+                    bench.own_schemas(count, 1000 * k)
+            config = dict(vars(engine.config)) if hasattr(engine.config, "__dict__") else str(engine.config)
+    print("\n".join(bench.table()))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"config": config, "rows": bench.rows, "caveat": CAVEAT}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
