@@ -235,6 +235,21 @@ def test_run_sends_a_files_programs_to_the_server(
     assert out.startswith("hello")
     assert len(out) > len("hello\n")
     run(["run", "--url", server.url, "--model", "x", str(file)], capsys, code=2)
+    run(["run", "--url", server.url, str(tmp_path / "nothing.py")], capsys, code=2)
+
+
+def test_traces_need_no_server(server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, page = tmp_path / "program.py", tmp_path / "trace.html"
+    file.write_text(
+        "import sgl\n\n\n@sgl.function\ndef program(s):\n    s += 'a' + sgl.gen('x', max_tokens=4)\n\n\n"
+        "program.run().text()\nprint('ran')\nraise SystemExit(3)\n"
+    )
+    model = server.engine.config.model_path
+    assert run(["trace", "--model", model, "--output", str(page), str(file)], capsys, code=3) == "ran\n"
+    found = re.search(r'<script id="snapshot" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    [timeline] = json.loads(found[1])
+    assert [event["type"] for event in timeline["events"]] == ["opened", "node_done", "done"]
 
 
 def test_chat_answers_line_by_line(

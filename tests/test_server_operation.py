@@ -94,12 +94,12 @@ def test_paths_that_do_not_exist_share_one_label(server: LiveServer) -> None:
     assert metrics_of(server)['sgl:http_requests_total{path="unknown",status="404"}'] == 3
 
 
-def test_quantiles_are_the_bounds_above_them() -> None:
+def test_quantiles_lie_between_the_bounds_around_them() -> None:
     histogram = Histogram((1.0, 2.0, 4.0))
     assert histogram.quantile(0.5) is None
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(value)
-    assert [histogram.quantile(q) for q in (0.25, 0.5, 0.75, 1.0)] == [1.0, 1.0, 2.0, 4.0]
+    assert [histogram.quantile(q) for q in (0.25, 0.5, 0.75, 1.0)] == [0.5, 1.0, 2.0, 4.0]
     assert list(histogram.lines("x"))[-3:] == ['x_bucket{le="+Inf"} 4', "x_sum 12.0", "x_count 4"]
 
 

@@ -295,6 +295,11 @@ def test_flags_win_over_the_file_and_the_file_over_variables(
     engine, server = parsed(["serve", "--config", str(file), "--port", "4", "--no-check-ledger"])
     assert (engine.model_path, engine.max_running_requests, engine.disable_radix_cache) == ("from-file", 2, True)
     assert (server.port, server.host) == (4, "::1")
+    with monkeypatch.context() as patch:
+        patch.setenv("SGL_MAX_QUEUED_REQEUSTS", "3")
+        patch.setenv("SGL_TEST_DATA", "/somewhere")
+        with pytest.raises(ConfigError, match="did you mean SGL_MAX_QUEUED_REQUESTS"):
+            parsed(["serve"])
     file.write_text("prot: 1")
     with pytest.raises(ConfigError, match="did you mean 'port'"):
         parsed(["serve", "x", "--config", str(file)])

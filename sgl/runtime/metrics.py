@@ -30,16 +30,17 @@ class Histogram:
         self.sum += value
 
     def quantile(self, share: float) -> float | None:
-        """The bound below which that share of all values lies; None before the first value."""
+        """About what that share of all values lies below, as if they lay evenly between two bounds; None before the
+        first value."""
         wanted = share * sum(self.counts)
         if not wanted:
             return None
-        reached = 0
+        reached, lower = 0, 0.0
         for bound, count in zip(self.bounds, self.counts, strict=False):
-            reached += count
-            if reached >= wanted:
-                return bound
-        return self.bounds[-1]
+            if reached + count >= wanted:
+                return lower + (bound - lower) * (wanted - reached) / count
+            reached, lower = reached + count, bound
+        return lower
 
     def lines(self, name: str, label: str = "") -> Iterator[str]:
         """The histogram in Prometheus' format."""
@@ -135,6 +136,8 @@ _ENGINE_COUNTERS = {
     "retractions": "num_retracted_requests_total",
     "steps": "num_steps_total",
     "forced_tokens": "jump_forward_tokens_total",
+    "host_masks": "host_token_masks_total",
+    "device_masks": "device_token_masks_total",
     "evicted_tokens": "evicted_tokens_total",
 }
 
