@@ -88,7 +88,8 @@ class Telling:
 
     def sentence(self, pattern: Pattern, words: dict[str, str]) -> str:
         """A pattern with `words` for the person it speaks of."""
-        text = say(pattern.sequence, self.rng, self.value, self._worn if self.wear else str).strip()
+        literal = self._worn if self.wear else str
+        text = say(pattern.sequence, self.rng, self.value, literal).strip() or self.values.common()
         return re.sub(r"<(S|P|O|is|has|s)>", lambda match: words[match[1]], text)
 
     def _worn(self, text: str) -> str:
