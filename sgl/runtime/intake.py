@@ -92,11 +92,12 @@ class Intake:
 
     def announce(self, ask: Ask) -> None:
         """Begin to compile the constraint of an ask, for `submissions`."""
-        self._constraints.announce(self._params(ask.sampling_params))
+        ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
+        self._constraints.announce(params)
 
     def submissions(self, ask: Ask) -> list[tuple[Submission, NativeResult]]:
         """A submission for each of the n samples, and the empty result that will collect its outputs."""
-        params = self._params(ask.sampling_params)
+        ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
         prompt_ids = self.prompt_ids(ask)
         logprob_start = self._logprob_start(ask, len(prompt_ids))
         top_logprobs = self._top_logprobs(ask)
