@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.throughput import _flatten_weights
-from benchmarks.gpu.workloads import PROMPT_IDS, Workloads
+from benchmarks.gpu.workloads import PROMPT_IDS, Machine, Workloads
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
 
@@ -192,7 +192,7 @@ def main() -> None:
         with Engine(arguments.model, load_format="dummy", tokenizer_path=folder, **options) as engine:
             print(f"ready after {time.perf_counter() - began:.1f} s", flush=True)
             _flatten_weights(engine)
-            Workloads(engine, arguments.model).warm_up()
+            Workloads(engine, arguments.model, Machine.measure()).warm_up()
             bench = Constrained(engine, arguments.reps)
             if "W6" in arguments.only:
                 bench.one_schema()

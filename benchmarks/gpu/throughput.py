@@ -1,9 +1,11 @@
-"""Throughput and latency on one GPU, beside what vLLM and SGLang took, as a table and as JSON.
+"""Throughput and latency on one GPU, beside vLLM, SGLang and what the machine allows: a table, JSON, a picture.
 
-    python -m benchmarks.gpu.throughput MODEL [--only W3,W4] [--reps 3] [--json FILE] [--option NAME=VALUE …]
+    python -m benchmarks.gpu.throughput MODEL [--only W3,W4] [--reps 3] [--json FILE] [--plot FILE.svg]
+                                              [--peers KIT PARTS] [--option NAME=VALUE …]
 
-MODEL is a folder with a config.json; weights are random. The peers' figures are of runs of their own on an H200
-(2026-11-20, medians of two): not of this run, nor of this machine.
+MODEL is a folder with a config.json; weights are random. With --peers, the kit's engines run the same workloads on this
+machine first; without, their figures are of runs of their own on an H200 (2026-11-20, medians of two): not of this run,
+nor of this machine. W6 and W7 are in benchmarks.gpu.constrained.
 """
 
 from __future__ import annotations
@@ -15,64 +17,58 @@ import logging
 import time
 from pathlib import Path
 
-from benchmarks.gpu.workloads import Figure, Workloads
+from benchmarks.gpu import peers
+from benchmarks.gpu.workloads import Figure, Machine, Workloads
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.weights import checkpoint_tensors
-
-# SGLang 0.5.15, vLLM 0.26.0, by the model's hidden size: Llama-3.1-8B and Qwen3-0.6B shapes.
-RECORDED = {
-    4096: {
-        "W1 output": (9450, 9600),
-        "W2 cold cache": (210, 231),
-        "W2 warm cache": (245, 232),
-        "W3 TTFT": (14.9, 16.4),
-        "W3 TPOT": (4.90, 5.04),
-        "W4 step of 64": (6.81, 6.75),
-        "W4 step of 256": (14.5, 14.5),
-        "W5 prefill": (42_200, 42_100),
-    },
-    1024: {
-        "W1 output": (22_970, 24_690),
-        "W3 TTFT": (7.4, 6.9),
-        "W3 TPOT": (1.60, 1.63),
-        "W4 step of 64": (2.96, 2.90),
-        "W4 step of 256": (7.13, 7.17),
-    },
-}
 
 
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("model", type=Path)
-    parser.add_argument("--only", default="W3,W4,W5,W2,W1")
+    parser.add_argument("--only", default="W3,W4,W5,W2,W1,W9,host")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="an SVG file")
+    parser.add_argument("--peers", type=Path, nargs=2, metavar=("KIT", "PARTS"))
     parser.add_argument("--option", action="append", default=[], help="of the engine, NAME=VALUE")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     given = dict(option.split("=", 1) for option in arguments.option)
-    options = {"context_length": 8192, **parse_options(EngineConfig, given)}
+    options = {"context_length": 17_408, **parse_options(EngineConfig, given)}
+    names = arguments.only.split(",")
+    of_peers = peers.RECORDED.get(ModelConfig.from_pretrained(arguments.model).hidden_size, {})
+    if arguments.peers:
+        of_peers = peers.run(*arguments.peers, arguments.model, names)
+    machine = Machine.measure()
+    print(
+        f"this machine: {machine.bandwidth / 1e12:.2f} TB/s copied, {machine.matrix_rate / 1e12:.0f} TFLOP/s bf16"
+    )
     began = time.perf_counter()
     with Engine(arguments.model, load_format="dummy", skip_tokenizer_init=True, **options) as engine:
         started = time.perf_counter() - began
-        _flatten_weights(engine)
-        workloads = Workloads(engine, arguments.model, arguments.reps)
+        if engine.config.quantization is None:
+            _flatten_weights(engine)
+        workloads = Workloads(engine, arguments.model, machine, arguments.reps)
         workloads.warm_up()
         print(f"ready after {started:.1f} s, warm after {time.perf_counter() - began:.1f} s", flush=True)
-        recorded = RECORDED.get(ModelConfig.from_pretrained(arguments.model).hidden_size, {})
         figures = []
-        print(f"{'':16} {'sgl':>10} {'of floor':>9} {'SGLang*':>9} {'vLLM*':>9} {'ratio':>6}")
-        for figure in workloads.run(arguments.only.split(",")):
+        print(f"{'':18} {'sgl':>10} {'of floor':>9} {'SGLang':>9} {'vLLM':>9} {'ratio':>6}")
+        for figure in workloads.run(names):
             figures.append(figure)
-            print(_line(figure, recorded.get(figure.name)), flush=True)
-        print("* recorded in other runs; ratio: how many times better than the better of the two")
+            print(_line(figure, of_peers.get(figure.name)), flush=True)
+        where = "in this run" if arguments.peers else "recorded in other runs"
+        print(f"SGLang and vLLM: {where}; ratio: how many times better than the better of the two")
         if arguments.json:
-            rows = [dataclasses.asdict(figure) for figure in figures]
-            body = {"config": dataclasses.asdict(engine.config), "ready_s": started, "figures": rows}
+            rows = [dataclasses.asdict(f) | {"peers": of_peers.get(f.name)} for f in figures]
+            body = {"config": dataclasses.asdict(engine.config), "ready_s": started, "peers_ran": where}
+            body |= {"machine": dataclasses.asdict(machine), "figures": rows}
             arguments.json.write_text(json.dumps(body, indent=1))
+        if arguments.plot:
+            arguments.plot.write_text(_picture(figures, of_peers, f"SGLang and vLLM {where}"))
 
 
 def _flatten_weights(engine: Engine) -> None:
@@ -82,17 +78,53 @@ def _flatten_weights(engine: Engine) -> None:
         tensor.uniform_(-1e-3, 1e-3)
 
 
-def _line(figure: Figure, peers: tuple[float, float] | None) -> str:
-    digits = 2 if figure.is_time else 0
-    text = f"{figure.name:16} {figure.value:10.{digits}f}"
+def _ratio(figure: Figure, of_peers: tuple[float, ...]) -> float:
+    """How many times better than the best of the peers."""
+    return min(of_peers) / figure.value if figure.is_time else figure.value / max(of_peers)
+
+
+def _of_floor(figure: Figure) -> float | None:
+    """How near to what the machine allows."""
     if figure.floor is None:
-        text += f" {'':9}"
-    else:
-        text += f" {figure.floor / figure.value if figure.is_time else figure.value / figure.floor:9.0%}"
-    if peers is None:
-        return f"{text} {'':27}{figure.unit}"
-    ratio = min(peers) / figure.value if figure.is_time else figure.value / max(peers)
-    return f"{text} {peers[0]:9.{digits}f} {peers[1]:9.{digits}f} {ratio:6.2f} {figure.unit}"
+        return None
+    return figure.floor / figure.value if figure.is_time else figure.value / figure.floor
+
+
+def _line(figure: Figure, of_peers: tuple[float, ...] | None) -> str:
+    digits = 0 if figure.value >= 100 else 2
+    share = _of_floor(figure)
+    text = f"{figure.name:18} {figure.value:10.{digits}f} {'' if share is None else f'{share:.0%}':>9}"
+    if of_peers is None:
+        return f"{text} {'':26} {figure.unit}"
+    columns = " ".join(f"{value:9.{digits}f}" for value in of_peers)
+    return f"{text} {columns} {_ratio(figure, of_peers):6.2f} {figure.unit}"
+
+
+def _picture(figures: list[Figure], of_peers: peers.Figures, caption: str) -> str:
+    """An SVG of bars: each figure's share of the machine's floor, and its ratio to the better peer."""
+    rows = []
+    for i, figure in enumerate(figures):
+        y, share, of_them = 40 + 26 * i, _of_floor(figure), of_peers.get(figure.name)
+        rows.append(f'<text x="8" y="{y + 13}">{figure.name}: {figure.value:,.4g} {figure.unit}</text>')
+        for x, value, text in (
+            (240, share, f"{share or 0:.0%} of the floor"),
+            (
+                500,
+                of_them and _ratio(figure, of_them),
+                f"{_ratio(figure, of_them) if of_them else 0:.2f}x the better",
+            ),
+        ):
+            if value:
+                width = min(130.0, 100 * value)
+                rows.append(f'<rect x="{x}" y="{y}" width="{width:.0f}" height="18" fill="#7a9fd4"/>')
+                rows.append(f'<text x="{x + 4}" y="{y + 13}">{text}</text>')
+    height = 60 + 26 * len(figures)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="720" height="{height}" fill="white"/>'
+        f'<text x="8" y="22">sgl on one GPU; {caption}. Right bars: 100 px are as fast as the better of the two'
+        f"</text>{''.join(rows)}</svg>\n"
+    )
 
 
 if __name__ == "__main__":

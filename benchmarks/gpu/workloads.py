@@ -1,7 +1,6 @@
 """Workloads of an offline engine on one GPU: token-id prompts, greedy, eos ignored, the prefix cache flushed first.
 
-Each yields figures by name; `floors` says what the machine would need at least, and `recorded` what the peers took
-on an H200 in runs of their own.
+Each yields figures by name, beside what the machine would need at least.
 """
 
 from __future__ import annotations
@@ -11,15 +10,43 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sgl import Engine
+from sgl.runtime.batch import Batch, PendingStep
 from sgl.runtime.model.config import ModelConfig
 
 PROMPT_IDS = 10_000  # prompts are drawn from the token ids below this
-BANDWIDTH = 4.27e12  # bytes/s, device copy measured on an H200
-MATRIX_RATE = 790e12  # bf16 FLOP/s, 8192^3 product measured there
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one GPU does at best."""
+
+    bandwidth: float  # bytes/s read and written by a copy
+    matrix_rate: float  # bf16 FLOP/s of a product of 8192^3
+
+    @staticmethod
+    def measure() -> Machine:
+        """Medians of ten, with random numbers: of zeros a product is faster."""
+        machine = Machine(_copied(1 << 31), _multiplied(8192))
+        torch.cuda.empty_cache()
+        return machine
+
+
+def _copied(size: int) -> float:
+    source = torch.empty(size, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * size / _seconds(lambda: target.copy_(source))
+
+
+def _multiplied(size: int) -> float:
+    a, b = torch.randn(2, size, size, dtype=torch.bfloat16, device="cuda")
+    return 2 * size**3 / _seconds(lambda: torch.mm(a, b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +66,11 @@ class Figure:
 
 
 class Workloads:
-    """Runs W1 … W5 on an engine, `reps` times each; a figure is the median."""
+    """Runs W1 … W5 and W9 on an engine, `reps` times each; a figure is the median."""
 
-    def __init__(self, engine: Engine, model: str | Path, reps: int = 3) -> None:
+    def __init__(self, engine: Engine, model: str | Path, machine: Machine, reps: int = 3) -> None:
         self._engine = engine
+        self._machine = machine
         self._reps = reps
         self._rng = random.Random(1234)
         config = ModelConfig.from_pretrained(model)
@@ -59,6 +87,8 @@ class Workloads:
             "W3": self.single_stream,
             "W4": self.decode_steps,
             "W5": self.prefill,
+            "W9": self.forks,
+            "host": self.exposed_host_time,
         }
         for name in names:
             yield from table[name]()
@@ -84,7 +114,7 @@ class Workloads:
         rates = []
         for _ in range(self._reps):
             rates.append(sum(outputs) / self._timed([self._tokens(n) for n in lengths], outputs))
-        floor = sum(lengths) * 2 * self._weights / MATRIX_RATE
+        floor = sum(lengths) * 2 * self._weights / self._machine.matrix_rate
         for step in range(max(outputs)):
             alive = [length + step for length, output in zip(lengths, outputs, strict=True) if step < output]
             floor += self._step_floor(len(alive), sum(alive))
@@ -108,7 +138,10 @@ class Workloads:
         whole = [self._timed(self._prompts(1, 512), [256]) for _ in range(self._reps)]
         prompt = statistics.median(first)
         yield _figure(
-            "W3 TTFT", [1e3 * value for value in first], "ms", 1e3 * 512 * 2 * self._weights / MATRIX_RATE
+            "W3 TTFT",
+            [1e3 * value for value in first],
+            "ms",
+            1e3 * 512 * 2 * self._weights / self._machine.matrix_rate,
         )
         steps = [1e3 * (value - prompt) / 255 for value in whole]
         yield _figure("W3 TPOT", steps, "ms", 1e3 * self._step_floor(1, 640))
@@ -126,12 +159,57 @@ class Workloads:
     def prefill(self) -> Iterator[Figure]:
         """W5: 64 prompts of 2048 tokens, one token out."""
         rates = [64 * 2048 / self._timed(self._prompts(64, 2048), [1] * 64) for _ in range(self._reps)]
-        yield _figure("W5 prefill", rates, "tok/s", MATRIX_RATE / (2 * self._weights))
+        yield _figure("W5 prefill", rates, "tok/s", self._machine.matrix_rate / (2 * self._weights))
+
+    def forks(self) -> Iterator[Figure]:
+        """W9: branches of a prefix that is cached, 16 own tokens in and 128 out: how many times faster than when each
+        attends to the prefix for itself. Of the last, whose prefix is too short to gain, neither way may be slower."""
+        attention = self._engine._started.runner._attention
+        for count, length in ((64, 4096), (256, 4096), (64, 16_384), (16, 1024)):
+            gains = []
+            for _ in range(self._reps):
+                prefix = self._tokens(length)
+                seconds = []
+                for least in (attention._least_saved, 1 << 60):  # type: ignore[attr-defined]
+                    kept, attention._least_saved = attention._least_saved, least  # type: ignore[attr-defined]
+                    self._timed([prefix], [1])
+                    prompts = [prefix + self._tokens(16) for _ in range(count)]
+                    seconds.append(self._timed(prompts, [128] * count, flush=False))
+                    attention._least_saved = kept  # type: ignore[attr-defined]
+                gains.append(seconds[1] / seconds[0])
+            yield _figure(f"W9 {count} of {length}", gains, "times", None)
+
+    def exposed_host_time(self) -> Iterator[Figure]:
+        """Share of decode steps of 256 rows in which the GPU waits for the host."""
+        runner = self._engine._started.runner
+        launch, events = runner.launch, []
+
+        def timed_launch(batch: Batch) -> PendingStep:
+            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            pair[0].record()
+            pending = launch(batch)
+            pair[1].record()
+            events.append(pair)
+            return pending
+
+        shares = []
+        for _ in range(self._reps):
+            events.clear()
+            runner.launch = timed_launch  # type: ignore[method-assign]
+            self._timed(self._prompts(256, 512), [128] * 256)
+            runner.launch = launch  # type: ignore[method-assign]
+            torch.cuda.synchronize()
+            steps = events[-110:-10]  # all rows decode
+            waited = sum(before[1].elapsed_time(after[0]) for before, after in pairwise(steps))
+            shares.append(100 * waited / steps[0][0].elapsed_time(steps[-1][0]))
+        yield _figure("host exposed, 256", shares, "%", None)
 
     def _step_floor(self, rows: int, kv_tokens: int) -> float:
         """Seconds of a decode step: weights read or products computed, then keys and values read."""
-        products = max(2 * self._weights / BANDWIDTH, 2 * self._weights * rows / MATRIX_RATE)
-        return products + kv_tokens * self._kv_bytes / BANDWIDTH
+        products = max(
+            2 * self._weights / self._machine.bandwidth, 2 * self._weights * rows / self._machine.matrix_rate
+        )
+        return products + kv_tokens * self._kv_bytes / self._machine.bandwidth
 
     def _timed(self, prompts: list[list[int]], outputs: list[int], *, flush: bool = True) -> float:
         if flush:
@@ -148,6 +226,19 @@ class Workloads:
 
     def _tokens(self, length: int) -> list[int]:
         return [self._rng.randrange(PROMPT_IDS) for _ in range(length)]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Of one run on the GPU, the median of ten."""
+    times = []
+    for _ in range(12):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(times[2:])
 
 
 def _figure(name: str, values: list[float], unit: str, floor: float | None) -> Figure:
