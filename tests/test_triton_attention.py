@@ -57,7 +57,8 @@ def test_keys_are_shared_out_evenly_and_each_once(
 ) -> None:
     ends = np.array(lengths, np.int32)
     begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0).astype(np.int32)
-    shares = Shares.of(begins, ends, num_programs)
+    first_pages = np.arange(len(lengths), dtype=np.int32)
+    shares = Shares.of(begins, ends, first_pages, num_programs)
     seen = [np.zeros(length, int) for length in lengths]
     programs: list[list[int]] = [[] for _ in lengths]
     sizes = []
@@ -66,8 +67,11 @@ def test_keys_are_shared_out_evenly_and_each_once(
     assert shares.starts[-1] == len(shares.segments)
     for program in range(num_programs):
         tiles = 0
-        for row, begin, end, first_program, num_parts in shares.segments[slice(*shares.starts[program:][:2])]:
+        for row, begin, end, first_page, first_program, num_parts in shares.segments[
+            slice(*shares.starts[program:][:2])
+        ]:
             assert begin < end
+            assert first_page == row
             seen[row][begin:end] += 1
             programs[row].append(program)
             assert first_program == programs[row][0]

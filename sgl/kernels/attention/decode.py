@@ -35,8 +35,8 @@ class Shares:
     )
 
     @staticmethod
-    def of(begins: Int32Array, ends: Int32Array, num_programs: int) -> Shares:
-        """Keys begins[row] ≤ key < ends[row] of every row, none empty."""
+    def of(begins: Int32Array, ends: Int32Array, first_pages: Int32Array, num_programs: int) -> Shares:
+        """Keys begins[row] ≤ key < ends[row] of every row, none empty; first_pages: where its pages begin."""
         tiles = -(-(ends - begins) // TILE)
         stops = np.cumsum(tiles)
         firsts = stops - tiles
@@ -48,7 +48,7 @@ class Shares:
         end_keys = np.minimum(ends[rows], first_keys + np.diff(cuts, append=total) * TILE)
         first_programs = firsts[rows] // share
         num_parts = (stops[rows] - 1) // share - first_programs + 1
-        segments = np.stack((rows, first_keys, end_keys, first_programs, num_parts), axis=1)
+        segments = np.stack((rows, first_keys, end_keys, first_pages[rows], first_programs, num_parts), axis=1)
         starts = np.searchsorted(cuts, np.arange(num_programs + 1) * share)
         return Shares(starts.astype(np.int32), segments.astype(np.int32))
 
@@ -67,8 +67,7 @@ class DecodePlan:
     """A step's decodes as the kernel reads them; int32, on the device."""
 
     num_rows: int
-    page_starts: torch.Tensor  # [B + 1]
-    pages: torch.Tensor  # from page_starts[0] on
+    pages: torch.Tensor  # of all rows
     shares: dict[int | None, tuple[torch.Tensor, torch.Tensor]]  # by window
 
 
@@ -88,9 +87,9 @@ class DecodeAttention:
         num_parts = 2 * self.num_programs * shape.num_kv_heads * group
         self._parts = torch.empty(num_parts * (shape.head_dim + 1), dtype=torch.float32, device=shape.device)
         self._counters = torch.zeros(self.num_programs * shape.num_kv_heads, dtype=torch.int32).to(shape.device)
-        num_integers = max_graph_rows * (max_pages + 1) + 1
-        num_integers += len(shape.windows) * (5 * max_graph_rows + 6 * (self.num_programs + 1))
-        self._graph_inputs = torch.zeros(4 * num_integers + 64 * (2 + len(shape.windows)), dtype=torch.uint8)
+        num_integers = max_graph_rows * max_pages
+        num_integers += len(shape.windows) * (6 * max_graph_rows + 7 * (self.num_programs + 1))
+        self._graph_inputs = torch.zeros(4 * num_integers + 32 * (1 + len(shape.windows)), dtype=torch.uint8)
         self._graph_inputs = self._graph_inputs.to(shape.device)
 
     def plan(self, step: AttentionStep, num_rows: int, skipped: Int32Array | None = None) -> DecodePlan:
@@ -126,7 +125,7 @@ class DecodeAttention:
             out,
             None if common is None else (common.out, common.lse, common.places),
             (self._parts, self._counters),
-            (starts, segments, plan.page_starts, plan.pages),
+            (starts, segments, plan.pages),
             self._shape.scale,
             TILE,
         )
@@ -136,16 +135,16 @@ class DecodeAttention:
     ) -> tuple[npt.NDArray[np.int32], ...]:
         """Arrays to copy: sizes that vary between steps of as many rows come last."""
         rows = RaggedRows.of(step, slice(0, num_rows), self._shape.page_size, skipped)
-        arrays = [rows.page_starts]
+        arrays = []
         for window in self._shape.windows:
             begins = np.zeros(num_rows, np.int32) if window is None else np.maximum(rows.kv_lens - window, 0)
-            shares = Shares.of(begins, rows.kv_lens, self.num_programs)
-            segments = np.zeros((num_rows + self.num_programs, 5), np.int32)
+            shares = Shares.of(begins, rows.kv_lens, rows.page_starts, self.num_programs)
+            segments = np.zeros((num_rows + self.num_programs, 6), np.int32)
             segments[: len(shares.segments)] = shares.segments
             arrays += [shares.starts, segments]
         return (*arrays, rows.pages)
 
     def _plan(self, num_rows: int, tensors: list[torch.Tensor]) -> DecodePlan:
-        page_starts, *shares, pages = tensors
+        *shares, pages = tensors
         pairs = zip(shares[::2], shares[1::2], strict=True)
-        return DecodePlan(num_rows, page_starts, pages, dict(zip(self._shape.windows, pairs, strict=True)))
+        return DecodePlan(num_rows, pages, dict(zip(self._shape.windows, pairs, strict=True)))

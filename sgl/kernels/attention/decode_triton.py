@@ -27,14 +27,14 @@ def attend(
     out: torch.Tensor,
     common: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
     scratch: tuple[torch.Tensor, torch.Tensor],
-    plan: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    plan: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
     tile: int,
 ) -> None:
     """`decode.DecodeAttention.run`. common: the tensors of `decode.Common`. scratch: room for what is to be merged, and
-    counters, zero before and after. plan: starts and segments of `decode.Shares`, page_starts and pages of the rows."""
+    counters, zero before and after. plan: starts and segments of `decode.Shares`, and pages."""
     assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
-    starts, segments, page_starts, pages = plan
+    starts, segments, pages = plan
     parts, counters = scratch
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = key_cache.shape[2]
@@ -52,7 +52,6 @@ def attend(
         counters,
         starts,
         segments,
-        page_starts,
         pages,
         scale * 1.4426950408889634,
         num_heads,
@@ -64,7 +63,10 @@ def attend(
         head_dim=head_dim,
         group=group,
         lanes=max(_LANES, triton.next_power_of_2(group)),
+        block_group=triton.next_power_of_2(group),
         block_dims=max(16, triton.next_power_of_2(head_dim)),
+        # e4m3 becomes float16 in one instruction, and bfloat16 in many
+        halves=key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16,
         tile=tile,
         stages=_STAGES,
         num_warps=_WARPS,
@@ -86,7 +88,6 @@ def _attend(
     counters,
     starts,
     segments,
-    page_starts,
     pages,
     scale,
     num_heads,
@@ -98,14 +99,13 @@ def _attend(
     head_dim: tl.constexpr,
     group: tl.constexpr,
     lanes: tl.constexpr,
+    block_group: tl.constexpr,
     block_dims: tl.constexpr,
+    halves: tl.constexpr,
     tile: tl.constexpr,
     stages: tl.constexpr,
     overlaps: tl.constexpr,
 ):
-    if overlaps:
-        gdc_wait()
-        gdc_launch_dependents()
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
     lane = tl.arange(0, lanes)
@@ -113,18 +113,24 @@ def _attend(
     dims = tl.arange(0, block_dims)
     is_dim = dims < head_dim
     inside = is_lane[:, None] & is_dim[None, :]
+    # What the host planned is there before the kernel ahead ends. A segment is read while the one before is walked.
     first_segment = tl.load(starts + program)
     end_segment = tl.load(starts + program + 1)
+    at = segments + first_segment * 6
+    row, begin, end, first_page = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    first_program, num_parts = tl.load(at + 4), tl.load(at + 5)
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
     for segment in range(first_segment, end_segment):
-        row = tl.load(segments + segment * 5)
-        begin = tl.load(segments + segment * 5 + 1)
-        end = tl.load(segments + segment * 5 + 2)
-        first_program = tl.load(segments + segment * 5 + 3)
-        num_parts = tl.load(segments + segment * 5 + 4)
-        first_page = pages + tl.load(page_starts + row)
-        at_head = row.to(tl.int64) * num_heads + kv_head * group + lane
-        at_query = at_head[:, None] * head_dim + dims[None, :]
+        at = segments + tl.minimum(segment + 1, end_segment - 1) * 6
+        next_row, next_begin, next_end, next_page = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+        next_program, next_parts = tl.load(at + 4), tl.load(at + 5)
+        of_head = row.to(tl.int64) * num_heads + kv_head * group + lane
+        at_query = of_head[:, None] * head_dim + dims[None, :]
         q = tl.load(query + at_query, mask=inside, other=0.0)
+        if halves:
+            q = q.to(tl.float16)
         most = tl.full([lanes], float("-inf"), tl.float32)
         total = tl.zeros([lanes], tl.float32)
         sums = tl.zeros([lanes, block_dims], tl.float32)
@@ -139,18 +145,18 @@ def _attend(
         for start in tl.range(begin, end, tile, num_stages=stages):
             key = start + tl.arange(0, tile)
             is_key = key < end
-            page = tl.load(first_page + key // page_size, mask=is_key, other=0).to(tl.int64)
-            at = page * page_stride + (key % page_size) * slot_stride + kv_head * head_stride
+            page = tl.load(pages + first_page + key // page_size, mask=is_key, other=0).to(tl.int64)
+            at_key = page * page_stride + (key % page_size) * slot_stride + kv_head * head_stride
             is_read = is_key[:, None]
             if head_dim < block_dims:
                 is_read = is_read & is_dim[None, :]
-            k = tl.load(key_cache + at[:, None] + dims[None, :], mask=is_read, other=0.0).to(q.dtype)
+            k = tl.load(key_cache + at_key[:, None] + dims[None, :], mask=is_read, other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             now = tl.maximum(most, tl.max(scores, 1))
             shares = tl.exp2(scores - now[:, None])
             fade = tl.exp2(most - now)
-            v = tl.load(value_cache + at[:, None] + dims[None, :], mask=is_read, other=0.0).to(q.dtype)
+            v = tl.load(value_cache + at_key[:, None] + dims[None, :], mask=is_read, other=0.0).to(q.dtype)
             sums = sums * fade[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
             total = total * fade + tl.sum(shares, 1)
             most = now
@@ -167,23 +173,29 @@ def _attend(
             if num_ended == num_parts - 1:
                 tl.debug_barrier()
                 tl.store(counter, 0)
-                most = tl.full([lanes], float("-inf"), tl.float32)
-                total = tl.zeros([lanes], tl.float32)
-                sums = tl.zeros([lanes, block_dims], tl.float32)
+                head = tl.arange(0, block_group)
+                is_merged = (head < group)[:, None] & is_dim[None, :]
+                most_part = tl.full([block_group], float("-inf"), tl.float32)
+                weights = tl.zeros([block_group], tl.float32)
+                merged = tl.zeros([block_group, block_dims], tl.float32)
                 of_part = first_program + tl.num_programs(0)
-                for part in range(num_parts):
-                    at_lse = (of_part * tl.num_programs(1) + kv_head) * group + lane
-                    lse = tl.load(part_lse + at_lse, mask=is_lane, other=0.0, cache_modifier=".cg")
+                for part in tl.range(0, num_parts, 1, loop_unroll_factor=4):
+                    at_lse = (of_part * tl.num_programs(1) + kv_head) * group + head
+                    lse = tl.load(part_lse + at_lse, mask=head < group, other=0.0, cache_modifier=".cg")
                     at_value = at_lse[:, None] * head_dim + dims[None, :]
-                    value = tl.load(parts + at_value, mask=inside, other=0.0, cache_modifier=".cg")
-                    now = tl.maximum(most, lse)
-                    fade = tl.exp2(most - now)
-                    weight = tl.exp2(lse - now)
-                    sums = sums * fade[:, None] + value * weight[:, None]
-                    total = total * fade + weight
-                    most = now
+                    value = tl.load(parts + at_value, mask=is_merged, other=0.0, cache_modifier=".cg")
+                    now_part = tl.maximum(most_part, lse)
+                    fade_part = tl.exp2(most_part - now_part)
+                    weight = tl.exp2(lse - now_part)
+                    merged = merged * fade_part[:, None] + value * weight[:, None]
+                    weights = weights * fade_part + weight
+                    most_part = now_part
                     of_part = first_program + part + 1
-                result = sums / total[:, None]
-                tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
+                merged = merged / weights[:, None]
+                at_head = row.to(tl.int64) * num_heads + kv_head * group + head
+                at_merged = at_head[:, None] * head_dim + dims[None, :]
+                tl.store(out + at_merged, merged.to(out.dtype.element_ty), mask=is_merged)
         else:
             tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
+        row, begin, end, first_page = next_row, next_begin, next_end, next_page
+        first_program, num_parts = next_program, next_parts

@@ -229,8 +229,9 @@ class FlashInferAttention:
         num_blocks = -(-num_rows // _TILE) * self._shape.num_heads
         kernel: PrefillKernel = self._prefill if 5 * num_blocks >= 2 * self._num_sms else "fa2"
         workspace = self._workspace("common", None)
+        num_tokens = num_rows if for_graph else None
         plan = self._plan_rows(
-            host, kernel, None, workspace, causal=False, num_tokens=num_rows, for_graph=for_graph
+            host, kernel, None, workspace, causal=False, num_tokens=num_tokens, for_graph=for_graph
         )
         query_starts, page_starts, pages, last_page_lens = uploaded
         return _Part(query_starts, page_starts, pages, last_page_lens, kernel, _NON_CAUSAL, plan, workspace)
@@ -308,7 +309,7 @@ class FlashInferAttention:
         workspace: torch.Tensor,
         *,
         causal: bool,
-        num_tokens: int | None = None,  # at most; None: just those there are
+        num_tokens: int | None = None,  # at most, in a graph; None: just those there are
         for_graph: bool = False,
     ) -> Any:
         shape = self._shape
