@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 import tests.interpreter  # noqa: F401 - mends it
 from sgl import Engine
 from sgl.errors import ConfigError
-from sgl.kernels.attention import flashinfer
+from sgl.kernels.attention import compare, flashinfer
 from sgl.kernels.attention.base import AttentionStep
 from tests.test_attention import Case
 from tests.tiny_models import tiny_checkpoint
@@ -182,6 +183,28 @@ def test_the_right_way_for_each_step() -> None:
     case.page_table[2:10, 0] = np.arange(50, 58)
     assert backend.variant(case.step) == 1, "one group, and rows by themselves"
     assert [len(group.rows) for group in backend._groups] == [10]
+
+
+@pytest.mark.parametrize(
+    "content", [None, "{]", "[1]", '{"gpu, flashinfer 0.6.6, 4/2 heads of 8": {"fa2 long": 1}}']
+)
+def test_the_faster_kernels_for_prompts_are_remembered(
+    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = tmp_path / "new" / "prefill.json"
+    if content is not None:
+        memory.parent.mkdir()
+        memory.write_text(content)
+    case = Case([(1, 40)])
+    seconds = {"fa2 long": 3.0, "fa3 long": 2.0, "fa2 short": 1.0, "fa3 short": 1.5}
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(__version__="0.6.6"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "gpu")
+    for measured in (seconds, None):  # not measured again
+        monkeypatch.setattr(compare, "_measure", lambda *_, measured=measured: measured)
+        backend = flashinfer.FlashInferAttention(case.shape, prefill="fa3")
+        note = compare.choose_prefill(backend, case.shape, memory)
+        assert note == "long prompts by fa3 (1.50x as fast), short prompts by fa2 (1.50x as fast)"
+        assert (backend.prefill, backend.short_prefill) == ("fa3", "fa2")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ import logging
 import time
 from pathlib import Path
 
+import torch
+
 from benchmarks.gpu import peers
 from benchmarks.gpu.workloads import Figure, Machine, Workloads
 from sgl import Engine
@@ -49,7 +51,7 @@ def main() -> None:
     )
     began = time.perf_counter()
     with Engine(arguments.model, load_format="dummy", skip_tokenizer_init=True, **options) as engine:
-        started = time.perf_counter() - began
+        started, allocated = time.perf_counter() - began, _allocated()
         if engine.config.quantization is None:
             _flatten_weights(engine)
         workloads = Workloads(engine, arguments.model, machine, arguments.reps)
@@ -60,6 +62,8 @@ def main() -> None:
         for figure in workloads.run(names):
             figures.append(figure)
             print(_line(figure, of_peers.get(figure.name)), flush=True)
+        calls, held = (now - before for now, before in zip(_allocated(), allocated, strict=True))
+        print(f"allocated on the device after ready: {held / 2**20:.0f} MiB in {calls} calls")
         where = "in this run" if arguments.peers else "recorded in other runs"
         print(f"SGLang and vLLM: {where}; ratio: how many times better than the better of the two")
         if arguments.json:
@@ -69,6 +73,12 @@ def main() -> None:
             arguments.json.write_text(json.dumps(body, indent=1))
         if arguments.plot:
             arguments.plot.write_text(_picture(figures, of_peers, f"SGLang and vLLM {where}"))
+
+
+def _allocated() -> tuple[int, int]:
+    """Calls of the device's allocator so far, and bytes that torch holds."""
+    statistics = torch.cuda.memory_stats()
+    return statistics["num_device_alloc"], statistics["reserved_bytes.all.current"]
 
 
 def _flatten_weights(engine: Engine) -> None:

@@ -59,7 +59,7 @@ class EngineConfig:
     attention_backend: Literal["torch", "flashinfer", "triton"] | None = None
     """None: flashinfer where it can serve the model, else torch. triton: for GPUs without FlashInfer."""
     prefill_kernel: Literal["fa2", "fa3"] | None = None
-    """FlashInfer's kernels for prompts. None: fa3 on Hopper, for which it is written, else fa2."""
+    """FlashInfer's kernels for prompts. None: on Hopper the faster ones, measured once on a machine, else fa2."""
     disable_cuda_graph: bool = False
     """Launch the kernels of decode steps one by one."""
     cuda_graph_max_bs: PositiveInt | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, cast
 
 import torch
@@ -12,6 +14,7 @@ import torch
 from sgl.errors import ConfigError
 from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.attention.compare import choose_prefill
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
@@ -152,11 +155,20 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
     if config.prefill_kernel == "fa3" and not has_fa3:
         raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
     kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 and not narrow else "fa2")
-    logger.info(
-        "attention: flashinfer (%s), decodes by fa2 with tensor cores, prompts by %s; %s", reason, kernel, graphs
-    )
     backend = flashinfer.FlashInferAttention(shape, prefill=kernel, max_graph_rows=graph_rows, max_pages=max_pages)
-    return replace(config, prefill_kernel=kernel), backend
+    prompts = f"prompts by {kernel}"
+    if config.prefill_kernel is None and kernel == "fa3":
+        prompts = choose_prefill(backend, shape, _cache_folder() / "prefill_kernels.json")
+    logger.info("attention: flashinfer (%s), decodes by triton, %s; %s", reason, prompts, graphs)
+    return replace(config, prefill_kernel=backend.prefill), backend
+
+
+def _cache_folder() -> Path:
+    """For what is measured once on a machine."""
+    try:
+        return Path.home() / ".cache" / "sgl"
+    except RuntimeError:  # no home
+        return Path(tempfile.gettempdir()) / "sgl"
 
 
 def _attention_backend(

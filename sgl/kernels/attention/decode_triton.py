@@ -15,8 +15,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.fused_triton import overlap
 
-_WARPS = 2
-_STAGES = 3  # page numbers, keys and values on their way, and the products
+_WARPS, _NARROW_WARPS = 2, 4
+_STAGES, _NARROW_STAGES = 3, 1  # page numbers, keys and values on their way, and products; or nothing on its way
+_REGISTERS, _NARROW_REGISTERS = 200, 128  # of a thread, so that decode.py's number of programs fits
 _LANES = 16  # the fewest rows that tensor cores multiply
 
 
@@ -41,6 +42,11 @@ def attend(
     group = num_heads // num_kv_heads
     num_programs = len(starts) - 1
     num_parts = 2 * num_programs * num_heads
+    # e4m3 becomes float16 in one instruction, and bfloat16 in many; on its way to shared memory, not back from there
+    halves = key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16
+    options = overlap(query.device)
+    if query.is_cuda and torch.version.hip is None:
+        options = {**options, "maxnreg": _NARROW_REGISTERS if halves else _REGISTERS}
     _attend[(num_programs, num_kv_heads)](
         query,
         key_cache,
@@ -65,12 +71,11 @@ def attend(
         lanes=max(_LANES, triton.next_power_of_2(group)),
         block_group=triton.next_power_of_2(group),
         block_dims=max(16, triton.next_power_of_2(head_dim)),
-        # e4m3 becomes float16 in one instruction, and bfloat16 in many
-        halves=key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16,
+        halves=halves,
         tile=tile,
-        stages=_STAGES,
-        num_warps=_WARPS,
-        **overlap(query.device),
+        stages=_NARROW_STAGES if halves else _STAGES,
+        num_warps=_NARROW_WARPS if halves else _WARPS,
+        **options,
     )
 
 

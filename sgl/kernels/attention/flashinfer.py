@@ -35,7 +35,7 @@ _PINNED = 6  # buffers of the planner's results, written again so many plans lat
 _SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others have brought to the L2 cache (H200)
 _COMMON_SECONDS = 40e-6  # a layer; what shared prefixes must save to be worth two more kernels
 _MAX_GROUPS = 16  # of rows that share a prefix, in a step; captured launches have room for so many
-_SHORT_PROMPT = 128  # tokens on average: fa2 packs the query heads of a kv head, which fills its tiles with fewer
+_SHORT_PROMPT = 128  # tokens of a step's prompts on average; fewer count as short
 _TILE = 128  # query tokens (fa3), or those times heads of a kv head (fa2), in a block at most
 
 
@@ -97,13 +97,14 @@ class _Planned:
 
 class FlashInferAttention:
     """The `GraphAttention` of FlashInfer. `max_graph_rows` bounds the steps of `plan_decode`, and `max_pages` the
-    pages of a row in them. prefill: the kernels for prompts; short ones go through fa2."""
+    pages of a row in them. prefill: the kernels for prompts; fa3 are loaded only where they are asked for here."""
 
     def __init__(
         self, shape: AttentionShape, *, prefill: PrefillKernel = "fa2", max_graph_rows: int = 0, max_pages: int = 0
     ) -> None:
         self._shape = shape
-        self._prefill: PrefillKernel = prefill
+        self.prefill: PrefillKernel = prefill  # for prompts that are long on average,
+        self.short_prefill: PrefillKernel = "fa2"  # and for those that are short
         # A kernel may be set up while the one ahead of it drains: programmatic dependent launch.
         self._launches_early = torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self._uploader = Uploader(shape.device)
@@ -142,7 +143,7 @@ class FlashInferAttention:
             host = RaggedRows.of(step, slice(num_decodes, None), self._shape.page_size)
             query_starts, page_starts, pages, last_page_lens = self._uploader.upload(*host.arrays())
             is_short = int(host.query_starts[-1]) < _SHORT_PROMPT * len(host.kv_lens)
-            kernel: PrefillKernel = "fa2" if is_short else self._prefill
+            kernel = self.short_prefill if is_short else self.prefill
             for window in self._shape.windows:
                 workspace = self._workspace("prefill", window)
                 plan = self._plan_rows(host, kernel, window, workspace, causal=True)
@@ -227,7 +228,7 @@ class FlashInferAttention:
     ) -> _Part:
         # fa3 splits no keys: it is the faster one where its blocks, of a head each, occupy the GPU.
         num_blocks = -(-num_rows // _TILE) * self._shape.num_heads
-        kernel: PrefillKernel = self._prefill if 5 * num_blocks >= 2 * self._num_sms else "fa2"
+        kernel: PrefillKernel = self.prefill if 5 * num_blocks >= 2 * self._num_sms else "fa2"
         workspace = self._workspace("common", None)
         num_tokens = num_rows if for_graph else None
         plan = self._plan_rows(
@@ -341,7 +342,7 @@ class FlashInferAttention:
         return plan
 
     def _variants(self) -> list[tuple[PrefillKernel, bool]]:
-        kernels: list[PrefillKernel] = ["fa2"] if self._prefill == "fa2" else ["fa2", "fa3"]
+        kernels: list[PrefillKernel] = ["fa2"] if self.prefill == "fa2" else ["fa2", "fa3"]
         windows = dict.fromkeys(window is not None for window in self._shape.windows)
         return [(kernel, window) for kernel in kernels for window in windows]
 
