@@ -186,7 +186,7 @@ def test_prompt_logprobs_are_aligned_for_the_original_client(
         ("/abort_request", {}, 400, "rid"),
         ("/detokenize", {"tokens": [384]}, 400, "384"),
         ("/tokenize", {}, 400, "text"),
-        ("/no_such_thing", {}, 404, "Not Found"),
+        ("/no_such_thing", {}, 404, "no endpoint"),
     ],
 )
 def test_bad_requests_are_answered_with_what_is_wrong(

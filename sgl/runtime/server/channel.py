@@ -1,29 +1,89 @@
-"""A duplex channel between two processes: lists of messages over a pipe, sent and received by a thread each.
+"""A duplex channel between the server and its engine's process: lists of messages over a socket pair.
 
-Sending never blocks, whatever the other side does. Messages are pickled: both ends are of this program.
+The server's end lives on its event loop, the engine's has a thread for each direction. Sending never blocks, whatever
+the other side does. Messages are pickled: both ends are of this program. A frame is a list of messages behind its
+length; what is sent in a burst travels together.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pickle
 import queue
+import socket
+import struct
 import threading
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Message = tuple[Any, ...]
 
+_LENGTH = struct.Struct("<Q")
+_READ_BYTES = 1 << 18
+_MOST_MESSAGES = 1024  # of a frame
 
-class Channel:
-    """One end. Messages sent in a burst travel together."""
+
+class LoopChannel(asyncio.Protocol):
+    """The end on an event loop; all of it is called there."""
 
     def __init__(
-        self, connection: Connection, receive: Callable[[list[Message]], None], closed: Callable[[], None]
+        self,
+        receive: Callable[[LoopChannel, list[Message]], None],
+        closed: Callable[[LoopChannel], None],
+    ) -> None:
+        """`receive` gets what arrives; `closed` is called once, when the other end is gone or this one was closed."""
+        self._receive = receive
+        self._closed = closed
+        self._frames = _Frames()
+        self._outbox: list[Message] = []
+        self._transport: asyncio.WriteTransport | None = None
+
+    async def open(self, end: socket.socket) -> None:
+        """Begin on this end of a socket pair."""
+        end.setblocking(False)
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=end)
+
+    def send(self, message: Message) -> None:
+        """Send a message with the others of this turn of the loop; it is lost if the other side is gone."""
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(message)
+
+    def close(self) -> None:
+        """Send what is due and close. Idempotent."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The end is open."""
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes arrived."""
+        for messages in self._frames.feed(data):
+            self._receive(self, messages)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other end is gone, or this one was closed."""
+        self._closed(self)
+
+    def _flush(self) -> None:
+        if self._outbox and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(_packed(self._outbox))
+        self._outbox = []
+
+
+class ThreadChannel:
+    """The end with threads."""
+
+    def __init__(
+        self, end: socket.socket, receive: Callable[[list[Message]], None], closed: Callable[[], None]
     ) -> None:
         """`receive` and then once `closed` are called on the reading thread."""
-        self._connection = connection
+        self._socket = end
         self._receive = receive
         self._closed = closed
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -38,24 +98,46 @@ class Channel:
     def close(self, timeout: float = 5.0) -> None:
         """Send what is queued and close. Idempotent."""
         self._outbox.put(None)
-        if threading.current_thread() is not self._writer:
-            self._writer.join(timeout)
+        self._writer.join(timeout)
 
     def _write(self) -> None:
         messages: list[Message | None] = []
         with contextlib.suppress(OSError):
-            while True:
+            while None not in messages:
                 messages = [self._outbox.get()]
                 with contextlib.suppress(queue.Empty):
-                    while len(messages) < 1024:
+                    while len(messages) < _MOST_MESSAGES:
                         messages.append(self._outbox.get_nowait())
-                self._connection.send_bytes(pickle.dumps([m for m in messages if m is not None], protocol=5))
-                if None in messages:
-                    break
-        self._connection.close()
+                self._socket.sendall(_packed([m for m in messages if m is not None]))
+        self._socket.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            while True:
-                self._receive(pickle.loads(self._connection.recv_bytes()))
+        frames = _Frames()
+        with contextlib.suppress(OSError):
+            while data := self._socket.recv(_READ_BYTES):
+                for messages in frames.feed(data):
+                    self._receive(messages)
         self._closed()
+
+
+def _packed(messages: list[Message]) -> bytes:
+    data = pickle.dumps(messages, protocol=5)
+    return _LENGTH.pack(len(data)) + data
+
+
+class _Frames:
+    """Puts frames together again."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[list[Message]]:
+        """The frames that these bytes complete."""
+        self._rest += data
+        while len(self._rest) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._rest)[0]
+            if len(self._rest) < end:
+                return
+            frame = bytes(memoryview(self._rest)[_LENGTH.size : end])
+            del self._rest[:end]
+            yield pickle.loads(frame)

@@ -14,9 +14,9 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable
-from multiprocessing.connection import Connection
 from typing import Any
 
 from sgl.errors import EngineDead, SglError
@@ -24,7 +24,7 @@ from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop import Output
 from sgl.runtime.native import Call, NativeResult
-from sgl.runtime.server.channel import Channel, Message
+from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.handle import Method, ProgramSession
 from sgl.runtime.server.identity import request_id
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -49,7 +49,7 @@ class EngineProcess:
         self._ids = itertools.count()
         self._waiting: dict[int, _Waiter | _ProgramWaiter] = {}
         self._process: Any = None
-        self._channel: Channel | None = None
+        self._channel: LoopChannel | None = None
         self._is_up = False
         self._age, self._heard = math.inf, 0.0
         self._started: asyncio.Future[EngineConfig] | None = None
@@ -146,7 +146,7 @@ class EngineProcess:
             if self._waiting.pop(call_id, None) is not None and kind == "generate":
                 channel.send(("abort", call_id))
 
-    def _up(self) -> Channel:
+    def _up(self) -> LoopChannel:
         if not self._is_up or self._channel is None:
             raise EngineDead("the engine is not running: it is starting, or being restarted")
         return self._channel
@@ -162,7 +162,7 @@ class EngineProcess:
         assert self.tokenizer is not None
         return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def _receive(self, channel: Channel, messages: list[Message]) -> None:
+    def _receive(self, channel: LoopChannel, messages: list[Message]) -> None:
         if channel is not self._channel:
             return
         self._heard = time.monotonic()
@@ -189,26 +189,22 @@ class EngineProcess:
     # ── the life of the process ─────────────────────────────────────────────────────────────────────────────────
 
     async def _start(self) -> EngineConfig:
-        loop = asyncio.get_running_loop()
-        self._started = loop.create_future()
+        self._started = asyncio.get_running_loop().create_future()
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        ours, theirs = socket.socketpair()
         self._process = context.Process(
             target=_run_worker, args=(theirs, self.config, self._configure), name="sgl-engine", daemon=True
         )
-        await asyncio.to_thread(self._process.start)
+        try:
+            await asyncio.to_thread(self._process.start)
+        finally:
+            theirs.close()
         atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for it
-        theirs.close()
-
-        def on_loop(function: Callable[..., None], *arguments: Any) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(function, channel, *arguments)
-
-        channel = Channel(ours, lambda messages: on_loop(self._receive, messages), lambda: on_loop(self._lost))
-        self._channel = channel
+        self._channel = LoopChannel(self._receive, self._lost)
+        await self._channel.open(ours)
         return await self._started
 
-    def _lost(self, channel: Channel) -> None:
+    def _lost(self, channel: LoopChannel) -> None:
         """The process ended."""
         if channel is not self._channel:
             return
@@ -260,11 +256,11 @@ class EngineProcess:
         task.add_done_callback(self._tasks.discard)
 
 
-def _run_worker(connection: Connection, config: EngineConfig, configure: Callable[[], None]) -> None:
+def _run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
     """Only the engine's process loads torch."""
     from sgl.runtime.server.worker import run_worker
 
-    run_worker(connection, config, configure)
+    run_worker(end, config, configure)
 
 
 class _Waiter:
@@ -313,7 +309,7 @@ class _ProgramWaiter:
 class _RemoteSession:
     """See handle.ProgramSession."""
 
-    def __init__(self, channel: Channel, call_id: int) -> None:
+    def __init__(self, channel: LoopChannel, call_id: int) -> None:
         self._channel = channel
         self._call_id = call_id
 

@@ -23,11 +23,11 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 from sgl.errors import SglError
@@ -38,7 +38,7 @@ from sgl.runtime.engine import Engine, Prepared
 from sgl.runtime.loop import Output
 from sgl.runtime.native import Asked
 from sgl.runtime.program.session import ProgramSession
-from sgl.runtime.server.channel import Channel, Message
+from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
 
 logger = logging.getLogger(__name__)
@@ -66,17 +66,17 @@ class Header:
         return cls(uid, rid, asked.prompt_len, ids, asked.logprob_start, asked.top_logprobs, given)
 
 
-def run_worker(connection: Connection, config: EngineConfig, configure: Callable[[], None]) -> None:
+def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
     """The body of the process. `configure` sets up its logging."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the server says when: it has requests to drain
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     configure()
-    _Worker(connection, config).run()
+    _Worker(end, config).run()
 
 
 class _Worker:
-    def __init__(self, connection: Connection, config: EngineConfig) -> None:
+    def __init__(self, end: socket.socket, config: EngineConfig) -> None:
         self._config = config
         self._stop = threading.Event()
         self._inbox: list[Message] = []
@@ -85,7 +85,7 @@ class _Worker:
         self._programs: dict[int, ProgramSession] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="sgl-worker")
-        self._channel = Channel(connection, self._receive, self._stop.set)
+        self._channel = ThreadChannel(end, self._receive, self._stop.set)
 
     def run(self) -> None:
         try:
