@@ -2,9 +2,10 @@
 
     python benchmarks/embedded_eval.py [MODEL] [--count 200] [--seed 7] [--misses 5]
 
-Generated sets come from the recipe's held-out patterns and word lists. Two sets are written by hand, in a style
-unlike the templates: embedded_sentences.jsonl, whose misses were looked at while the patterns were written, and
-embedded_fresh.jsonl, which was written after the training. Records and tool calls are decoded greedily, once freely
+Generated sets come from the recipe's held-out patterns and word lists. Three sets are written by hand, in a style
+unlike the templates: embedded_sentences.jsonl, whose misses were looked at while the patterns were written,
+embedded_fresh.jsonl, whose misses were looked at once, and embedded_unseen.jsonl, written down before the last
+training and judged only after it. Records and tool calls are decoded greedily, once freely
 and once constrained by the schema; choices are decided by Engine.score, by the mean log-probability of a token as
 `select` does. A field counts when its value equals the true one as JSON data, a record when all its fields do.
 """
@@ -296,7 +297,7 @@ def main() -> None:
         report("conversations", engine, dialogue_cases(values, count // 2), misses)
         scores |= report("tools", engine, tool_cases(chat, values, count), misses, is_tool=True)
         scores["choices"] = report_choices("choices", engine, choices_of(chat, values, count), misses)
-        for name in ("sentences", "fresh"):
+        for name in ("sentences", "fresh", "unseen"):
             report_hand_written(name, engine, chat, misses)
     for name, bar in BARS.items():
         print(f"{name:10} {scores[name]:6.1%}  bar {bar:.0%}  {'ok' if scores[name] >= bar else 'MISSED'}")
