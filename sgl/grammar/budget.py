@@ -7,6 +7,7 @@ kept to its budget from the start is always finished, unless even its shortest t
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,9 @@ FAR: Final = 1024
 """Budgets beyond so many tokens restrict nothing."""
 _NEVER: Final = 1 << 40
 _MAX_KNOWN: Final = 50_000
+_KNOWN_ENDS: Final = 1024
+_KNOWN_WAYS: Final = 4  # of four bytes a token each
+_KNOWN_ROWS: Final = 64
 
 
 class Budget:
@@ -35,16 +39,20 @@ class Budget:
         self.vocabulary = vocabulary
         self.finish = Finish(automaton)
         self._tokens: dict[bytes, int] = {b"": 0}
+        # Requests under one schema stand in the same places, and at times for many steps.
+        self._end = lru_cache(_KNOWN_ENDS)(self.finish.text)
+        self._ways_from = lru_cache(_KNOWN_WAYS)(self._ways)
+        self._restricted: dict[tuple[Place, int, bytes], Int32Array] = {}
 
     def need(self, place: Place) -> int:
         """How many bytes suffice to end the document."""
-        return len(self.finish.text(place))
+        return len(self._end(place))
 
     def growth(self, mask: Mask, place: Place) -> int:
         """How many bytes more, at most, suffice behind a token of the mask than before it."""
         if mask.growth is None:
             need = self.need(place)
-            grown = max((len(text) - need for _, text in self._ways(place)), default=0)
+            grown = max((len(text) - need for _, text in self._ways_from(place)), default=0)
             frame = place.stack
             while frame is not None:
                 if len(self.automaton.callers[frame.symbol]) > 1:
@@ -53,18 +61,25 @@ class Budget:
             mask.growth = grown
         return mask.growth
 
-    def restrict(self, place: Place, row: Int32Array, remaining: int, promise: bytes | None) -> bytes:
-        """Take from a mask the tokens behind which more than `remaining` - 1 would be needed; where all of them are,
-        those behind which more than the least possible are.
+    def restrict(
+        self, place: Place, row: Int32Array, remaining: int, promise: bytes | None
+    ) -> tuple[Int32Array, bytes]:
+        """The mask of a place without the tokens behind which more than `remaining` - 1 would be needed; where that is
+        all of them, without those behind which more than the least possible are. [words], not to be written to.
 
-        `promise` is a text known to end the document here, if any. Returns the better one of that and our own; its
+        `promise` is a text known to end the document here, if any. Returns the better one of that and our own too; its
         tokens are kept, so that what was promised once holds to the end.
         """
-        own = self.finish.text(place)
+        own = self._end(place)
         text = own if promise is None or self._num_tokens(own) <= self._num_tokens(promise) else promise
-        return self._restrict(place, row, remaining, text)
+        found = self._restricted.get((place, remaining, text))
+        if found is None:
+            while len(self._restricted) >= _KNOWN_ROWS:
+                del self._restricted[next(iter(self._restricted))]
+            found = self._restricted[place, remaining, text] = self._restrict(place, row, remaining, text)
+        return found, text
 
-    def _restrict(self, place: Place, row: Int32Array, remaining: int, promise: bytes) -> bytes:
+    def _restrict(self, place: Place, row: Int32Array, remaining: int, promise: bytes) -> Int32Array:
         ids = self.vocabulary.ids
         promised = {
             ids[promise[:end]]: self._num_tokens(promise[end:])
@@ -72,7 +87,7 @@ class Budget:
             if promise[:end] in ids
         }
         ways = []
-        for tokens, text in self._ways(place):
+        for tokens, text in self._ways_from(place):
             is_surely_near = self.vocabulary.is_byte_complete and len(text) < remaining
             ways.append((tokens, len(text) if is_surely_near else self._num_tokens(text)))
         least = min([*promised.values(), *(needed for _, needed in ways)], default=0)
@@ -82,8 +97,9 @@ class Budget:
             bits = np.unpackbits(row.view(np.uint8), bitorder="little")
             bits[np.concatenate(dropped)] = 0
             bits[[token for token, needed in promised.items() if needed <= most]] = 1
-            row[:] = np.packbits(bits, bitorder="little").view(np.int32)
-        return promise
+            row = np.packbits(bits, bitorder="little").view(np.int32)
+            row.flags.writeable = False
+        return row
 
     def _ways(self, place: Place) -> list[tuple[Int32Array, bytes]]:
         """The allowed tokens by what suffices behind them."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton import Automaton
+from sgl.grammar.automaton import OPEN_BRACE, OPEN_BRACKET, Automaton
 from sgl.grammar.finish import Finish
 from sgl.grammar.place import Place, advance, start_of
 from sgl.grammar.tables import AT, BELOW, CHARS, COUNTER, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN
@@ -89,10 +89,10 @@ class Standing(NamedTuple):
 
 
 def close(automaton: Automaton, max_states: int) -> Closed | None:
-    """All of an automaton; None if there are more than `max_states`, or more than MAX_BYTES of them. Raises
-    GrammarTooLarge as `Automaton.expand` does."""
+    """All of an automaton; None if there are more than `max_states`, or more than MAX_BYTES of them, or if they are not
+    all that there is to its places. Raises GrammarTooLarge as `Automaton.expand` does."""
     closure = _Closure(automaton, max_states)
-    if not closure.run():
+    if not closure.run() or getattr(automaton, "has_notes", False):
         return None
     closed = Closed(automaton, *closure.needed())
     return closed if closed.nbytes <= MAX_BYTES else None
@@ -158,14 +158,15 @@ class _Closure:
     def _expand(self, level: Level, state: int) -> None:
         tables = self.automaton.tables
         self.automaton.expand(state)
-        for class_, entry in enumerate(tables.entries[state, : tables.num_classes].tolist()):
-            if entry < 0:
+        for column, bracket in enumerate((OPEN_BRACE, OPEN_BRACKET)):
+            entry = tables.entries.item(state, tables.class_of[bracket])
+            if entry >= 0 and entry & PUSH_BIT:
+                self._call(level, tables.symbols.item(state, column), entry & TARGET_MASK)
+        for entry in set(tables.entries[state, : tables.num_classes].tolist()):
+            if entry < 0 or entry & PUSH_BIT:
                 continue
             target = entry & TARGET_MASK
-            if entry & PUSH_BIT:
-                is_array = tables.class_of[ord("[")] == class_
-                self._call(level, tables.symbols.item(state, int(is_array)), target)
-            elif entry & POP_BIT:
+            if entry & POP_BIT:
                 self._close(level, target)
             else:
                 self._reach(level, target)

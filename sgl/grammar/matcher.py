@@ -106,8 +106,7 @@ class Matcher:
         if self._most_needed is None or self._most_needed + growth >= remaining:
             self._most_needed = budget.need(self._place)
         if self._most_needed + growth >= remaining:
-            row = row.copy()
-            self._promise = budget.restrict(self._place, row, remaining, self._promise)
+            row, self._promise = budget.restrict(self._place, row, remaining, self._promise)
         self._growth = growth
         return row
 

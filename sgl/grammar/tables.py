@@ -73,7 +73,7 @@ class Tables:
         self.gates: Int32Array = np.full((_FEW, 4), -1, np.int32)
         self.accepting: npt.NDArray[np.bool_] = np.zeros(_FEW, np.bool_)
         self.returns: Int32Array = np.full((4, 4), UNKNOWN, np.int32)
-        self._first_bytes = [0]  # of each class
+        self._first_bytes = np.zeros(256, np.intp)  # of each class
 
     @property
     def nbytes(self) -> int:
@@ -112,11 +112,11 @@ class Tables:
 
     def set_row(self, state: int, row: Int32Array) -> None:
         """Fill the row of a state; `row` is int32 [256], by byte."""
-        by_class = row[self._first_bytes]
+        by_class = row[self._first_bytes[: self.num_classes]]
         apart = np.flatnonzero(by_class[self.classes] != row).tolist()
         if apart:
             self._split_classes(row, apart)
-            by_class = row[self._first_bytes]
+            by_class = row[self._first_bytes[: self.num_classes]]
         self.entries[state, : self.num_classes] = by_class
         self.version += 1
 
@@ -132,7 +132,7 @@ class Tables:
                 if new == self.entries.shape[1]:
                     self.entries = _wider(self.entries, UNKNOWN)
                 self.entries[:, new] = self.entries[:, old]
-                self._first_bytes.append(byte)
+                self._first_bytes[new] = byte
                 self.num_classes += 1
             self.classes[byte] = new
         self.class_of = self.classes.tobytes()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 _BUFFERS = 8  # a buffer is written again so many uploads later; one event says whether its copy has been read
-_ALIGNMENT = 16  # bytes, of every array in a copy
+ALIGNMENT = 16  # bytes, of every array in a copy
 
 
 class Uploader:
@@ -75,4 +75,4 @@ def carve(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[to
 
 
 def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

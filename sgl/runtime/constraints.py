@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -126,30 +125,28 @@ class Constraints:
 
         Raises InvalidRequest without a tokenizer, and GrammarError for a constraint that cannot be compiled.
         """
-        given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
-        if not given:
+        flight = self.announce(params)
+        if flight is None:
             return [None] * params.n
-        grammar = self._submit(given).result()
+        grammar = flight.result()
         if isinstance(grammar, ClosedGrammar):
             return [Guide(ClosedCursor(grammar, self._encode)) for _ in range(params.n)]
         return [Guide(MatcherCursor(grammar, self._encode)) for _ in range(params.n)]
 
-    def announce(self, params: SamplingParams) -> None:
-        """Begin to compile what `guides` will be asked for."""
+    def announce(self, params: SamplingParams) -> Future[Grammar | ClosedGrammar] | None:
+        """Begin to compile what `guides` will be asked for; None where that is nothing. Raises as `guides`."""
         given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
-        if given:
-            self._submit(given)
+        if not given:
+            return None
+        if self._tokenizer is None:
+            [kind] = given
+            raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
+        return self._started().submit(make_constraint(given, whitespace=self._whitespace))
 
     def close(self) -> None:
         """End what compiles."""
         if self._service is not None:
             self._service.close()
-
-    def _submit(self, given: dict[str, Any]) -> Future[Grammar | ClosedGrammar]:
-        if self._tokenizer is None:
-            [kind] = given
-            raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
-        return self._started().submit(make_constraint(given, whitespace=self._whitespace))
 
     def _tokens_of(self, text: str) -> Sequence[int]:
         assert self._tokenizer is not None, "there is no constraint without a tokenizer"

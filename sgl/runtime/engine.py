@@ -12,7 +12,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -124,8 +124,8 @@ class Engine:
 
         Raises InvalidRequest, QueueFull and EngineDead, before anything is queued where possible.
         """
-        prepared = self._prepare(locals())
-        return self._stream(prepared) if stream else self._wait(prepared)
+        arguments = locals()
+        return self._stream(self._prepare(arguments)) if stream else self._wait(self._parts(arguments))
 
     async def async_generate(
         self,
@@ -174,7 +174,7 @@ class Engine:
         prepared = Prepared(Call(is_list=True))
         for ask in asks:
             prepared.add(self._intake.submissions(ask), None)
-        results = self._wait(prepared)
+        results = self._wait([prepared])
         scores = []
         for ids, result in zip(full, results, strict=True):
             logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]
@@ -249,7 +249,6 @@ class Engine:
                 "kv_available_tokens": scheduler.memory.pool.num_free * cache.pool.page_size,
                 "kv_evictable_tokens": cache.evictable_pages * cache.pool.page_size,
                 "evicted_tokens": cache.evicted_pages * cache.pool.page_size,
-                "evicted_tokens": cache.evicted_pages * cache.pool.page_size,
                 "cache_hit_rate": counters["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
                 **counters,
             }
@@ -297,13 +296,12 @@ class Engine:
     def submit(self, prepared: Prepared, sink: Sink) -> None:
         """Queue the requests; their outputs go to the sink. Call `release` in the end, whatever happens. Raises
         InvalidRequest if a rid is in use, and EngineDead."""
-        uids = list(prepared.call.results)
         with self._rids_lock:
             for rid in prepared.rids:
                 if rid in self._rids:
                     raise InvalidRequest(f"rid {rid!r} is in use by a request that is not finished", param="rid")
             self._rids.update(prepared.rids)
-        self._outlet.expect(uids, sink)
+        self._outlet.expect(prepared.uids, sink)
         try:
             self._loop.submit(prepared.submissions)
         except EngineDead:
@@ -316,13 +314,21 @@ class Engine:
             for rid, uids in prepared.rids.items():
                 if self._rids.get(rid) == uids:
                     del self._rids[rid]
-        self._outlet.forget(list(prepared.call.results))
-        unfinished = [uid for uid, result in prepared.call.results.items() if result.finish_reason is None]
+        self._outlet.forget(prepared.uids)
+        unfinished = [uid for uid in prepared.uids if prepared.call.results[uid].finish_reason is None]
         if unfinished:
             with contextlib.suppress(EngineDead):
                 self._loop.abort(unfinished)
 
     def _prepare(self, arguments: Mapping[str, Any]) -> Prepared:
+        whole, *rest = self._parts(arguments)
+        for part in rest:
+            whole.extend(part)
+        return whole
+
+    def _parts(self, arguments: Mapping[str, Any]) -> Iterator[Prepared]:
+        """The requests of a call, in parts that are ready: of a list, those behind a constraint that is still being
+        compiled are a part of their own."""
         options = {name: value for name, value in arguments.items() if name != "self"}
         prompts, inputs = options.pop("prompt"), options.pop("input_ids")
         is_list = _is_list(prompts) or (_is_list(inputs) and any(_is_list(ids) for ids in inputs))
@@ -337,13 +343,14 @@ class Engine:
             prompt = prompts[i] if is_list and prompts is not None else prompts
             ids = inputs[i] if is_list and inputs is not None else inputs
             asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
-        prepared = Prepared(Call(is_list))
-        if is_list:
-            for ask in asks:
-                self._intake.announce(ask)
-        for ask in asks:
-            prepared.add(self._intake.submissions(ask), ask.rid)
-        return prepared
+        part = Prepared(Call(is_list))
+        compiling = [self._intake.announce(ask) for ask in asks] if is_list else [None]
+        for ask, flight in zip(asks, compiling, strict=True):
+            if flight is not None and not flight.done() and part.submissions:
+                yield part
+                part = Prepared(part.call)
+            part.add(self._intake.submissions(ask), ask.rid)
+        yield part
 
     def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
         """The tokens of prefix + candidate, and from where they are scored."""
@@ -371,15 +378,19 @@ class Engine:
 
     # ── waiting for outputs ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _wait(self, prepared: Prepared) -> Any:
-        sink, call = ThreadSink(self._loop), prepared.call
-        self.submit(prepared, sink)
+    def _wait(self, parts: Iterable[Prepared]) -> Any:
+        sink, submitted = ThreadSink(self._loop), list[Prepared]()
         try:
+            for part in parts:
+                self.submit(part, sink)
+                submitted.append(part)
+            call = submitted[0].call
             while call.unfinished:
                 call.absorb(sink.get())
             return call.result()
         finally:
-            self.release(prepared)
+            for part in submitted:
+                self.release(part)
 
     def _stream(self, prepared: Prepared) -> _Events:
         sink = ThreadSink(self._loop)
@@ -415,6 +426,19 @@ class Prepared:
     rids: dict[str, list[int]] = field(
         default_factory=dict
     )  # → uids, of each sample and of all samples of a prompt
+
+    @property
+    def uids(self) -> list[int]:
+        """Of the requests."""
+        return [submission.request.uid for submission in self.submissions]
+
+    def extend(self, other: Prepared) -> None:
+        """Take in another part of the same call. Raises InvalidRequest if a rid is there already."""
+        for rid in other.rids:
+            if rid in self.rids:
+                raise InvalidRequest(f"rid {rid!r} is given to two requests", param="rid")
+        self.submissions += other.submissions
+        self.rids |= other.rids
 
     def add(self, pairs: list[tuple[Submission, NativeResult]], rid: str | None) -> None:
         """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,10 +91,10 @@ class Intake:
         """See `Constraints.warm_up`."""
         return self._constraints.warm_up()
 
-    def announce(self, ask: Ask) -> None:
-        """Begin to compile the constraint of an ask, for `submissions`."""
+    def announce(self, ask: Ask) -> Future[Any] | None:
+        """Begin to compile the constraint of an ask, if it has one; `submissions` waits for it."""
         ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
-        self._constraints.announce(params)
+        return self._constraints.announce(params)
 
     def submissions(self, ask: Ask) -> list[tuple[Submission, NativeResult]]:
         """A submission for each of the n samples, and the empty result that will collect its outputs."""

@@ -7,8 +7,10 @@ back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sgl.grammar.closure import MAX_BYTES, Closed, Standing
@@ -17,11 +19,11 @@ from sgl.grammar.place import Place
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.kernels.mask import find_masks_
 from sgl.kernels.mask_layout import OPEN, AutomatonTensors, GrammarTensors, Places
-from sgl.kernels.staging import Uploader, carve
+from sgl.kernels.staging import ALIGNMENT, Uploader, carve
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.runner.device_grammars import addresses_of, automaton_arrays, frames_of, vocabulary_tensors
 
-_ALIGNMENT = 64
+_COPY_BYTES = 4 << 20
 
 
 class DeviceMasks:
@@ -41,11 +43,7 @@ class DeviceMasks:
     def walk(self, standings: Sequence[Standing], masks: torch.Tensor) -> Int32Array:
         """Write the mask of each place to masks, int32 [rows, words], and say which row holds it; places that several
         requests share are walked once. int32 [len(standings)]. Does not wait for the device."""
-        if not all(id(closed) in self._homes or self._settle(closed) for closed, _ in standings):
-            self._homes.clear()
-            self._used = 0
-            is_settled = all(id(closed) in self._homes or self._settle(closed) for closed, _ in standings)
-            assert is_settled, "the arena holds those of one step"
+        self._settle({id(closed): closed for closed, _ in standings})
         numbers: dict[int, int] = {}
         places: dict[tuple[int, Place], int] = {}
         found = np.empty(len(standings), np.int32)
@@ -69,16 +67,35 @@ class DeviceMasks:
         find_masks_(masks, on_device[7], Places(*on_device[:7]), grammars, self._vocabulary)
         return found
 
-    def _settle(self, closed: Closed) -> bool:
-        """Upload an automaton; False if there is no room left."""
-        arrays = automaton_arrays(closed.tables, closed.plain_limits)
-        assert arrays is not None, "it is small"
-        size = sum(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)
-        assert size <= MAX_BYTES, "larger ones are not closed"
-        if self._used + size > len(self._arena):
-            return False
-        home = self._arena[self._used : self._used + size]
-        self._uploader.upload_into(home, *arrays)
-        self._homes[id(closed)] = closed, AutomatonTensors(*carve(home, tuple(arrays)))
-        self._used += size
-        return True
+    def _settle(self, wanted: dict[int, Closed]) -> None:
+        """Upload the automata that are not there, side by side."""
+        missing = [closed for key, closed in wanted.items() if key not in self._homes]
+        arrays = [_arrays(closed) for closed in missing]
+        sizes = [sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in its) for its in arrays]
+        if self._used + sum(sizes) > len(self._arena):
+            self._homes.clear()
+            self._used = 0
+            if len(missing) < len(wanted):
+                self._settle(wanted)
+                return
+        for closed, its, size in zip(missing, arrays, sizes, strict=True):
+            assert size <= MAX_BYTES, "larger ones are not closed"
+            home = self._arena[self._used : self._used + size]
+            self._homes[id(closed)] = closed, AutomatonTensors(*carve(home, tuple(its)))
+            self._used += size
+        # Few copies: each would wait for one of few staging buffers, which steps under way still read.
+        at, together, length = self._used - sum(sizes), list[npt.NDArray[Any]](), 0
+        for its, size in zip(arrays, sizes, strict=True):
+            together += its
+            length += size
+            if length >= _COPY_BYTES:
+                self._uploader.upload_into(self._arena[at : at + length], *together)
+                at, together, length = at + length, [], 0
+        if together:
+            self._uploader.upload_into(self._arena[at : at + length], *together)
+
+
+def _arrays(closed: Closed) -> list[Int32Array]:
+    arrays = automaton_arrays(closed.tables, closed.plain_limits)
+    assert arrays is not None, "it is small"
+    return arrays
