@@ -365,7 +365,10 @@ def test_reasoning_and_calls_reach_the_client(
     def said(length: int, finished: bool) -> dict[str, Any]:
         reason = {"type": "stop", "matched": 2} if finished else None
         meta = {"prompt_tokens": 3, "completion_tokens": length, "cached_tokens": 0, "finish_reason": reason}
-        return {"text": text[:length], "meta_info": {**meta, "e2e_latency": 0.0, "queue_time": 0.0}}
+        return {
+            "text": text[:length],
+            "meta_info": {**meta, "e2e_latency": 0.0, "queue_time": 0.0, "prefill_time": 0.0},
+        }
 
     async def generate(**arguments: Any) -> Any:
         return said(len(text), True)

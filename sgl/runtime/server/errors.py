@@ -77,8 +77,11 @@ def error_response(error: Exception) -> web.Response:
     """The answer to a request that failed before anything was sent."""
     if isinstance(error, web.HTTPException):
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
-        return json_response(described(error.reason, kind), error.status, headers)
+        headers, message = {}, error.reason
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+            message = f"this endpoint is not for {error.method}, but for {headers['Allow']}"
+        return json_response(described(message, kind), error.status, headers)
     status, _, _ = status_of(error)
     headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else {}
     return json_response(error_body(error), status, headers)
@@ -99,4 +102,6 @@ def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidReque
         hint = nearest_name(place[-1], known)
         return InvalidRequest(f"unrecognized request argument {param!r}{hint}", param=param)
     message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "json_invalid":
+        message = f"the body is not JSON: {message.partition(': ')[2]}"
     return InvalidRequest(f"{param}: {message}" if param else message, param=param)
