@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-memory bench-constrained soak clean
+.PHONY: help setup demo test format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-memory bench-constrained bench-embedded train-embedded soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,12 @@ bench-memory: $(STAMP) ## resident memory over 10^5 requests; ARGS=CHECKPOINT
 
 bench-constrained: $(STAMP) ## what constraints cost a step on this CPU
 	$(BIN)/python -m benchmarks.constrained_cpu $(ARGS)
+
+bench-embedded: $(STAMP) ## what the embedded model gets right, on held-out and hand-written sentences
+	$(BIN)/python benchmarks/embedded_eval.py $(ARGS)
+
+train-embedded: $(STAMP) ## make an embedded model anew on one GPU, in ten minutes: CORPORA=FOLDER OUT=FOLDER
+	$(BIN)/python -m tools.train_embedded --corpora "$(CORPORA)" --out "$(OUT)" $(ARGS)
 
 soak: $(STAMP) ## a million random scheduler operations under the page ledger
 	$(BIN)/python -m benchmarks.scheduler_soak $(ARGS)
