@@ -147,8 +147,9 @@ def _attend(
                 total = tl.full([lanes], 1.0, tl.float32)
                 at_common = at_common[:, None] * head_dim + dims[None, :]
                 sums = tl.load(common + at_common, mask=inside, other=0.0).to(tl.float32)
-        for start in tl.range(begin, end, tile, num_stages=stages):
-            key = start + tl.arange(0, tile)
+        # Not from `begin` on: of nested loops, Triton 3.6 takes a lower bound from before the outer one.
+        for offset in tl.range(0, end - begin, tile, num_stages=stages):
+            key = begin + offset + tl.arange(0, tile)
             is_key = key < end
             page = tl.load(pages + first_page + key // page_size, mask=is_key, other=0).to(tl.int64)
             at_key = page * page_stride + (key % page_size) * slot_stride + kv_head * head_stride

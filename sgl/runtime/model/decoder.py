@@ -124,7 +124,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [n, vocab] of hidden states [n, hidden]; written to `out` where it is given."""
-        if hidden.is_cuda and self.dtype != torch.float32:
+        if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1:
             # Not rounded on the way, and not written twice
             return torch.mm(hidden, self.weights.lm_head.t(), out_dtype=torch.float32, out=out)
         logits = functional.linear(hidden, self.weights.lm_head)
