@@ -44,6 +44,7 @@ from sgl.grammar.threads import (
     Lexeme,
     Move,
     Node,
+    NotedText,
     Pop,
     Push,
     Stay,
@@ -71,6 +72,9 @@ class Automaton:
         self.tables = Tables()
         self.members: list[tuple[Member, ...]] = []
         self.has_counters = False
+        self.noting: list[bool] = []
+        """By state: whether a text is being read that may not come twice in its frame; see `notes.py`."""
+        self.has_notes = False
         self.callers: list[Callers] = []
         self.results: list[tuple[int, ...]] = []
         self._numbers: dict[frozenset[Member], int] = {}
@@ -99,6 +103,8 @@ class Automaton:
         self.tables.add_state(accepting=any(isinstance(thread, Finished) for _, thread in chosen))
         self._numbers[chosen] = number
         self.members.append(tuple(chosen))
+        self.noting.append(any(isinstance(thread, NotedText) for _, thread in chosen))
+        self.has_notes |= self.noting[-1]
         gates = [(origin, thread) for origin, thread in chosen if isinstance(thread, Gate)]
         if gates:
             self._open_gates(number, chosen, gates)

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.finish import Finish
 from sgl.grammar.masks import Mask
-from sgl.grammar.place import Place, advance
+from sgl.grammar.notes import follow, used_texts
+from sgl.grammar.place import Place
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.grammar.walk import Walk
 from sgl.grammar.word_walk import WordWalk, walk_words
@@ -52,7 +53,9 @@ class Budget:
         """How many bytes more, at most, suffice behind a token of the mask than before it."""
         if mask.growth is None:
             need = self.need(place)
-            grown = max((len(text) - need for _, text in self._ways_from(place)), default=0)
+            grown = max((len(text) - need for _, text in self._ways_from(place) if text is not None), default=0)
+            if self.automaton.has_notes:  # other keys may have to be longer, one byte for all that came before
+                return grown + 16 + len(used_texts(place))
             frame = place.stack
             while frame is not None:
                 if len(self.automaton.callers[frame.symbol]) > 1:
@@ -88,6 +91,9 @@ class Budget:
         }
         ways = []
         for tokens, text in self._ways_from(place):
+            if text is None:
+                ways.append((tokens, _NEVER))
+                continue
             is_surely_near = self.vocabulary.is_byte_complete and len(text) < remaining
             ways.append((tokens, len(text) if is_surely_near else self._num_tokens(text)))
         least = min([*promised.values(), *(needed for _, needed in ways)], default=0)
@@ -101,14 +107,16 @@ class Budget:
             row.flags.writeable = False
         return row
 
-    def _ways(self, place: Place) -> list[tuple[Int32Array, bytes]]:
-        """The allowed tokens by what suffices behind them."""
+    def _ways(self, place: Place) -> list[tuple[Int32Array, bytes | None]]:
+        """The allowed tokens by what suffices behind them; None where it hangs on each token's own text, and one that
+        stands for them is told.
+        """
         trie = self.vocabulary.trie
         words = walk_words(self.automaton, trie, place.state, with_nearest=True)
         if words is not None:
             behind = self.finish.text(place._replace(state=words.then))
             tokens = trie.token[words.nodes].tolist()
-            found = [
+            found: list[tuple[Int32Array, bytes | None]] = [
                 (np.array([token, *trie.twins.get(node, ())], np.int32), text + behind)
                 for token, node, text in zip(tokens, words.nodes.tolist(), words.nearest, strict=True)
                 if token >= 0
@@ -118,23 +126,31 @@ class Budget:
         walk = Walk(self.automaton, self.vocabulary, place, allowed, counts=True)
         walk.groups = []
         walk.run()
-        found = []
+        ways: list[tuple[Int32Array, bytes | None]] = []
         for group in walk.groups:
-            end = advance(self.automaton, place, self.vocabulary.token_bytes[group.item(0)])
-            assert end is not None, "the walk came there"
-            found.append((group, self.finish.text(end)))
-        return found
+            for i, token in enumerate(group.tolist()):
+                end = follow(self.automaton, place, self.vocabulary.token_bytes[token])
+                if end is None:  # notes forbid it
+                    continue
+                text = self.finish.text(end)
+                if end.notes != place.notes:
+                    ways += [(group[i : i + 1], text), (group[i + 1 :], None)]
+                else:
+                    ways.append((group, text))
+                break
+        return ways
 
-    def _beyond(self, place: Place, words: WordWalk) -> list[tuple[Int32Array, bytes]]:
+    def _beyond(self, place: Place, words: WordWalk) -> list[tuple[Int32Array, bytes | None]]:
         """As `_ways`, of the tokens that go on behind the end of a word."""
-        trie, found = self.vocabulary.trie, []
+        trie = self.vocabulary.trie
+        found: list[tuple[Int32Array, bytes | None]] = []
         stack = words.ends.tolist()
         while stack:
             node = stack.pop()
             for child in range(trie.child_start.item(node), trie.child_end.item(node)):
                 token = trie.token.item(child)
                 data = None if token < 0 else self.vocabulary.token_bytes[token]
-                end = None if data is None else advance(self.automaton, place, data)
+                end = None if data is None else follow(self.automaton, place, data)
                 if end is not None:
                     found.append((np.array([token, *trie.twins.get(child, ())], np.int32), self.finish.text(end)))
                 stack.append(child)

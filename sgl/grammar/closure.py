@@ -92,7 +92,7 @@ def close(automaton: Automaton, max_states: int) -> Closed | None:
     """All of an automaton; None if there are more than `max_states`, or more than MAX_BYTES of them, or if they are not
     all that there is to its places. Raises GrammarTooLarge as `Automaton.expand` does."""
     closure = _Closure(automaton, max_states)
-    if not closure.run() or getattr(automaton, "has_notes", False):
+    if not closure.run() or automaton.has_notes:
         return None
     closed = Closed(automaton, *closure.needed())
     return closed if closed.nbytes <= MAX_BYTES else None

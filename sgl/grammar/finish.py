@@ -12,14 +12,13 @@ from collections.abc import Iterable
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.arrays import AfterItem, ArrayPlan, Items, NextItem, array_plan
 from sgl.grammar.automaton import Automaton
-from sgl.grammar.byteset import lowest
-from sgl.grammar.expr import Expr
-from sgl.grammar.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen, TrackedKey, object_plan
-from sgl.grammar.place import Place
+from sgl.grammar.expr import Expr, difference, words
+from sgl.grammar.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen, object_plan
+from sgl.grammar.place import NO_NOTES, Notes, Place
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text
 from sgl.grammar.shortest import shortest
 from sgl.grammar.structural_tag import FreeText
-from sgl.grammar.threads import After, Closing, Counted, CountedText, Lexeme, Node, Opening, Stay, Thread
+from sgl.grammar.threads import After, Closing, Counted, CountedText, Lexeme, Node, NotedText, Opening, Thread
 from sgl.grammar.time_limit import check_time
 from sgl.grammar.values import ValueNode
 
@@ -35,7 +34,9 @@ class Finish:
         self._values: dict[tuple[Schema, str], bytes] = {}
         self._guesses: dict[tuple[Schema, str], bytes | None] | None = None
         """While values are being worked out that may hold one another: the best known so far."""
-        self._known: dict[tuple[Thread, int, int], bytes | None] = {}
+        self._known: dict[tuple[Thread, int, int, Notes], bytes | None] = {}
+        self._notes = NO_NOTES
+        """Of the frame that is being brought to its end."""
 
     def text(self, place: Place) -> bytes:
         """What brings the document to its end. Raises GrammarTooLarge where that is too hard to find."""
@@ -57,7 +58,8 @@ class Finish:
     def _text(self, place: Place) -> bytes:
         ends: dict[int, bytes] = {}  # by origin: up to the end of the frame
         for origin, thread in self.automaton.members[place.state]:
-            key = thread, place.char_count, place.item_count
+            self._notes = place.notes
+            key = thread, place.char_count, place.item_count, place.notes
             if key not in self._known:
                 if len(self._known) > _MAX_KNOWN:
                     self._known.clear()
@@ -66,6 +68,7 @@ class Finish:
         frame = place.stack
         while frame is not None:
             outer_ends: dict[int, bytes] = {}
+            self._notes = frame.notes
             callers = self.automaton.callers[frame.symbol]
             for origin, text in ends.items():
                 for outer, node in callers[origin]:
@@ -98,8 +101,13 @@ class Finish:
                 return _joined(
                     thread.plan.names[index][thread.depth :], self._declared(thread.plan, thread.seen, index)
                 )
-            case TrackedKey():
-                return self._tracked(thread)
+            case NotedText():
+                read, used = self._notes
+                last = _unused(thread.expr, [one[len(read) :] for one in used if one.startswith(read)])
+                if last is None:
+                    return None
+                self._notes = Notes(b"", used | {read + last})
+                return _joined(last, b'"', shortest(thread.after), self._node(thread.then, items))
         return b""  # finished
 
     def _node(self, node: Node, items: int) -> bytes | None:
@@ -112,11 +120,11 @@ class Finish:
             case CountedText():
                 return _joined(_times(node.char, node.low), self._node(node.then, items))
             case KeyNode():
-                return self._keys(node.plan, node.seen, b"")
+                return self._keys(node.plan, node.seen, b"", self._notes.used)
             case AfterProperty():
                 if node.plan.may_close(node.seen):
                     return b"}"
-                return self._keys(node.plan, node.seen, b',"')
+                return self._keys(node.plan, node.seen, b',"', self._notes.used)
             case AfterItem():
                 return self._items(node.plan, node.items, items)
             case FreeText():
@@ -169,8 +177,11 @@ class Finish:
                 )
                 return b"[]" if may_close else _joined(b"[", self._next_items(items, items.start, 0))
 
-    def _keys(self, plan: ObjectPlan, seen: Seen, before: bytes) -> bytes | None:
-        """The properties that are still needed, at least one, and the closing brace; `before` comes first."""
+    def _keys(
+        self, plan: ObjectPlan, seen: Seen, before: bytes, used: frozenset[bytes] = frozenset()
+    ) -> bytes | None:
+        """The properties that are still needed, at least one, and the closing brace; `before` comes first. `used` are
+        undeclared keys that may not come again."""
         parts: list[bytes | None] = []
         while True:
             check_time()
@@ -186,12 +197,14 @@ class Finish:
                     for i in declared
                     if (value := self._property(plan, i)) is not None
                 ]
-                found += self._undeclared(plan, seen)
+                found += self._undeclared(plan, seen, used)
+                if seen.met != plan.every_met:  # only an undeclared key can bring what must exist
+                    found = [way for way in found if way[2].met != seen.met]
                 if not found:
                     return None
-                # What must exist comes first: only an undeclared key can bring it.
                 name, value, seen = min(found, key=lambda way: (-way[2].met, len(way[0]) + len(way[1])))
                 parts += [before, name, shortest(plan.after_quote), value]
+                used |= {name[:-1]}
             if plan.may_close(seen):
                 return _joined(*parts, b"}")
             before = b',"'
@@ -202,19 +215,16 @@ class Finish:
     def _property(self, plan: ObjectPlan, index: int) -> bytes | None:
         return self._value(plan.shape.properties[index][1])
 
-    def _undeclared(self, plan: ObjectPlan, seen: Seen) -> list[tuple[bytes, bytes, Seen]]:
+    def _undeclared(self, plan: ObjectPlan, seen: Seen, used: frozenset[bytes]) -> list[tuple[bytes, bytes, Seen]]:
         """Key with its closing quote, value and what has been seen behind it, of each kind of undeclared key."""
         found = []
         for key, schema, met in plan.undeclared_at(seen):
             value = self._value(schema)
             if value is None:
                 continue
-            if plan.is_tracked(seen):
-                text, last = _way_out(plan.tracked_key(seen, key, schema, met, plan.marks.start))
-                found.append((text + b'"', value, plan.with_undeclared(seen, last.mark, met)))
-            else:
-                text = shortest(key) or b""
-                found.append((text + b'"', value, plan.with_undeclared(seen, None, met)))
+            text = _unused(key, used) if plan.is_noted(seen) else shortest(key)
+            if text is not None:
+                found.append((text + b'"', value, plan.with_undeclared(seen, met)))
         return found
 
     def _best_declared(self, plan: ObjectPlan, candidates: list[int]) -> int:
@@ -227,13 +237,6 @@ class Finish:
         """From behind the key of a declared property to the end of the object."""
         after = AfterProperty(plan, plan.with_declared(seen, index))
         return _joined(shortest(plan.after_quote), self._property(plan, index), self._node(after, 0))
-
-    def _tracked(self, thread: TrackedKey) -> bytes | None:
-        text, last = _way_out(thread)
-        plan = thread.plan
-        after = AfterProperty(plan, plan.with_undeclared(thread.seen, last.mark, thread.met))
-        value = self._value(thread.value)
-        return _joined(text, b'"', shortest(plan.after_quote), value, self._node(after, 0))
 
     def _items(self, plan: ArrayPlan, items: Items, commas: int) -> bytes | None:
         """From behind an item to the end of the array."""
@@ -270,23 +273,9 @@ def _shapes(schema: Schema, bracket: str) -> list[Shape]:
     return [shape for shape in schema.alternatives() if isinstance(shape, kind)]
 
 
-def _way_out(thread: TrackedKey) -> tuple[bytes, TrackedKey]:
-    """The nearest end of a tracked key: the text up to its closing quote, and the thread before that."""
-    level = {thread: b""}
-    seen = set(level)
-    while True:
-        check_time()
-        for one, text in level.items():
-            if one.key.nullable and one.plan.is_good(one.mark, one.seen, one.met):
-                return text, one
-        following: dict[TrackedKey, bytes] = {}
-        for one, text in level.items():
-            for mask, move in one.moves():
-                after = move.threads[0] if isinstance(move, Stay) else None
-                if isinstance(after, TrackedKey) and after not in seen:
-                    seen.add(after)
-                    following[after] = text + bytes([lowest(mask)])
-        level = following
+def _unused(expr: Expr, used: Iterable[bytes]) -> bytes | None:
+    """The shortest text that is none of some."""
+    return shortest(difference(expr, words(used)))
 
 
 def _times(char: Expr, number: int) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 from typing import Final, NamedTuple
 
 from sgl.errors import GrammarTooLarge
@@ -275,7 +275,8 @@ def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
         for name in block.names:
             if name not in names:
                 names[name] = under(case, name, formulas)
-    for name in case.required:
+    demanded_keys = [few_words(keys.texts(), FEW_KEYS) or [] for keys, _ in case.exists]
+    for name in (*case.required, *map(key_of, chain(*demanded_keys))):
         if name not in names:
             names[name] = under(case, name, formulas)
     cells = _cells(case, list(names), formulas)

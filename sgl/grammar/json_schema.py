@@ -25,6 +25,7 @@ from sgl.grammar.json_sets import Sets, as_arrays, as_objects
 from sgl.grammar.json_strings import StringSet
 from sgl.grammar.numbers import NumberSet
 from sgl.grammar.shape import Array, Contains, CountedString, Exists, KeyPattern, Object, Schema, Shape, Text
+from sgl.grammar.shortest import num_texts
 
 MOST_FORMULAS: Final = 50_000
 """How many different sets of values a schema may speak of, each with the sets that it is put together from."""
@@ -232,14 +233,14 @@ class _Compilation:
         available = sum(map(is_inhabited, draft.names.values()))
         for key, value in draft.patterns:
             if available < draft.low and is_inhabited(value):
-                found = json_objects.few_words(key, min(draft.low, MOST_COUNTED_KEYS))
-                if found is None and draft.low - available > MOST_COUNTED_KEYS:
+                found = num_texts(key, min(draft.low, MOST_COUNTED_KEYS + 1))
+                if found > MOST_COUNTED_KEYS:
                     raise GrammarTooLarge(
                         f"minProperties asks for more than {MOST_COUNTED_KEYS} undeclared keys",
                         states=draft.low,
                         limit=MOST_COUNTED_KEYS,
                     )
-                available += draft.low if found is None else len(found)
+                available += found
         return available >= draft.low
 
     def _is_array_possible(self, draft: ArrayDraft) -> bool:

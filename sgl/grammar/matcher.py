@@ -14,7 +14,8 @@ import numpy.typing as npt
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.budget import FAR, Budget
 from sgl.grammar.masks import Mask, MaskCache
-from sgl.grammar.place import Place, advance, start_of
+from sgl.grammar.notes import follow, hold_back
+from sgl.grammar.place import Place, start_of
 from sgl.grammar.time_limit import time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -69,7 +70,7 @@ class Matcher:
         """Go on by bytes, all of them or none; they count as one step for `rollback`."""
         if self._is_finished:
             return False
-        place = advance(self._automaton, self._place, data)
+        place = follow(self._automaton, self._place, data)
         if place is None:
             return False
         self._history.append(self._place)
@@ -94,14 +95,15 @@ class Matcher:
         if self._is_finished:
             return np.zeros(self._vocabulary.words, np.int32)
         mask = self._masks.find(self._place)
-        if remaining is None or remaining > FAR:
+        is_far = remaining is None or remaining > FAR
+        if is_far and not self._automaton.has_notes:
             return mask.row
         with time_limit(self._masks.max_seconds, thread_time):
-            return self._kept_to(remaining, mask)
+            row = hold_back(self._automaton, self._vocabulary, self._place, mask.row)
+            return row if remaining is None or is_far else self._kept_to(remaining, mask, row)
 
-    def _kept_to(self, remaining: int, mask: Mask) -> Int32Array:
+    def _kept_to(self, remaining: int, mask: Mask, row: Int32Array) -> Int32Array:
         budget = self._budget
-        row = mask.row
         growth = budget.growth(mask, self._place)
         if self._most_needed is None or self._most_needed + growth >= remaining:
             self._most_needed = budget.need(self._place)
@@ -133,8 +135,9 @@ class Matcher:
             if len(live) != 1:
                 break
             byte = bytes([int(live[0])])
-            following = advance(automaton, place, byte)
-            assert following is not None
+            following = follow(automaton, place, byte)
+            if following is None:
+                break
             forced += byte
             place = following
         return bytes(forced)

@@ -10,29 +10,26 @@ from bisect import bisect_left
 from functools import cached_property
 from typing import NamedTuple
 
-from sgl.grammar.byteset import bytes_of
 from sgl.grammar.expr import Expr, concat, is_empty, literal
 from sgl.grammar.jsontext import string_body
-from sgl.grammar.key_marks import KeyMarks, Mark
 from sgl.grammar.shape import Object, Schema
+from sgl.grammar.shortest import num_texts
 from sgl.grammar.threads import CLOSING, PLAIN, Builder, Moves, Node, Stay, Thread
 from sgl.grammar.values import value_node
-
-_NO_MARKS: frozenset[Mark] = frozenset()
 
 
 class Seen(NamedTuple):
     """What has been seen of an object.
 
     `keys` is a bit set of declared keys, or the index of the next one where keys come in order. `total` is only
-    kept where bounds on the number of properties ask for it. `met` is a bit set of `exists`. `used` are the marks
-    of undeclared keys that may not come again.
+    kept where bounds on the number of properties ask for it. `met` is a bit set of `exists`. `noted` counts the
+    undeclared keys that may not come again, as far as it matters.
     """
 
     keys: int
     total: int
     met: int
-    used: frozenset[Mark]
+    noted: int
 
 
 class ObjectPlan:
@@ -54,15 +51,13 @@ class ObjectPlan:
         self.count_cap = max(limit, shape.min_properties)
         self.every_met = (1 << len(shape.exists)) - 1
         self.after_quote = concat(builder.space, literal(b":"), builder.space)
-        self.start = Seen(0, 0, 0, _NO_MARKS)
-        self._live: dict[tuple[Expr, Mark, Seen, int], bool] = {}
-        self._tracked: dict[tuple[Seen, Expr, Schema, int, Mark], TrackedKey] = {}
+        self.start = Seen(0, 0, 0, 0)
 
     @cached_property
-    def marks(self) -> KeyMarks:
-        """What tells undeclared keys apart."""
-        shape = self.shape
-        return KeyMarks([p.key for p in shape.patterns], max(shape.min_properties, len(shape.exists)))
+    def num_undeclared(self) -> int:
+        """How many undeclared keys there are, as far as it matters."""
+        enough = self.shape.min_properties
+        return sum(num_texts(pattern.key, enough) for pattern in self.shape.patterns)
 
     def threads_at_start(self) -> tuple[Thread, ...]:
         """The threads right behind the opening brace."""
@@ -89,14 +84,6 @@ class ObjectPlan:
             then = self.builder.nodes[key] = AfterProperty(self, seen)
         return value_node(self.builder, schema, then)
 
-    def tracked_key(self, seen: Seen, key: Expr, value: Schema, met: int, mark: Mark) -> TrackedKey:
-        """The thread with `key` still to come of an undeclared key."""
-        place = seen, key, value, met, mark
-        found = self._tracked.get(place)
-        if found is None:
-            found = self._tracked[place] = TrackedKey(self, seen, key, value, met, mark)
-        return found
-
     def may_close(self, seen: Seen) -> bool:
         """Whether the object may end here."""
         return (
@@ -114,39 +101,25 @@ class ObjectPlan:
     def with_declared(self, seen: Seen, index: int) -> Seen:
         """After a declared key."""
         keys = index + 1 if self.in_order else seen.keys | 1 << index
-        return Seen(keys, self.counted(seen), seen.met, self.kept(seen.used, seen))
+        return Seen(keys, self.counted(seen), seen.met, self.noted(seen, seen.noted))
 
-    def with_undeclared(self, seen: Seen, mark: Mark | None, met: int) -> Seen:
-        """After an undeclared key, with its mark where it may not come again."""
+    def with_undeclared(self, seen: Seen, met: int) -> Seen:
+        """After an undeclared key."""
         keys = len(self.names) if self.in_order else seen.keys
-        used = self.kept(seen.used if mark is None else seen.used | {mark}, seen)
-        return Seen(keys, self.counted(seen), seen.met | met, used)
+        return Seen(keys, self.counted(seen), seen.met | met, self.noted(seen, seen.noted + self.is_noted(seen)))
 
     def counted(self, seen: Seen) -> int:
         """The number of properties with one more, as far as it matters."""
         return min(seen.total + 1, self.count_cap + 1) if self.is_counted else 0
 
-    def kept(self, used: frozenset[Mark], seen: Seen) -> frozenset[Mark]:
-        """Once there are enough properties, a key that comes again takes nothing away."""
-        enough = seen.total + 1 >= self.shape.min_properties and not self.shape.exists
-        return _NO_MARKS if enough else used
+    def noted(self, seen: Seen, noted: int) -> int:
+        """The number of noted keys behind one more key, as far as it matters."""
+        return min(noted, self.shape.min_properties) if seen.total + 1 < self.shape.min_properties else 0
 
-    def is_tracked(self, seen: Seen) -> bool:
+    def is_noted(self, seen: Seen) -> bool:
         """Whether it matters which undeclared key comes next: those that come twice count once."""
         lacking = self.shape.min_properties - seen.total if self.is_counted else 0
-        return bool(self.shape.exists) or lacking > 1 or (lacking == 1 and bool(seen.used))
-
-    def can_end(self, key: Expr, mark: Mark, seen: Seen, met: int) -> bool:
-        """Whether what is left of a tracked key can end so that the object can be completed behind it."""
-        place = key, mark, seen, met
-        found = self._live.get(place)
-        if found is None:
-            found = self._live[place] = any(self.is_good(end, seen, met) for end in self.marks.ends(key, mark))
-        return found
-
-    def is_good(self, mark: Mark, seen: Seen, met: int) -> bool:
-        """Whether the object can be completed behind a tracked key of this mark."""
-        return mark not in seen.used and self.is_completable(self.with_undeclared(seen, mark, met))
+        return bool(self.shape.exists) or lacking > 1 or (lacking == 1 and seen.noted > 0)
 
     def is_completable(self, seen: Seen) -> bool:
         """Whether an object that begins so can still be completed."""
@@ -155,17 +128,11 @@ class ObjectPlan:
         maximum = self.shape.max_properties
         if maximum is not None and seen.total + needed > maximum:
             return False
-        if any(self.marks.num_unused(e.key, seen.used, 1) == 0 for e in unmet):
-            return False
         if not self.is_counted:
             return True
         left = len(self.names) - (seen.keys if self.in_order else seen.keys.bit_count())
         lacking = self.shape.min_properties - seen.total - left
-        for pattern in self.shape.patterns:
-            if lacking <= 0:
-                break
-            lacking -= self.marks.num_unused(pattern.key, seen.used, lacking)
-        return lacking <= 0
+        return lacking <= 0 or lacking <= self.num_undeclared - seen.noted
 
     def declared_at(self, seen: Seen) -> list[int]:
         """The declared keys that may come next."""
@@ -190,12 +157,11 @@ class ObjectPlan:
             return []
         groups = [(p.key, p.value, 0) for p in self.shape.patterns]
         groups += [(e.key, e.value, 1 << i) for i, e in enumerate(self.shape.exists) if not seen.met >> i & 1]
-        if self.is_tracked(seen):
-            return [
-                (key, value, met) for key, value, met in groups if self.can_end(key, self.marks.start, seen, met)
-            ]
-        after = self.with_undeclared(seen, None, 0)
-        return [group for group in groups if not is_empty(group[0])] if self.is_completable(after) else []
+        return [
+            (key, value, met)
+            for key, value, met in groups
+            if not is_empty(key) and self.is_completable(self.with_undeclared(seen, met))
+        ]
 
     def keys_at(self, seen: Seen) -> bool:
         """Whether any key may come next."""
@@ -233,10 +199,10 @@ class KeyNode(Node):
             names = [(plan.names[i], i) for i in plan.sorted_names if i in chosen]
             threads += DeclaredKeys(plan, seen, names, 0, len(names), 0).narrowed()
         for key, value, met in plan.undeclared_at(seen):
-            if plan.is_tracked(seen):
-                threads.append(plan.tracked_key(seen, key, value, met, plan.marks.start))
+            target = plan.value_node(value, plan.with_undeclared(seen, met))
+            if plan.is_noted(seen):
+                threads.append(builder.noted_text(key, plan.after_quote, target))
             else:
-                target = plan.value_node(value, plan.with_undeclared(seen, None, met))
                 threads.append(builder.lexeme(concat(key, builder.colon), target))
         return tuple(threads)
 
@@ -278,38 +244,6 @@ class DeclaredKeys(Thread):
             narrower = DeclaredKeys(self.plan, self.seen, names, low, end, depth + 1).narrowed()
             moves.append((1 << byte, Stay(narrower, PLAIN)))
             low = end
-        return tuple(moves)
-
-
-class TrackedKey(Thread):
-    """Inside an undeclared key that may not be one of those before it, and may not come again."""
-
-    __slots__ = ("key", "mark", "met", "plan", "seen", "value")
-
-    def __init__(self, plan: ObjectPlan, seen: Seen, key: Expr, value: Schema, met: int, mark: Mark) -> None:
-        super().__init__()
-        self.plan = plan
-        self.seen = seen
-        self.key = key
-        self.value = value
-        self.met = met
-        self.mark = mark
-
-    def _find_moves(self) -> Moves:
-        plan, seen, met = self.plan, self.seen, self.met
-        moves: list[tuple[int, Stay]] = []
-        for mask, rest in self.key.arcs():
-            by_mark: dict[Mark, int] = {}
-            for byte in bytes_of(mask):
-                mark = plan.marks.step(self.mark, byte)
-                by_mark[mark] = by_mark.get(mark, 0) | 1 << byte
-            for mark, bytes_ in by_mark.items():
-                if plan.can_end(rest, mark, seen, met):
-                    after = plan.tracked_key(seen, rest, self.value, met, mark)
-                    moves.append((bytes_, Stay((after,), PLAIN)))
-        if self.key.nullable and plan.is_good(self.mark, seen, met):
-            target = plan.value_node(self.value, plan.with_undeclared(seen, self.mark, met))
-            moves.append((1 << 0x22, Stay(plan.builder.enter(plan.after_quote, target), PLAIN)))
         return tuple(moves)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from sgl.grammar.automaton import OPEN_BRACE, Automaton
 from sgl.grammar.tables import (
@@ -19,6 +19,17 @@ from sgl.grammar.tables import (
 )
 
 
+class Notes(NamedTuple):
+    """What is remembered of a frame in which texts may not come twice; `notes.py` keeps it."""
+
+    text: bytes = b""
+    """What has been read of one that is being read."""
+    used: frozenset[bytes] = frozenset()
+
+
+NO_NOTES: Final = Notes()
+
+
 class Frame(NamedTuple):
     """One open object or array: what its end returns to."""
 
@@ -26,6 +37,8 @@ class Frame(NamedTuple):
     symbol: int
     item_count: int
     """Commas of the frame that is returned to."""
+    notes: Notes = NO_NOTES
+    """Those of the frame that is returned to."""
 
 
 class Place(NamedTuple):
@@ -35,6 +48,7 @@ class Place(NamedTuple):
     stack: Frame | None
     char_count: int
     item_count: int
+    notes: Notes = NO_NOTES
 
 
 def start_of(automaton: Automaton) -> Place:
@@ -60,9 +74,9 @@ class Walkable(Protocol):
 
 
 def advance(automaton: Walkable, place: Place, data: bytes) -> Place | None:
-    """Where `data` leads from a place, or None if the grammar does not allow it."""
+    """Where `data` leads from a place, or None if the automaton does not allow it; see `notes.follow`."""
     tables = automaton.tables
-    state, stack, char_count, item_count = place
+    state, stack, char_count, item_count, _ = place
     for byte in data:
         entry = tables.entries.item(state, tables.class_of[byte])
         if entry == UNKNOWN:

@@ -1,4 +1,5 @@
-"""The shortest text of an expression: how a document that runs out of room is brought to its end."""
+"""The shortest text of an expression: how a document that runs out of room is brought to its end. And how many texts
+an expression has."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from sgl.grammar.expr import (
     Words,
     is_empty,
 )
+from sgl.grammar.time_limit import check_time
 
 
 def shortest(expr: Expr) -> bytes | None:
@@ -81,3 +83,20 @@ def _search_shortest(start: Expr) -> bytes:
         seen.update(following)
         level = following
     raise AssertionError("a language that is not empty has a shortest string")
+
+
+def num_texts(expr: Expr, enough: int) -> int:
+    """How many strings the language has, at most `enough`."""
+    found = 0
+    level = {expr: 1}  # by what is left of them, how many strings begin so
+    while level and found < enough:
+        check_time()
+        found += sum(number for place, number in level.items() if place.nullable)
+        following: dict[Expr, int] = {}
+        for place, number in level.items():
+            for mask, target in place.arcs():
+                following[target] = min(following.get(target, 0) + number * mask.bit_count(), enough)
+        if found + sum(following.values()) >= enough:  # each of them goes on to a string of its own at least
+            return enough
+        level = following
+    return min(found, enough)

@@ -166,6 +166,28 @@ class Counted(Thread):
         return tuple(moves)
 
 
+class NotedText(Thread):
+    """Inside a text that may not come twice in its frame: `expr` is still to come before the closing quote, and `after`
+    between that and `then`. Which texts came before is for `notes.py` to know.
+    """
+
+    __slots__ = ("after", "builder", "expr", "then")
+
+    def __init__(self, builder: Builder, expr: Expr, after: Expr, then: Node) -> None:
+        super().__init__()
+        self.builder = builder
+        self.expr = expr
+        self.after = after
+        self.then = then
+
+    def _find_moves(self) -> Moves:
+        builder, after, then = self.builder, self.after, self.then
+        moves = [(mask, Stay((builder.noted_text(rest, after, then),), PLAIN)) for mask, rest in self.expr.arcs()]
+        if self.expr.nullable:
+            moves.append((1 << 0x22, Stay(builder.enter(after, then), PLAIN)))
+        return tuple(moves)
+
+
 class Gate(Thread):
     """Not a place to stay: right after a counter moved, stands for `at` if it has reached `limit`, else for
     `below`.
@@ -268,6 +290,14 @@ class Builder:
         found = self._found.get(key)
         if found is None:
             found = self._found[key] = Gate(counter, limit, below, at)
+        return found
+
+    def noted_text(self, expr: Expr, after: Expr, then: Node) -> Thread:
+        """The thread inside a text that may not come twice."""
+        key = (NotedText, expr, after, then)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = NotedText(self, expr, after, then)
         return found
 
     def counted_text(self, char: Expr, low: int, high: int | None, then: Node) -> CountedText:

@@ -1,0 +1,141 @@
+"""Texts that may not come twice in one frame: what an automaton of finitely many states cannot remember.
+
+Beside its state a place keeps the texts that were noted in each open frame. In a state of `Automaton.noting` one more
+is being read; behind its closing quote it must be none of those before it. Masks are worked out as if there were no
+notes, and `hold_back` then tries the few tokens that could end such a text, or begin one that has no other end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.grammar.automaton import Automaton
+from sgl.grammar.expr import difference, is_empty, words
+from sgl.grammar.place import Frame, Notes, Place, advance
+from sgl.grammar.threads import NotedText
+from sgl.grammar.vocabulary import Vocabulary
+
+Int32Array = npt.NDArray[np.int32]
+_QUOTE = 0x22
+
+
+def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
+    """Where `data` leads from a place, or None if the grammar does not allow it."""
+    after = advance(automaton, place, data)
+    if after is None or not automaton.has_notes:
+        return after
+    for i in range(len(data)):
+        before = place
+        after = advance(automaton, before, data[i : i + 1])
+        assert after is not None, "all of them are allowed"
+        stack = before.stack
+        if stack is not None and after.stack is stack.parent:
+            place = after._replace(notes=stack.notes)
+        elif after.stack is not stack:
+            assert after.stack is not None, "a bracket opened it"
+            place = after._replace(stack=after.stack._replace(notes=before.notes))
+        else:
+            notes = _noted(before.notes, data[i]) if automaton.noting[before.state] else before.notes
+            if notes is None:
+                return None
+            if notes.text and not automaton.noting[after.state]:  # it was another reading's
+                notes = Notes(b"", notes.used)
+            place = after._replace(notes=notes)
+    return place if _can_end(automaton, place) else None
+
+
+def _noted(notes: Notes, byte: int) -> Notes | None:
+    """The notes once one more byte of a text is read; None if it ended and came before."""
+    text, used = notes
+    is_escaped = (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+    if byte != _QUOTE or is_escaped:
+        return Notes(text + bytes((byte,)), used)
+    return None if text in used else Notes(b"", used | {text})
+
+
+def rests(automaton: Automaton, place: Place) -> list[bytes]:
+    """How the text that is being read may not go on to its end, if one is."""
+    if not automaton.noting[place.state]:
+        return []
+    text, used = place.notes
+    return [other[len(text) :] for other in used if other.startswith(text)]
+
+
+def _can_end(automaton: Automaton, place: Place) -> bool:
+    """Whether the text that is being read, if one is, can become one that was not there before."""
+    taken = words(rests(automaton, place)) if place.notes.used else None
+    if taken is None:
+        return True
+    return any(
+        not isinstance(thread, NotedText) or not is_empty(difference(thread.expr, taken))
+        for _, thread in automaton.members[place.state]
+    )
+
+
+def used_texts(place: Place) -> frozenset[bytes]:
+    """The texts noted in all open frames."""
+    used = place.notes.used
+    frame: Frame | None = place.stack
+    while frame is not None:
+        used |= frame.notes.used
+        frame = frame.parent
+    return used
+
+
+def hold_back(automaton: Automaton, vocabulary: Vocabulary, place: Place, row: Int32Array) -> Int32Array:
+    """A mask without the tokens that the notes of the place forbid: the same array if there are none."""
+    if not automaton.has_notes:
+        return row
+    row = row.copy()
+    for token in set(_suspects(automaton, vocabulary, place)):
+        bit = np.left_shift(1, token % 32, dtype=np.int32)
+        if row[token // 32] & bit and follow(automaton, place, vocabulary.token_bytes[token]) is None:
+            row[token // 32] &= ~bit
+    return row
+
+
+def _suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Iterator[int]:
+    """The tokens that may end a text that came before, or leave no other end to it."""
+    by_quotes = _by_quotes(vocabulary)
+    yield from by_quotes.several
+    for rest in rests(automaton, place):
+        yield from by_quotes.heads.get(rest, ())
+        for end in range(1, len(rest) + 1):
+            if rest[:end] in vocabulary.ids:
+                yield vocabulary.ids[rest[:end]]
+                yield from by_quotes.twins.get(rest[:end], ())
+    for text in used_texts(place):
+        for end in range(1, len(text) + 1):
+            yield from by_quotes.tails.get(text[:end], ())
+
+
+class _ByQuotes(NamedTuple):
+    several: list[int]
+    """Tokens with more than one quote."""
+    heads: dict[bytes, list[int]]
+    """Those with one, by what stands before it."""
+    tails: dict[bytes, list[int]]
+    """Those with one, by what stands behind it."""
+    twins: dict[bytes, list[int]]
+    """Tokens with the bytes of an earlier one."""
+
+
+@lru_cache(maxsize=4)
+def _by_quotes(vocabulary: Vocabulary) -> _ByQuotes:
+    found = _ByQuotes([], {}, {}, {})
+    for token, data in enumerate(vocabulary.token_bytes):
+        quotes = data.count(_QUOTE)
+        if quotes > 1:
+            found.several.append(token)
+        elif quotes:
+            head, _, tail = data.partition(b'"')
+            found.heads.setdefault(head, []).append(token)
+            found.tails.setdefault(tail, []).append(token)
+        if data and vocabulary.ids[data] != token:
+            found.twins.setdefault(data, []).append(token)
+    return found

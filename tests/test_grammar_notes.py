@@ -1,0 +1,113 @@
+"""Keys that may not come twice while their number decides: no legal document is refused, and no other is accepted."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from benchmarks.json_generation import BYTES
+from sgl.grammar import Matcher, compile
+from sgl.grammar.service import _closed
+from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
+from tests.json_random import text_of
+
+PIECES = piece_vocabulary()
+KEYS = st.one_of(st.text(max_size=4), st.sampled_from(["a", "ab", "abc", 'a"', "a\\", 'a\\"', "é", ""]))
+AT_LEAST_ONE_TEXT = {"not": {"additionalProperties": {"type": "integer"}}}
+
+
+def matcher_of(schema: dict[str, Any], vocabulary: Any = BYTES, **options: Any) -> Matcher:
+    return compile(json_schema=schema, vocabulary=vocabulary, **options).matcher()
+
+
+def object_of(pairs: list[tuple[str, Any]]) -> bytes:
+    return b"{" + b",".join(text_of(key) + b":" + text_of(value) for key, value in pairs) + b"}"
+
+
+def accepts(matcher: Matcher, text: bytes) -> bool:
+    cursor = matcher.copy()
+    return all(cursor.accept(byte) for byte in text) and cursor.is_accepting()
+
+
+@given(st.lists(KEYS, max_size=6), st.integers(0, 5), st.sampled_from(["schema", "any"]))
+@example(["a"] * 3, 2, "any")
+@example(["a", "ab", "a"], 3, "schema")
+def test_different_keys_are_counted_and_no_other(keys: list[str], least: int, order: str) -> None:
+    matcher = matcher_of({"type": "object", "minProperties": least}, key_order=order)
+    is_told_apart = len(set(keys[:least])) == len(keys[:least])
+    expected = is_told_apart and len(keys) >= least
+    assert accepts(matcher, object_of([(key, 1) for key in keys])) == expected
+
+
+def test_none_of_thousands_of_keys_is_refused() -> None:
+    matcher = matcher_of({"type": "object", "minProperties": 3})
+    for i in range(3000):
+        keys = [f"k{i}", f"key {i * 7}", str(i)]
+        assert accepts(matcher, object_of([(key, i) for key in keys])), keys
+
+
+@given(st.lists(st.tuples(KEYS, st.sampled_from([1, "text"])), max_size=5))
+def test_what_must_exist_is_not_undone_by_the_same_key(pairs: list[tuple[str, Any]]) -> None:
+    matcher = matcher_of({"type": "object", **AT_LEAST_ONE_TEXT})
+    keys = [key for key, _ in pairs]
+    expected = len(set(keys)) == len(keys) and "text" in [value for _, value in pairs]
+    assert accepts(matcher, object_of(pairs)) == expected
+
+
+def test_a_key_is_not_begun_that_has_no_other_end_than_one_before_it() -> None:
+    keys = {"^(foo|x.*|y[a-z]*|ba[rz][0-9]{2})$": {"type": "integer"}}
+    schema = {"type": "object", "patternProperties": keys, "additionalProperties": False, "minProperties": 3}
+    matcher = matcher_of(schema)
+    assert matcher.accept_bytes(b'{"foo":1,"')
+    assert not matcher.copy().accept(ord("f"))
+    assert matcher.copy().accept(ord("x"))
+    assert matcher.accept_bytes(b'x":1,"')
+    assert matcher.copy().accept(ord("x"))
+    assert not matcher.copy().accept_bytes(b'x"')
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    {"minProperties": 3, "additionalProperties": {"type": ["integer", "object"], "minProperties": 2}},
+    {"properties": {"title": {"type": "integer"}}, "minProperties": 3},
+    AT_LEAST_ONE_TEXT,
+    {"patternProperties": {"^(na.*|t|ti)$": {}}, "additionalProperties": False, "minProperties": 2},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@given(seed=st.integers(0, 1 << 32))
+def test_masks_are_what_is_accepted_token_by_token(schema: dict[str, Any], seed: int) -> None:
+    rng = random.Random(seed)
+    matcher = matcher_of({"type": "object", **schema}, PIECES, key_order=rng.choice(["schema", "any"]))
+    for start in rng.choice([[], [b'{"na":1,"'], [b'{"na":1,"n'], [b'{"t":"x",'], [b'{"name":{"a":1,"na":2},"na']]):
+        matcher.accept_bytes(start)
+    for _ in range(12):
+        mask = mask_of(matcher, PIECES)
+        assert (mask == accepted_one_by_one(matcher, PIECES)).all()
+        if not matcher.accept(likely(matcher, PIECES, mask, rng)) or matcher.is_finished():
+            break
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_budget_brings_documents_to_their_end(schema: dict[str, Any], seed: int) -> None:
+    rng = random.Random(seed)
+    matcher = matcher_of({"type": "object", **schema}, PIECES)
+    remaining = rng.randint(40, 80)
+    while remaining and not matcher.is_finished():
+        allowed = np.flatnonzero(mask_of(matcher, PIECES, remaining)).tolist()
+        quoted = [token for token in allowed if b'"' in PIECES.token_bytes[token]]
+        assert matcher.accept(rng.choice(quoted if quoted and rng.random() < 0.3 else allowed))
+        remaining -= 1
+    assert matcher.is_finished() or matcher.is_accepting()
+
+
+def test_such_automata_are_walked_where_notes_are_kept() -> None:
+    for least, is_closed in ((1, True), (2, False)):
+        schema = {"type": "object", "minProperties": least, "additionalProperties": {"type": "integer"}}
+        assert (_closed(compile(json_schema=schema, vocabulary=BYTES)) is not None) == is_closed
