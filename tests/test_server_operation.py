@@ -136,7 +136,10 @@ def test_every_route_is_described(server: LiveServer) -> None:
     for path in ("/generate", "/v1/chat/completions", "/v1/programs", "/v1/models/{model}", "/metrics"):
         assert path in described["paths"]
     references = set(re.findall(r'"\$ref":"#/components/schemas/(\w+)"', server.get("/openapi.json").text))
-    assert references <= set(described["components"]["schemas"])
+    schemas = described["components"]["schemas"]
+    assert references <= set(schemas)
+    for body in ("ProgramBody", "SegmentBody"):
+        assert set(re.findall(r"`(ir_\w+)`", schemas[body]["description"])) <= set(schemas)
 
 
 def test_the_documentation_names_every_endpoint_and_option(server: LiveServer) -> None:

@@ -58,8 +58,8 @@ class Row(BaseModel):
 
 
 class ProgramBody(BaseModel):
-    """A program and its first segment, as `sgl.lang.ir_check.json_schema()` describes them. With rows, the final
-    segment is executed once for each."""
+    """A program and its first segment: the schemas `ir_program` and `ir_segment` of the components. With rows, the
+    final segment is executed once for each."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     program: dict[str, Any]
@@ -68,8 +68,8 @@ class ProgramBody(BaseModel):
 
 
 class SegmentBody(BaseModel):
-    """The next segment. With its number, counted from 1 after the one that the program opened with, it may be sent
-    again when it is not certain that it arrived."""
+    """The next segment, of the schema `ir_segment`. With its number, counted from 1 after the one that the program
+    opened with, it may be sent again when it is not certain that it arrived."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     segment: dict[str, Any]
