@@ -155,11 +155,12 @@ def test_the_documentation_names_every_endpoint_and_option(server: LiveServer) -
 
 
 def test_what_is_described_is_what_happens(server: LiveServer) -> None:
-    """schemathesis makes requests up from the description: no 5xx, and no answer that is not described."""
+    """schemathesis makes requests up from the description: no 5xx, no answer that is not described, nothing accepted
+    that it forbids. (What is refused for other reasons, such as a token id that the model does not have, no schema can
+    say.)"""
     pytest.importorskip("schemathesis")
-    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     command = [sys.executable, "-m", "schemathesis.cli", "run", server.url + "/openapi.json", "--seed", "1"]
-    command += ["--checks", checks, "--max-examples", "4", "--phases", "coverage,fuzzing"]
+    command += ["--exclude-checks", "positive_data_acceptance", "--max-examples", "4", "--phases", "coverage,fuzzing"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
