@@ -169,7 +169,9 @@ def _constraints() -> dict[str, Any]:
 
     return {
         "small": make_constraint({"json_schema": PERSON}),
-        "large": make_constraint({"json_schema": {"enum": ["".join(random.Random(i).choices("abcdefgh", k=12)) for i in range(2000)]}}),
+        "large": make_constraint(
+            {"json_schema": {"enum": ["".join(random.Random(i).choices("abcdefgh", k=12)) for i in range(2000)]}}
+        ),
         "wrong": make_constraint({"regex": "(a"}),
     }
 
@@ -212,3 +214,45 @@ def test_errors_are_the_same_where_masks_are_walked(walking: Engine) -> None:
     with pytest.raises(RegexSyntaxError, match="position"):
         walking.generate(prompt="so", sampling_params={"regex": "(a"})
     assert walking.generate(prompt="so", sampling_params={"regex": "ab"})["text"] == "ab"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"disable_cuda_graph": True}, {"disable_overlap_schedule": True}, {"disable_jump_forward": True}],
+    ids=["graphs", "no graphs", "synchronous", "no jumps"],
+)
+def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """In steps beside free rows, replayed or not; nearly all masks are worked out on the device."""
+    sizes = {"head_dim": 128, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
+    tiny_checkpoint(tmp_path, with_tokenizer=True, **sizes)
+    kinds: list[dict[str, Any]] = [
+        *CONSTRAINTS,
+        {"json_schema": FIELDS},
+        {"json_schema": NESTED},
+        {"ignore_eos": True},
+    ]
+    params = [
+        {"max_new_tokens": 400, **kinds[i % len(kinds)], "temperature": (0.0, 1.0)[i % 2], "seed": i}
+        for i in range(40)
+    ]
+    with Engine(tmp_path, dtype="bfloat16", check_ledger=True, **options) as engine:
+        for jump_cost in (engine._loop._jump_cost, 0.0, 100.0):
+            engine._loop._jump_cost = jump_cost
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                results = engine.generate(prompt=["the answer is"] * len(params), sampling_params=params)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            for result, its in zip(results, params, strict=True):
+                if its.get("json_schema") is NESTED:
+                    if result["meta_info"]["finish_reason"]["type"] == "stop":
+                        jsonschema.validate(json.loads(result["text"]), NESTED)
+                elif "ignore_eos" not in its:
+                    assert_matches(result, its)
+        assert engine.check_ledger() == []
+        [state] = engine.get_server_info()["internal_states"]
+        assert state["device_masks"] > 5 * state["host_masks"]

@@ -339,8 +339,8 @@ class EngineLoop:
         forced = guide.forced(request.output_ids)[:room]
         if not forced:
             return None
-        # With run-ahead, the step under way would have computed one of them.
-        if len(forced) < 1 + self._overlap + self._jump_cost * self.scheduler.num_running:
+        # Each of them saves its row a step, but for one that the step under way would have sampled.
+        if len(forced) <= self._overlap + self._jump_cost * self.scheduler.num_running:
             guide.pin(forced)
             return None
         reason = None
