@@ -93,11 +93,13 @@ class Telling:
         return re.sub(r"<(S|P|O|is|has|s)>", lambda match: words[match[1]], text)
 
     def _worn(self, text: str) -> str:
-        """Some words left out or put in place of others, so that no one word is all there is to go by."""
+        """Some words left out or put in place of others, so that no one word is all there is to go by. Those beside a
+        value are never replaced: nothing would tell where the value begins."""
         words = text.split(" ")
         for i, word in enumerate(words):
             if word.isalpha() and word.islower() and word not in TELLING and self.rng.random() < self.wear:
-                words[i] = self.values.common() if self.rng.random() < 0.6 else ""
+                inside = 2 <= i < len(words) - 2
+                words[i] = self.values.common() if inside and self.rng.random() < 0.6 else ""
         return " ".join(words)
 
     def _go_on(self, text: str, words: dict[str, str]) -> str:
