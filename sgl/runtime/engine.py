@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import os
 import threading
 import weakref
@@ -23,7 +24,7 @@ from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.intake import Ask, Intake
+from sgl.runtime.intake import Ask, Intake, asks_of
 from sgl.runtime.loop import EngineLoop, Submission
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
@@ -330,20 +331,7 @@ class Engine:
     def _parts(self, arguments: Mapping[str, Any]) -> Iterator[Prepared]:
         """The requests of a call, in parts that are ready: of a list, those behind a constraint that is still being
         compiled are a part of their own."""
-        options = {name: value for name, value in arguments.items() if name != "self"}
-        prompts, inputs = options.pop("prompt"), options.pop("input_ids")
-        is_list = _is_list(prompts) or (_is_list(inputs) and any(_is_list(ids) for ids in inputs))
-        count = len(prompts if _is_list(prompts) else inputs) if is_list else 1
-        if is_list and prompts is not None and inputs is not None:
-            raise InvalidRequest("give either prompt or input_ids, not both", param="prompt")
-        if not count:
-            raise InvalidRequest("the list of prompts is empty", param="prompt")
-        asks = []
-        for i in range(count):
-            chosen = {name: _one_of(name, value, i, count, is_list) for name, value in options.items()}
-            prompt = prompts[i] if is_list and prompts is not None else prompts
-            ids = inputs[i] if is_list and inputs is not None else inputs
-            asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
+        asks, is_list = asks_of({name: value for name, value in arguments.items() if name != "self"})
         part = Prepared(Call(is_list))
         compiling = [self._intake.announce(ask) for ask in asks] if is_list else [None]
         for ask, flight in zip(asks, compiling, strict=True):
@@ -481,25 +469,7 @@ def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, intake: Intake) -> None:
     intake.close()
     loop.stop()
     pool.shutdown(wait=False)
-
-
-def _is_list(value: Any) -> bool:
-    return value is not None and not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__")
-
-
-_PER_PROMPT = {"sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid"}
-
-
-def _one_of(name: str, value: Any, index: int, count: int, is_list: bool) -> Any:
-    """The value of an option for one prompt of a list."""
-    nested = name == "token_ids_logprob" and _is_list(value) and len(value) > 0 and _is_list(value[0])
-    if not is_list or not (nested or (name in _PER_PROMPT and _is_list(value))):
-        if is_list and name == "rid" and value is not None:
-            raise InvalidRequest("for a list of prompts, rid must be a list too", param="rid")
-        return value
-    if len(value) != count:
-        raise InvalidRequest(f"{name} has {len(value)} values for {count} prompts", param=name)
-    return value[index]
+    gc.unfreeze()  # what the start-up froze may be garbage now
 
 
 def _common_len(left: Sequence[int], right: Sequence[int]) -> int:

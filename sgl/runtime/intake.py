@@ -243,6 +243,44 @@ class Intake:
         return _token_ids("token_ids_logprob", ask.token_ids_logprob, self._vocab_size)
 
 
+def asks_of(arguments: Mapping[str, Any]) -> tuple[list[Ask], bool]:
+    """What a call of Engine.generate with these arguments asks for, and whether it asked for a list."""
+    options = dict(arguments)
+    prompts, inputs = options.pop("prompt"), options.pop("input_ids")
+    is_list = _is_list(prompts) or (_is_list(inputs) and any(_is_list(ids) for ids in inputs))
+    count = len(prompts if _is_list(prompts) else inputs) if is_list else 1
+    if is_list and prompts is not None and inputs is not None:
+        raise InvalidRequest("give either prompt or input_ids, not both", param="prompt")
+    if not count:
+        raise InvalidRequest("the list of prompts is empty", param="prompt")
+    asks = []
+    for i in range(count):
+        chosen = {name: _one_of(name, value, i, count, is_list) for name, value in options.items()}
+        prompt = prompts[i] if is_list and prompts is not None else prompts
+        ids = inputs[i] if is_list and inputs is not None else inputs
+        asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
+    return asks, is_list
+
+
+def _is_list(value: Any) -> bool:
+    return value is not None and not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__")
+
+
+_PER_PROMPT = {"sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid"}
+
+
+def _one_of(name: str, value: Any, index: int, count: int, is_list: bool) -> Any:
+    """The value of an option for one prompt of a list."""
+    nested = name == "token_ids_logprob" and _is_list(value) and len(value) > 0 and _is_list(value[0])
+    if not is_list or not (nested or (name in _PER_PROMPT and _is_list(value))):
+        if is_list and name == "rid" and value is not None:
+            raise InvalidRequest("for a list of prompts, rid must be a list too", param="rid")
+        return value
+    if len(value) != count:
+        raise InvalidRequest(f"{name} has {len(value)} values for {count} prompts", param=name)
+    return value[index]
+
+
 def _token_ids(param: str, given: Any, vocab_size: int) -> Int32Array:
     """Token ids as an int32 array of its own, each in the vocabulary."""
     try:

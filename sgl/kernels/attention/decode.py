@@ -22,8 +22,7 @@ TILE = 64
 """Keys that a program holds at a time."""
 
 _LEAST_SHARE = 2  # tiles; smaller shares cost more to merge than they save
-_PER_PROCESSOR = 5  # programs of a multiprocessor at once: their tiles take 39 KB of its 228 each;
-_NARROW_PER_PROCESSOR = 4  # and of a cache of 8 bits, where they have twice as many threads
+_PER_PROCESSOR = 4  # programs of a multiprocessor at once, as their registers allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,7 @@ class DecodeAttention:
         processors = 1
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
-        per_processor = _PER_PROCESSOR if shape.cache_dtype.itemsize > 1 else _NARROW_PER_PROCESSOR
-        self.num_programs = max(1, processors * per_processor // shape.num_kv_heads)
+        self.num_programs = max(1, processors * _PER_PROCESSOR // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
         # A program leaves at most the end of one row and the beginning of another to be merged.
         num_parts = 2 * self.num_programs * shape.num_kv_heads * group
