@@ -179,6 +179,7 @@ def test_spans_reach_a_collector(server: LiveServer) -> None:
 def test_asking_for_traces_without_the_package_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sgl.cli.serve.configure_logging", lambda *_: None)  # of this process
     monkeypatch.delitem(sys.modules, "sgl.runtime.server.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(SystemExit) as stopped:

@@ -77,6 +77,7 @@ class EngineProcess:
             call = await self._accepted(waiter)
             while call.unfinished:
                 call.absorb(await waiter.get())
+            waiter.is_done = True
             return call.result()
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
@@ -89,6 +90,7 @@ class EngineProcess:
                     call.absorb(output)
                 # What waited while the client or the server was slow becomes one event a request: whoever falls
                 # behind has less to do.
+                waiter.is_done = not call.unfinished
                 for uid in dict.fromkeys(output.uid for output in outputs):
                     yield call.event(uid)
 
@@ -143,7 +145,7 @@ class EngineProcess:
         try:
             yield waiter
         finally:
-            if self._waiting.pop(call_id, None) is not None and kind == "generate":
+            if self._waiting.pop(call_id, None) is not None and kind == "generate" and not waiter.is_done:
                 channel.send(("abort", call_id))
 
     def _up(self) -> LoopChannel:
@@ -269,6 +271,7 @@ class _Waiter:
     def __init__(self) -> None:
         self.identity = request_id.get()
         self.began = time.monotonic()
+        self.is_done = False  # everything has arrived
         self._queue: asyncio.Queue[Any] = asyncio.Queue()
 
     def put(self, item: Any) -> None:

@@ -31,6 +31,13 @@ def event(data: Any, event_id: int | None = None) -> bytes:
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
+class _EventStream(web.StreamResponse):
+    """Its headers leave with its first event, which is there already: one wake-up of the client less on the way of a
+    first token. (An aiohttp that does not know the attribute sends them at once.)"""
+
+    _send_headers_immediately = False
+
+
 async def send_events(
     request: web.Request, events: AsyncGenerator[bytes, None], write_timeout: float, *, done: bytes = DONE
 ) -> web.StreamResponse:
@@ -41,7 +48,7 @@ async def send_events(
     """
     async with contextlib.aclosing(events):
         first = await anext(events, None)
-        response = web.StreamResponse(headers=HEADERS)
+        response = _EventStream(headers=HEADERS)
         await response.prepare(request)
         try:
             if first is not None:
@@ -55,8 +62,7 @@ async def send_events(
         except Exception as error:
             logger.exception("the request failed while streaming")
             await write(request, response, event(error_body(error)), write_timeout)
-    await write(request, response, done, write_timeout)
-    await response.write_eof()
+    await response.write_eof(done)
     return response
 
 

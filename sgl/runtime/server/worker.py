@@ -44,6 +44,8 @@ from sgl.runtime.server.identity import working_for
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
+_QUICK_LENGTH = 2048  # characters or token ids
+_SLOW_PARAMS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,10 @@ class _Worker:
 
     def _on_generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         self._calls[call_id] = None
-        self._pool.submit(self._generate, engine, call_id, identity, arguments)
+        if _is_quick(**arguments):  # a change of threads would take longer
+            self._generate(engine, call_id, identity, arguments)
+        else:
+            self._pool.submit(self._generate, engine, call_id, identity, arguments)
 
     def _generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         with working_for(identity), self._answering(call_id):
@@ -195,6 +200,20 @@ class _Worker:
     def send(self, message: Message) -> None:
         """Queue an answer."""
         self._channel.send(message)
+
+
+def _is_quick(prompt: Any = None, input_ids: Any = None, sampling_params: Any = None, **_options: Any) -> bool:
+    """Whether a call takes less than a millisecond to prepare: one short prompt, and no constraint to compile."""
+    is_one = isinstance(prompt, str) or (
+        isinstance(input_ids, list) and all(isinstance(i, int) for i in input_ids[:1])
+    )
+    params = sampling_params or {}
+    return (
+        is_one
+        and len(input_ids if prompt is None else prompt) <= _QUICK_LENGTH
+        and isinstance(params, dict)
+        and not any(params.get(name) is not None for name in _SLOW_PARAMS)
+    )
 
 
 class _CallSink:
