@@ -28,8 +28,8 @@ FAR: Final = 1024
 _NEVER: Final = 1 << 40
 _MAX_KNOWN: Final = 50_000
 _KNOWN_ENDS: Final = 1024
-_KNOWN_WAYS: Final = 4  # of four bytes a token each
-_KNOWN_ROWS: Final = 64
+_KNOWN_WAYS: Final = 32  # of four bytes a token each at most
+_KNOWN_ROWS: Final = 512
 
 
 class Budget:

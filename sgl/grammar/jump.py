@@ -74,11 +74,16 @@ def _cut(
         text = _ANCHOR + (data + forced).decode()
     except UnicodeDecodeError:  # the tail begins, or the run ends, within a character
         return []
-    before = [*encode(_ANCHOR), *tail]
+    anchor = list(encode(_ANCHOR))
     ids = [int(token_id) for token_id in encode(text)]
-    if ids[: len(before)] != before:
-        return []  # the tokenizer would merge across the boundary: let the model choose
-    return ids[len(before) :]
+    if ids[: len(anchor)] != anchor:
+        return []
+    left = len(data)
+    for at, token_id in enumerate(ids[len(anchor) :], len(anchor)):
+        if left <= 0:
+            return ids[at:] if left == 0 else []  # the tokenizer would merge across the boundary: the model chooses
+        left -= int(vocabulary.lengths[token_id])
+    return []
 
 
 def _spills(closed: Closed, end: Place, vocabulary: Vocabulary, forced: bytes) -> bool:

@@ -114,7 +114,7 @@ class Constraints:
         For engines with a tokenizer whose masks are walked on a device."""
         service = self._started()
         service.start()
-        _ = service.vocabulary.trie  # takes half a second
+        _ = service.vocabulary.trie, self._encode("{")  # each takes half a second the first time
         automaton = compile_grammar(json_schema=True, vocabulary=service.vocabulary).automaton
         assert automaton is not None, "it was made from a schema"
         closed = close(automaton, MAX_CLOSED_STATES)
