@@ -35,6 +35,7 @@ _PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "maxLength": _COUNTS,
     "pattern": PATTERNS,
     "minItems": _COUNTS,
+    "uniqueItems": st.booleans(),
     "maxItems": _COUNTS,
     "minProperties": _COUNTS,
     "maxProperties": _COUNTS,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sgl import grammar
@@ -140,6 +140,7 @@ def test_forced_bytes_are_what_every_continuation_begins_with(pattern: str, seed
 
 
 @given(SEEDS, ORDERS, st.sampled_from([0, 0, 1, 3, 10, 40]))
+@example(266651, "any", 10)
 def test_a_document_is_always_finished_within_its_budget(seed: int, order: KeyOrder, spare: int) -> None:
     rng = random.Random(seed)
     matcher = shape_matcher(random_schema(rng), PIECES, order, rng.choice(["compact", "flexible"]))

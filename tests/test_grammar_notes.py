@@ -1,8 +1,9 @@
-"""Keys that may not come twice while their number decides: no legal document is refused, and no other is accepted."""
+"""Keys and items that may not come twice where it matters: no legal document is refused, and no other is accepted."""
 
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -71,10 +72,46 @@ def test_a_key_is_not_begun_that_has_no_other_end_than_one_before_it() -> None:
     assert not matcher.copy().accept_bytes(b'x"')
 
 
+STRINGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+@given(st.lists(KEYS, max_size=6), st.integers(0, 4), st.sampled_from([None, 5, 20]))
+@example(["a", "ab", "a"], 0, None)
+def test_strings_of_a_list_are_told_apart(items: list[str], least: int, most: int | None) -> None:
+    matcher = matcher_of({**STRINGS, "minItems": least, **({} if most is None else {"maxItems": most})})
+    expected = len(set(items)) == len(items) and least <= len(items) <= (most or 99)
+    assert accepts(matcher, text_of(items)) == expected
+
+
+@given(st.lists(st.one_of(KEYS, st.integers(0, 3)), max_size=4))
+def test_another_reading_of_a_list_may_hold_a_string_twice(items: list[Any]) -> None:
+    """Whichever alternative it was that asked for different ones, the others go on."""
+    matcher = matcher_of({"anyOf": [{**STRINGS, "minItems": 2}, {"type": "array", "maxItems": 3}]})
+    is_unique = all(isinstance(item, str) for item in items) and len(set(items)) == len(items) >= 2
+    assert accepts(matcher, text_of(items)) == (is_unique or len(items) <= 3)
+
+
+def test_lists_end_where_no_string_is_left() -> None:
+    schema = {**STRINGS, "items": {"type": "string", "pattern": "^[a-c]{4}$"}}
+    matcher = matcher_of(schema)
+    texts = ["".join(text) for text in product("abc", repeat=4)]
+    assert accepts(matcher, text_of(texts))
+    assert not matcher.copy().accept_bytes(text_of(texts)[:-1] + b",")
+    assert matcher.accept_bytes(text_of(texts[:-1])[:-1] + b',"ccc')
+    assert np.flatnonzero(mask_of(matcher, BYTES)).tolist() == [ord("c")]
+
+
+def test_a_short_end_of_a_list_has_different_strings() -> None:
+    matcher = matcher_of({**STRINGS, "minItems": 20})
+    assert matcher.accept_bytes(b'["",')
+    assert accepts(matcher, matcher.shortest_end())
+
+
 SCHEMAS: list[dict[str, Any]] = [
     {"minProperties": 3, "additionalProperties": {"type": ["integer", "object"], "minProperties": 2}},
     {"properties": {"title": {"type": "integer"}}, "minProperties": 3},
     AT_LEAST_ONE_TEXT,
+    {"minProperties": 1, "additionalProperties": {**STRINGS, "minItems": 3}},
     {"patternProperties": {"^(na.*|t|ti)$": {}}, "additionalProperties": False, "minProperties": 2},
 ]
 

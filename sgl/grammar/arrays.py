@@ -68,6 +68,10 @@ class ArrayPlan:
         """The threads at which one more item may begin, `items` being those before it."""
         threads: list[Thread] = []
         for schema, after in self.choices(items):
+            if self.shape.noted is not None:
+                target = self.builder.noted_node(self.shape.noted, self.after_item(after))
+                threads.append(self.builder.lexeme(self.builder.open_key, target))
+                continue
             node = value_node(self.builder, schema, self.after_item(after))
             threads += self.builder.enter(self.builder.space, node)
         return tuple(dict.fromkeys(threads))

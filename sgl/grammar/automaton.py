@@ -179,6 +179,17 @@ class Automaton:
             return DEAD
         return self.state(members) | operation << COUNT_SHIFT
 
+    def but_noted(self, state: int, byte: int) -> int:
+        """The state behind a byte for what is read there other than noted texts; DEAD if that is nothing."""
+        moves = [
+            (origin, move)
+            for origin, thread in self.members[state]
+            if not isinstance(thread, NotedText)
+            for mask, move in thread.moves()
+            if mask >> byte & 1
+        ]
+        return self._entry(state, 1 << byte, moves)
+
     def _result(self, origins: tuple[int, ...]) -> int:
         found = self._results.get(origins)
         if found is None:
@@ -284,7 +295,7 @@ class Automaton:
             if thread.rest is not None or thread.region == 2 or not self._is_plain_loop(thread.text.loop):
                 return NOT_PLAIN
             return ENDLESS if thread.text.high is None else thread.text.high
-        if isinstance(thread, Lexeme) and self._is_plain_loop(thread.expr):
+        if isinstance(thread, Lexeme | NotedText) and self._is_plain_loop(thread.expr):
             return ENDLESS
         return NOT_PLAIN
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.finish import Finish
 from sgl.grammar.masks import Mask
-from sgl.grammar.notes import follow, used_texts
+from sgl.grammar.notes import follow, suspects, used_texts
 from sgl.grammar.place import Place
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.grammar.walk import Walk
@@ -127,18 +127,25 @@ class Budget:
         walk.groups = []
         walk.run()
         ways: list[tuple[Int32Array, bytes | None]] = []
-        for group in walk.groups:
-            for i, token in enumerate(group.tolist()):
-                end = follow(self.automaton, place, self.vocabulary.token_bytes[token])
-                if end is None:  # notes forbid it
-                    continue
-                text = self.finish.text(end)
-                if end.notes != place.notes:
-                    ways += [(group[i : i + 1], text), (group[i + 1 :], None)]
-                else:
-                    ways.append((group, text))
-                break
+        for group in self._by_notes(place, walk.groups):
+            end = follow(self.automaton, place, self.vocabulary.token_bytes[group.item(0)])
+            if end is None:
+                continue  # notes forbid it
+            ways.append((group, self.finish.text(end)))
+            if end.notes != place.notes and len(group) > 1:
+                ways[-1:] = (group[:1], ways[-1][1]), (group[1:], None)
         return ways
+
+    def _by_notes(self, place: Place, groups: list[Int32Array]) -> list[Int32Array]:
+        """Groups of tokens that lead to one place, but for what is noted there: those that may be forbidden alone."""
+        if not self.automaton.has_notes:
+            return groups
+        alone = np.array(sorted(suspects(self.automaton, self.vocabulary, place)), np.int32)
+        result = []
+        for group in groups:
+            is_alone = np.isin(group, alone)
+            result += [*group[is_alone].reshape(-1, 1), group[~is_alone]]
+        return [group for group in result if len(group)]
 
     def _beyond(self, place: Place, words: WordWalk) -> list[tuple[Int32Array, bytes | None]]:
         """As `_ways`, of the tokens that go on behind the end of a word."""

@@ -131,7 +131,9 @@ class Finish:
                 if node.may_end:
                     return b""
             case NextItem():
-                return self._next_items(node.plan, node.items, items + 1)  # its comma is yet to come
+                return self._next_items(
+                    node.plan, node.items, items + 1, self._notes.used
+                )  # its comma is yet to come
         texts = [self._thread(thread, 0, items) for thread in node.threads()]
         return _shortest_of(texts) if texts else b""
 
@@ -241,10 +243,14 @@ class Finish:
     def _items(self, plan: ArrayPlan, items: Items, commas: int) -> bytes | None:
         """From behind an item to the end of the array."""
         is_done = commas + 1 >= plan.shape.min_items if plan.counts_commas else plan.may_close(items)
-        return b"]" if is_done else _joined(b",", self._next_items(plan, items, commas + 1))
+        return b"]" if is_done else _joined(b",", self._next_items(plan, items, commas + 1, self._notes.used))
 
-    def _next_items(self, plan: ArrayPlan, items: Items, commas: int) -> bytes | None:
-        """The items that are still needed, at least one, and the closing bracket."""
+    def _next_items(
+        self, plan: ArrayPlan, items: Items, commas: int, used: frozenset[bytes] = frozenset()
+    ) -> bytes | None:
+        """The items that are still needed, at least one, and the closing bracket. `used` are strings that may not come
+        again.
+        """
         parts: list[bytes | None] = []
         contains = plan.shape.contains
         while True:
@@ -252,13 +258,21 @@ class Finish:
             choices = plan.choices(items)
             if contains is not None and items.matching < contains.min_count:
                 choices = choices[:1]  # what matches comes first
-            texts = [(self._value(schema), after) for schema, after in choices]
+            noted = plan.shape.noted
+            if noted is not None:
+                string = _unused(noted, used)
+                if string is None:
+                    return None
+                used |= {string}
+                texts: list[tuple[bytes | None, Items]] = [(b'"' + string + b'"', after) for _, after in choices]
+            else:
+                texts = [(self._value(schema), after) for schema, after in choices]
             known = [(text, after) for text, after in texts if text is not None]
             if not known:
                 return None
             text, items = min(known, key=lambda choice: len(choice[0]))
             parts.append(text)
-            if plan.counts_commas and items.length >= len(plan.shape.prefix):
+            if noted is None and plan.counts_commas and items.length >= len(plan.shape.prefix):
                 more = max(plan.shape.min_items - 1 - commas, 0)
                 rest = self._value(plan.shape.items) if more and plan.shape.items is not None else b""
                 return _joined(*parts, None if rest is None else (b"," + rest) * more, b"]")

@@ -12,10 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
 
+from sgl.grammar.expr import Expr
 from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, too_many_cases
+from sgl.grammar.shortest import num_texts
 
 FEW_ITEMS: Final = 64
 """uniqueItems over a tuple is written out if it leaves at most this many arrays."""
+MOST_NOTED: Final = 1000
+"""How many different strings minItems may ask for."""
+ENOUGH_TEXTS: Final = 10_000
+"""No array has more different items than this, so it never runs out of so many strings."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +78,8 @@ Arrays = tuple[ArrayCase, ...]
 
 @dataclass(slots=True, eq=False)
 class ArrayDraft:
-    """A final case: formulas by position, the count with its items already merged, distinct values if unique."""
+    """A final case: formulas by position, the count with its items already merged, distinct values if unique, or the
+    strings that all items are, each of which may come once."""
 
     prefix: tuple[Formula, ...]
     rest: Formula
@@ -83,6 +90,7 @@ class ArrayDraft:
     count_low: int = 0
     count_high: int | None = None
     distinct: tuple[Formula, ...] | None = None
+    noted: Expr | None = None
 
 
 def meet(left: Arrays, right: Arrays, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> Arrays:
@@ -110,7 +118,7 @@ def _join(one: ArrayCase, other: ArrayCase) -> ArrayCase:
         max(one.low, other.low),
         one.high if other.high is None else other.high if one.high is None else min(one.high, other.high),
         tuple(dict.fromkeys((*one.counts, *other.counts))),
-        one.unique or other.unique,
+        other.unique if one.unique is None else one.unique,  # the root's pointer is empty
         one.evaluated | other.evaluated,
     )
 
@@ -167,10 +175,12 @@ def resolve(
     case: ArrayCase,
     formulas: Formulas,
     single_values: Callable[[Formula], list[Formula] | None],
+    all_strings: Callable[[Formula], Expr | None],
 ) -> Iterator[ArrayDraft]:
     """The case as drafts: one, unless distinct items are written out. Raises Undecidable.
 
-    `single_values` splits a formula into its values if it has finitely many, all scalars.
+    `single_values` splits a formula into its values if it has finitely many, all scalars; `all_strings` gives the
+    bodies of its values if they are strings.
     """
     counts = _merge_counts(case.counts)
     length = max([len(block.prefix) for block in case.blocks] + [count.start for count in counts], default=0)
@@ -190,7 +200,7 @@ def resolve(
     if high is not None and case.low > high:
         return
     if case.unique is not None and (high is None or high > 1):
-        yield from _distinct(case, prefix, rest, high, counts, formulas, single_values)
+        yield from _distinct(case, prefix, rest, high, counts, single_values, all_strings)
         return
     draft = ArrayDraft(prefix, rest, case.low, high)
     if counts:
@@ -228,16 +238,17 @@ def _distinct(
     rest: Formula,
     high: int | None,
     counts: list[Count],
-    formulas: Formulas,
     single_values: Callable[[Formula], list[Formula] | None],
+    all_strings: Callable[[Formula], Expr | None],
 ) -> Iterator[ArrayDraft]:
-    """Arrays of distinct items, where the items have finitely many values."""
+    """Arrays of distinct items, where the items have finitely many values or are strings."""
     if counts:
         raise Undecidable("uniqueItems", "distinct items together with contains", case.unique)
     if not prefix:
         values = single_values(rest)
         if values is None:
-            raise Undecidable("uniqueItems", "items that are not finitely many scalars", case.unique)
+            yield from _noted(case, rest, high, all_strings(rest))
+            return
         high = len(values) if high is None else min(high, len(values))
         if case.low <= high:
             yield ArrayDraft((), rest, case.low, high, distinct=tuple(values))
@@ -257,6 +268,18 @@ def _distinct(
         if case.low <= length <= (len(prefix) if high is None else high):
             for array in arrays:
                 yield ArrayDraft(array, FALSE, length, length)
+
+
+def _noted(case: ArrayCase, rest: Formula, high: int | None, texts: Expr | None) -> Iterator[ArrayDraft]:
+    if texts is None:
+        raise Undecidable("uniqueItems", "items that are neither strings nor finitely many scalars", case.unique)
+    if case.low > MOST_NOTED:
+        raise Undecidable("uniqueItems", f"more than {MOST_NOTED} different strings", case.unique)
+    available = num_texts(texts, ENOUGH_TEXTS)
+    if available < ENOUGH_TEXTS:
+        high = available if high is None else min(high, available)
+    if high is None or case.low <= high:
+        yield ArrayDraft((), rest, case.low, high, noted=texts)
 
 
 def evaluated_as(case: ArrayCase, unevaluated: Formula, formulas: Formulas) -> ArrayCase:

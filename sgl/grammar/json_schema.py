@@ -17,6 +17,7 @@ from sgl.grammar.expr import EMPTY, Expr, union, words
 from sgl.grammar.json_arrays import ArrayCase, ArrayDraft, Undecidable
 from sgl.grammar.json_document import Dialect, Document, dialect_of
 from sgl.grammar.json_formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula, TooManyCases
+from sgl.grammar.json_keywords import NOTHING
 from sgl.grammar.json_numbers import number_text
 from sgl.grammar.json_objects import ObjectCase, ObjectDraft
 from sgl.grammar.json_reader import NeedsTracking, SchemaSubject
@@ -159,7 +160,7 @@ class _Compilation:
 
     def _array_drafts(self, formula: Formula, case: ArrayCase) -> list[ArrayDraft]:
         try:
-            return list(json_arrays.resolve(case, self.sets.formulas, self._single_values))
+            return list(json_arrays.resolve(case, self.sets.formulas, self._single_values, self._all_strings))
         except Undecidable as error:
             if error.path is None:
                 self._refuse(formula, error.keyword, error.reason)
@@ -201,6 +202,14 @@ class _Compilation:
         values = [formulas.values({("literal", name): _LITERALS[name]}) for name in sorted(literals)]
         values += [formulas.values({("number", number): number}) for number in sorted(numbers.values)]
         return values + [formulas.values({("string", text): text}) for text in sorted(texts)]
+
+    def _all_strings(self, formula: Formula) -> Expr | None:
+        """The bodies of the values of a formula if all are strings, else None."""
+        *others, strings = (self.sets.of(formula, kind).value for kind in (LITERAL, NUMBER, OBJECT, ARRAY, STRING))
+        assert isinstance(strings, StringSet)
+        return (
+            strings.bodies() if others == [*(NOTHING[kind] for kind in (LITERAL, NUMBER, OBJECT, ARRAY))] else None
+        )
 
     # Which formulas have values
 
@@ -291,6 +300,7 @@ class _Compilation:
             most,
             contains,
             None if draft.distinct is None else tuple(self.values[value] for value in draft.distinct),
+            draft.noted,
         )
 
     def _or_none(self, formula: Formula) -> _Values | None:

@@ -1,8 +1,9 @@
 """Texts that may not come twice in one frame: what an automaton of finitely many states cannot remember.
 
-Beside its state a place keeps the texts that were noted in each open frame. In a state of `Automaton.noting` one more
-is being read; behind its closing quote it must be none of those before it. Masks are worked out as if there were no
-notes, and `hold_back` then tries the few tokens that could end such a text, or begin one that has no other end.
+Beside its state a place keeps the texts that were noted in each open frame. In a state of `Automaton.noting` one
+more is being read; behind its closing quote what took it for such a text goes on only if it is none of those before
+it. Masks are worked out as if there were no notes, and `hold_back` then tries the few tokens that could end such a
+text, or begin one that has no other end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.expr import difference, is_empty, words
 from sgl.grammar.place import Frame, Notes, Place, advance
+from sgl.grammar.tables import DEAD, TARGET_MASK
 from sgl.grammar.threads import NotedText
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -40,22 +42,30 @@ def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
             assert after.stack is not None, "a bracket opened it"
             place = after._replace(stack=after.stack._replace(notes=before.notes))
         else:
-            notes = _noted(before.notes, data[i]) if automaton.noting[before.state] else before.notes
-            if notes is None:
-                return None
+            notes = before.notes
+            if automaton.noting[before.state]:
+                if _ends(notes, data[i]) and notes.text in notes.used:
+                    other = automaton.but_noted(before.state, data[i])
+                    if other == DEAD:
+                        return None
+                    assert other <= TARGET_MASK, "a closing quote counts nothing"
+                    after = after._replace(state=other)
+                notes = _noted(notes, data[i])
             if notes.text and not automaton.noting[after.state]:  # it was another reading's
                 notes = Notes(b"", notes.used)
             place = after._replace(notes=notes)
     return place if _can_end(automaton, place) else None
 
 
-def _noted(notes: Notes, byte: int) -> Notes | None:
-    """The notes once one more byte of a text is read; None if it ended and came before."""
+def _ends(notes: Notes, byte: int) -> bool:
+    """Whether the byte is the closing quote of the text that is being read."""
+    return byte == _QUOTE and (len(notes.text) - len(notes.text.rstrip(b"\\"))) % 2 == 0
+
+
+def _noted(notes: Notes, byte: int) -> Notes:
+    """The notes once one more byte of a text is read."""
     text, used = notes
-    is_escaped = (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
-    if byte != _QUOTE or is_escaped:
-        return Notes(text + bytes((byte,)), used)
-    return None if text in used else Notes(b"", used | {text})
+    return Notes(b"", used | {text}) if _ends(notes, byte) else Notes(text + bytes((byte,)), used)
 
 
 def rests(automaton: Automaton, place: Place) -> list[bytes]:
@@ -92,15 +102,19 @@ def hold_back(automaton: Automaton, vocabulary: Vocabulary, place: Place, row: I
     if not automaton.has_notes:
         return row
     row = row.copy()
-    for token in set(_suspects(automaton, vocabulary, place)):
+    for token in suspects(automaton, vocabulary, place):
         bit = np.left_shift(1, token % 32, dtype=np.int32)
         if row[token // 32] & bit and follow(automaton, place, vocabulary.token_bytes[token]) is None:
             row[token // 32] &= ~bit
     return row
 
 
-def _suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Iterator[int]:
+def suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> frozenset[int]:
     """The tokens that may end a text that came before, or leave no other end to it."""
+    return frozenset(_suspects(automaton, vocabulary, place))
+
+
+def _suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Iterator[int]:
     by_quotes = _by_quotes(vocabulary)
     yield from by_quotes.several
     for rest in rests(automaton, place):

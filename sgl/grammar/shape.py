@@ -99,7 +99,8 @@ class Array:
 
     `max_items` is already lowered to the first position that no value can fill, and min_items <= max_items.
     `distinct` holds, for uniqueItems over a finite set of scalars, the values one by one (disjoint, each one
-    schema); every item is then one of them, each at most once.
+    schema); every item is then one of them, each at most once. `noted` holds, for uniqueItems over strings, their
+    bodies (as of `KeyPattern.key`): every item is one of them, each at most once, and there are enough of them.
     """
 
     prefix: tuple[Schema, ...] = ()
@@ -108,6 +109,7 @@ class Array:
     max_items: int | None = None
     contains: Contains | None = None
     distinct: tuple[Schema, ...] | None = None
+    noted: Expr | None = None
 
 
 Shape = Text | CountedString | Object | Array

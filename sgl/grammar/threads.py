@@ -188,6 +188,16 @@ class NotedText(Thread):
         return tuple(moves)
 
 
+class NotedNode(Node):
+    """Behind the opening quote of such a text."""
+
+    def __init__(self, builder: Builder, expr: Expr, then: Node) -> None:
+        self._threads = (builder.noted_text(expr, EPSILON, then),)
+
+    def threads(self) -> tuple[Thread, ...]:
+        return self._threads
+
+
 class Gate(Thread):
     """Not a place to stay: right after a counter moved, stands for `at` if it has reached `limit`, else for
     `below`.
@@ -298,6 +308,14 @@ class Builder:
         found = self._found.get(key)
         if found is None:
             found = self._found[key] = NotedText(self, expr, after, then)
+        return found
+
+    def noted_node(self, expr: Expr, then: Node) -> Node:
+        """The node behind the opening quote of a text that may not come twice."""
+        key = (NotedNode, expr, then)
+        found = self.nodes.get(key)
+        if found is None:
+            found = self.nodes[key] = NotedNode(self, expr, then)
         return found
 
     def counted_text(self, char: Expr, low: int, high: int | None, then: Node) -> CountedText:

@@ -296,8 +296,13 @@ class Walk:
             ragged = _covered(trie.ragged_start[below], trie.ragged_end[below], len(trie.ragged_tokens))
             tokens = np.concatenate([trie.plain_tokens[plain], trie.ragged_tokens[ragged]])
             self.allowed[tokens] = True
-            if self.groups is not None and len(tokens):
-                self.groups.append(tokens)
+            if self.groups is not None:
+                # Tokens that end at a node stand where they are, those that go on may have left other threads behind.
+                ended = [*trie.token[where[here]].tolist()]
+                for node in where[here & trie.has_twins[where]].tolist():
+                    ended += trie.twins[node]
+                going_on = tokens[~np.isin(tokens, ended)]
+                self.groups += [going_on] if len(going_on) else []
         nodes[chosen] = np.where(is_done | is_plain, trie.nowhere, behind)
 
     def _allow_up_to(
