@@ -203,8 +203,9 @@ def _type_of(value: Any) -> str:
 
 def decoded(engine: Engine, cases: Sequence[Case], *, constrained: bool) -> list[Any]:
     """What the model answers, as JSON data; None where it is none."""
-    free = {"temperature": 0.0, "max_new_tokens": 256, "stop": ["</tool_call>"]}
-    params = [{**free, "json_schema": json.dumps(case.schema)} if constrained else free for case in cases]
+    greedy = {"temperature": 0.0, "max_new_tokens": 256}
+    free = {**greedy, "stop": ["</tool_call>"]}  # a constrained answer ends where its JSON does
+    params = [{**greedy, "json_schema": json.dumps(case.schema)} if constrained else free for case in cases]
     answers = []
     for result in engine.generate(prompt=[case.prompt for case in cases], sampling_params=params):
         try:

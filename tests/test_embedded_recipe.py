@@ -1,0 +1,77 @@
+"""The embedded model's recipe: what is held out is never learnt, records are what their texts say, pieces encode like
+whole texts."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+import sgl
+from tools.train_embedded.classify import classification_example, read_classes
+from tools.train_embedded.dialogues import dialogue_example
+from tools.train_embedded.domains import read_domains
+from tools.train_embedded.patterns import Sequence, say
+from tools.train_embedded.records import attribute_example, record_example
+from tools.train_embedded.toolcalls import read_tools, tool_example
+from tools.train_embedded.train import Encoder
+from tools.train_embedded.values import CURRENCIES, Values
+
+TOKENIZER = Path(sgl.__file__).parent / "models" / "embedded" / "tokenizer.json"
+
+
+def sayings(patterns: Iterable[Sequence], count: int) -> set[str]:
+    """What patterns say, with their slots' names for values, in lower case and without punctuation."""
+    rng = random.Random(0)
+    texts = (
+        say(pattern, rng, lambda slot: "" if slot.setting is not None else f"{{{slot.name}}}")
+        for pattern in patterns
+        for _ in range(count)
+    )
+    return {" ".join(re.findall(r"\{\w+\}|[\w']+", text.lower())) for text in texts}
+
+
+def test_no_held_out_pattern_says_what_a_learnt_one_says() -> None:
+    pairs: list[tuple[list[Sequence], list[Sequence]]] = []
+    learnt = {domain.nouns[0]: domain for domain in read_domains("train")}
+    for held in read_domains("eval"):
+        known = learnt[held.nouns[0]]
+        scraps = [p.sequence for p in known.scraps]
+        pairs.append(([p.sequence for p in held.heads], [*(p.sequence for p in known.heads), *scraps]))
+        pairs.append(([p.sequence for p in held.tails], [*(p.sequence for p in known.tails), *scraps]))
+    for held_task, known_task in zip(read_classes("eval")[0], read_classes("train")[0], strict=True):
+        for held_label, known_label in zip(held_task.labels, known_task.labels, strict=True):
+            pairs.append((held_label.patterns, known_label.patterns))
+    for held_tool, known_tool in zip(read_tools("eval"), read_tools("train"), strict=True):
+        pairs.append((held_tool.requests, known_tool.requests))
+        pairs.append(([x for x, _ in held_tool.problems], [x for x, _ in known_tool.problems]))
+    assert sum(len(held) for held, _ in pairs) > 150
+    for held, known in pairs:
+        assert not sayings(held, 40) & sayings(known, 40)
+
+
+def test_texts_say_what_records_hold() -> None:
+    values = Values(random.Random(1), "train")
+    for make in (record_example, attribute_example):
+        for _ in range(300):
+            text, fields, record, _, _ = make(values, "train")
+            assert [f.key for f in fields] == list(record)
+            for f in fields:
+                data = record[f.key]
+                if isinstance(data, str) and data.upper() not in CURRENCIES.values():
+                    assert data.casefold() in text.casefold(), (text, record)
+
+
+def test_pieces_encode_as_whole_texts_do() -> None:
+    values, tokenizer = Values(random.Random(2), "train"), Tokenizer.from_file(str(TOKENIZER))
+    encode = Encoder(tokenizer)
+    for make in (classification_example, tool_example, dialogue_example) * 60:
+        example = make(values, "train")
+        ids, weights = encode(example)
+        assert ids == [i for text, _ in example.pieces for i in tokenizer.encode(text).ids]
+        assert len(ids) == len(weights)
+    example.pieces = [("x² – 3½m²\x00_é́ <|im_end|>\n東京 Ωmega's", True)]
+    assert encode(example)[0] == tokenizer.encode(example.pieces[0][0]).ids
