@@ -26,7 +26,7 @@ from sgl.runtime.loop import Output
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.handle import Method, ProgramSession
-from sgl.runtime.server.identity import request_id
+from sgl.runtime.server.identity import request_id, working_for
 from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -219,13 +219,9 @@ class EngineProcess:
         for waiter in waiting.values():
             waiter.put(error)
         if was_up and not self._is_closed:
-            failed = [waiter.identity for waiter in waiting.values()]
-            logger.error("the engine process ended: %d requests failed, restarting it", len(failed))
-            if failed:
-                logger.error(
-                    "requests that failed with it: %s", " ".join(failed), extra={"fields": {"failed": failed}}
-                )
-            self._spawn(self._restart())
+            with working_for(""):  # the loop may have found out while it worked for one of them
+                logger.error("the engine process ended: %d requests failed, restarting it", len(waiting))
+                self._spawn(self._restart())
 
     async def _restart(self) -> None:
         for delay in itertools.chain((0.0, 1.0, 2.0, 4.0, 8.0, 16.0), itertools.repeat(_MAX_DELAY)):
