@@ -31,6 +31,10 @@ def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
     after = advance(automaton, place, data)
     if after is None or not automaton.has_notes:
         return after
+    if _QUOTE not in data and after.stack is place.stack:
+        text = place.notes.text + data if automaton.noting[place.state] and automaton.noting[after.state] else b""
+        after = after._replace(notes=Notes(text, place.notes.used))
+        return after if _can_end(automaton, after) else None
     for i in range(len(data)):
         before = place
         after = advance(automaton, before, data[i : i + 1])
@@ -57,9 +61,14 @@ def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
     return place if _can_end(automaton, place) else None
 
 
+def _is_escape(text: bytes) -> bool:
+    """Whether the next byte is one half of an escape."""
+    return (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+
+
 def _ends(notes: Notes, byte: int) -> bool:
     """Whether the byte is the closing quote of the text that is being read."""
-    return byte == _QUOTE and (len(notes.text) - len(notes.text.rstrip(b"\\"))) % 2 == 0
+    return byte == _QUOTE and not _is_escape(notes.text)
 
 
 def _noted(notes: Notes, byte: int) -> Notes:
@@ -101,11 +110,16 @@ def hold_back(automaton: Automaton, vocabulary: Vocabulary, place: Place, row: I
     """A mask without the tokens that the notes of the place forbid: the same array if there are none."""
     if not automaton.has_notes:
         return row
-    row = row.copy()
-    for token in suspects(automaton, vocabulary, place):
-        bit = np.left_shift(1, token % 32, dtype=np.int32)
-        if row[token // 32] & bit and follow(automaton, place, vocabulary.token_bytes[token]) is None:
-            row[token // 32] &= ~bit
+    found = np.fromiter(suspects(automaton, vocabulary, place), np.int64)
+    dropped = [
+        token
+        for token in found[row[found // 32] >> (found % 32) & 1 == 1].tolist()
+        if follow(automaton, place, vocabulary.token_bytes[token]) is None
+    ]
+    if dropped:
+        row = row.copy()
+        for token in dropped:
+            row[token // 32] &= ~np.left_shift(1, token % 32, dtype=np.int32)
     return row
 
 
@@ -116,21 +130,30 @@ def suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> froz
 
 def _suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Iterator[int]:
     by_quotes = _by_quotes(vocabulary)
-    yield from by_quotes.several
+    used = used_texts(place)
+    begun = {text[:end] for text in used for end in range(1, len(text) + 1)}
+    is_noting = automaton.noting[place.state]
+    for token, parts in by_quotes.several:
+        texts = [place.notes.text + parts[0], *parts[1:-1]] if is_noting else parts[1:-1]
+        if parts[-1] in begun or not used.isdisjoint(texts) or len(set(texts)) < len(texts):
+            yield token
     for rest in rests(automaton, place):
         yield from by_quotes.heads.get(rest, ())
         for end in range(1, len(rest) + 1):
             if rest[:end] in vocabulary.ids:
                 yield vocabulary.ids[rest[:end]]
                 yield from by_quotes.twins.get(rest[:end], ())
-    for text in used_texts(place):
-        for end in range(1, len(text) + 1):
-            yield from by_quotes.tails.get(text[:end], ())
+    for start in begun:
+        yield from by_quotes.tails.get(start, ())
+    if is_noting and _is_escape(place.notes.text):  # no telling where the parts of tokens end
+        yield from by_quotes.quoted
 
 
 class _ByQuotes(NamedTuple):
-    several: list[int]
-    """Tokens with more than one quote."""
+    quoted: list[int]
+    """Tokens with quotes."""
+    several: list[tuple[int, list[bytes]]]
+    """Those with more than one that is not escaped, and what stands between them."""
     heads: dict[bytes, list[int]]
     """Those with one, by what stands before it."""
     tails: dict[bytes, list[int]]
@@ -141,15 +164,28 @@ class _ByQuotes(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _by_quotes(vocabulary: Vocabulary) -> _ByQuotes:
-    found = _ByQuotes([], {}, {}, {})
+    found = _ByQuotes([], [], {}, {}, {})
     for token, data in enumerate(vocabulary.token_bytes):
-        quotes = data.count(_QUOTE)
-        if quotes > 1:
-            found.several.append(token)
-        elif quotes:
-            head, _, tail = data.partition(b'"')
-            found.heads.setdefault(head, []).append(token)
-            found.tails.setdefault(tail, []).append(token)
+        if _QUOTE in data:
+            found.quoted.append(token)
+            parts = _parts(data)
+            if len(parts) > 2:
+                found.several.append((token, parts))
+            elif len(parts) == 2:
+                found.heads.setdefault(parts[0], []).append(token)
+                found.tails.setdefault(parts[1], []).append(token)
         if data and vocabulary.ids[data] != token:
             found.twins.setdefault(data, []).append(token)
     return found
+
+
+def _parts(data: bytes) -> list[bytes]:
+    """What stands between quotes that are not escaped."""
+    first, *others = data.split(b'"')
+    parts = [first]
+    for part in others:
+        if _is_escape(parts[-1]):
+            parts[-1] += b'"' + part
+        else:
+            parts.append(part)
+    return parts
