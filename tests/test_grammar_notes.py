@@ -91,6 +91,18 @@ def test_another_reading_of_a_list_may_hold_a_string_twice(items: list[Any]) -> 
     assert accepts(matcher, text_of(items)) == (is_unique or len(items) <= 3)
 
 
+@given(
+    st.lists(st.text('ab"\\\n,', max_size=3), max_size=4), st.sampled_from(["", ",", ',"', ',"a']), st.booleans()
+)
+def test_masks_within_lists_of_different_strings(items: list[str], behind: str, has_other_reading: bool) -> None:
+    schema: dict[str, Any] = {**STRINGS, "minItems": 2}
+    if has_other_reading:
+        schema = {"anyOf": [schema, {"type": "array", "maxItems": 3}]}
+    matcher = matcher_of(schema, PIECES)
+    if matcher.accept_bytes(text_of(items)[:-1] + behind.encode()):
+        assert (mask_of(matcher, PIECES) == accepted_one_by_one(matcher, PIECES)).all()
+
+
 def test_lists_end_where_no_string_is_left() -> None:
     schema = {**STRINGS, "items": {"type": "string", "pattern": "^[a-c]{4}$"}}
     matcher = matcher_of(schema)
