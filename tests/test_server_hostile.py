@@ -27,9 +27,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def server(engine: Engine) -> Iterator[LiveServer]:
-    """Proves, after each test, that nothing is left of what happened in it."""
-    server = LiveServer(engine, read_timeout=READ_TIMEOUT, write_timeout=1.0)
+def server(engine: Engine, request: pytest.FixtureRequest) -> Iterator[LiveServer]:
+    """Proves, after each test, that nothing is left of what happened in it. A parameter is its read_timeout."""
+    server = LiveServer(engine, read_timeout=getattr(request, "param", 60.0))
     yield server
     deadline = time.monotonic() + 20
     while (
@@ -163,6 +163,7 @@ def test_streams_of_half_closed_connections_end(server: LiveServer) -> None:
     asyncio.run(leave_after_the_first_event())
 
 
+@pytest.mark.parametrize("server", [READ_TIMEOUT], indirect=True)
 def test_slow_writers_get_a_408_and_silent_ones_are_closed(server: LiveServer) -> None:
     body = json.dumps(ENDLESS).encode()
     began = time.monotonic()
@@ -187,7 +188,7 @@ def test_ten_megabyte_prompts_are_refused_soon(server: LiveServer) -> None:
     requests += [request(json.dumps(chat).encode(), "/v1/chat/completions")]
     requests += [request(json.dumps({"prompt": [text, text]}).encode(), "/v1/completions")]
     requests = [one.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n", 1) for one in requests]
-    for answer in everyone(server, requests, wait=60):
+    for answer in everyone(server, requests, wait=90):
         assert status(answer) == "400", answer[:500]
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "context_length_exceeded"
 
