@@ -160,7 +160,14 @@ def test_what_is_described_is_what_happens(server: LiveServer) -> None:
     say.)"""
     pytest.importorskip("schemathesis")
     command = [sys.executable, "-m", "schemathesis.cli", "run", server.url + "/openapi.json", "--seed", "1"]
-    command += ["--exclude-checks", "positive_data_acceptance", "--max-examples", "4", "--phases", "coverage,fuzzing"]
+    command += [
+        "--exclude-checks",
+        "positive_data_acceptance",
+        "--max-examples",
+        "4",
+        "--phases",
+        "coverage,fuzzing",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
