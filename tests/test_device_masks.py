@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def test_an_arena_that_is_full_begins_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_service_closes_what_is_small_and_compiles_the_rest() -> None:
     words = vocabulary()
-    service = CompileService(words, num_closers=2)
+    service = CompileService(words, num_closers=2, patience=30.0)
     try:
         flights = {name: service.submit(constraint) for name, constraint in _constraints().items()}
         small = flights["small"].result()
@@ -160,6 +161,20 @@ def test_a_service_closes_what_is_small_and_compiles_the_rest() -> None:
         assert not isinstance(flights["large"].result(), ClosedGrammar)
         with pytest.raises(RegexSyntaxError):
             flights["wrong"].result()
+    finally:
+        service.close()
+
+
+def test_nobody_waits_long_for_a_closed_automaton_and_those_who_come_later_get_it() -> None:
+    words = vocabulary()
+    service = CompileService(words, num_closers=1, patience=0.0)
+    try:
+        first = service.submit(_constraints()["small"]).result()
+        assert not isinstance(first, ClosedGrammar)
+        end = time.monotonic() + 20
+        while not isinstance(service.submit(_constraints()["small"]).result(), ClosedGrammar):
+            assert time.monotonic() < end, "it is closed some time"
+            time.sleep(0.01)
     finally:
         service.close()
 
@@ -208,6 +223,20 @@ def test_an_engine_that_walks_masks_gives_the_same_tokens(folder: Path, walking:
             jsonschema.validate(json.loads(one["text"]), NESTED)
         else:
             assert_matches(one, its)
+
+
+def test_a_list_with_one_bad_constraint_is_refused_and_leaves_nothing_behind(walking: Engine) -> None:
+    """Also where others of the list have started by then."""
+    params = [{"regex": f"[ab]{{{200 + i}}}", "max_new_tokens": 300} for i in range(6)]
+    for at in (0, 3, 5):
+        asked = [{"regex": f"(a{at}"} if i == at else its for i, its in enumerate(params)]
+        with pytest.raises(RegexSyntaxError, match="position"):
+            walking.generate(prompt=["so"] * 6, sampling_params=asked)
+    [state] = walking.get_server_info()["internal_states"]
+    assert state["num_queue_reqs"] == 0
+    assert walking.check_ledger() == []
+    results = walking.generate(prompt=["so"] * 6, sampling_params=params)
+    assert [len(result["text"]) for result in results] == [200 + i for i in range(6)]
 
 
 def test_errors_are_the_same_where_masks_are_walked(walking: Engine) -> None:

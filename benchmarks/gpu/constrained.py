@@ -13,7 +13,6 @@ this run, nor of this machine.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import logging
 import random
@@ -192,8 +191,6 @@ def main() -> None:
             print(f"ready after {time.perf_counter() - began:.1f} s", flush=True)
             _flatten_weights(engine)
             Workloads(engine, arguments.model, Machine.measure()).warm_up()
-            gc.collect()
-            gc.freeze()  # as the server's engine process does: a full collection would stop a run for 0.2 s
             bench = Constrained(engine, arguments.reps)
             if "W6" in arguments.only:
                 bench.one_schema()

@@ -23,6 +23,8 @@ Int32Array = npt.NDArray[np.int32]
 Encode = Callable[[str], Sequence[int]]
 MAX_DEPTH: Final = 32
 """Frames on the stack of a place that is left to others."""
+MAX_OPENED: Final = 4
+"""Brackets that one token may open there."""
 
 
 class Cursor(Protocol):

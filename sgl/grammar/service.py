@@ -29,7 +29,7 @@ import numpy as np
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.closure import Closed, close
 from sgl.grammar.compiler import Constraint, Grammar, build
-from sgl.grammar.cursor import ClosedGrammar
+from sgl.grammar.cursor import MAX_OPENED, ClosedGrammar
 from sgl.grammar.time_limit import OutOfTime, time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -54,15 +54,18 @@ class CompileService:
         failures_kept: float = 60.0,
         num_threads: int = 2,
         num_closers: int = 0,
+        patience: float = 0.1,
     ) -> None:
         """Seconds: `deadline` for one constraint, `moment` that it may take in a thread before it is tried in the
         process, `failures_kept` for which a failure is remembered. With `num_closers`, so many processes close
-        automata, and grammars that are small enough come as ClosedGrammar."""
+        automata, and grammars that are small enough come as ClosedGrammar; where that takes longer than `patience`,
+        only to those who ask later."""
         self.vocabulary = vocabulary
         self.deadline = deadline
         self.moment = moment
         self.max_grammars = max_grammars
         self.failures_kept = failures_kept
+        self.patience = patience
         self._flights: OrderedDict[Constraint, Future[Grammar | ClosedGrammar]] = OrderedDict()
         self._failed_at: dict[Constraint, float] = {}
         self._lock = threading.Lock()
@@ -72,7 +75,8 @@ class CompileService:
         self._processes = [self._trial, *(_Process(None) for _ in range(num_closers))]
         for process in self._processes[1:]:
             self._closers.put(process)
-        self._closes = num_closers > 0 and vocabulary.is_byte_complete
+        fits = vocabulary.is_byte_complete and vocabulary.most_opened <= MAX_OPENED
+        self._closes = num_closers > 0 and fits
 
     def submit(self, constraint: Constraint) -> Future[Grammar | ClosedGrammar]:
         """The grammar, closed or its first mask worked out; the same future for the same constraint.
@@ -107,20 +111,43 @@ class CompileService:
     def _compile(self, constraint: Constraint) -> Grammar | ClosedGrammar:
         try:
             closed = self._close(constraint) if self._closes else None
-            if closed is None:
-                return self._compile_in_time(constraint)
-            return ClosedGrammar(closed, self.vocabulary, lambda: build(constraint, self.vocabulary))
+            return self._compile_in_time(constraint) if closed is None else self._with(closed, constraint)
         except GrammarError:
             with self._lock:
                 self._failed_at[constraint] = monotonic()
             raise
 
+    def _with(self, closed: Closed, constraint: Constraint) -> ClosedGrammar:
+        return ClosedGrammar(closed, self.vocabulary, lambda: build(constraint, self.vocabulary))
+
     def _close(self, constraint: Constraint) -> Closed | None:
+        """The closed automaton, if it is small enough and nobody has to wait for it."""
         process = self._closers.get()
+        until = monotonic() + self.deadline
+        is_late = False
         try:
-            return process.run(constraint, monotonic() + self.deadline, self.deadline)
+            process.ask(constraint, until, self.deadline)
+            is_late = not process.has_answer(self.patience)
+            return None if is_late else process.answer(until, self.deadline)
+        finally:
+            if is_late:  # a thread of its own: those of the service may all wait for a process
+                arguments = process, constraint, until
+                threading.Thread(target=self._close_later, args=arguments, name="grammar", daemon=True).start()
+            else:
+                self._closers.put(process)
+
+    def _close_later(self, process: _Process, constraint: Constraint, until: float) -> None:
+        try:
+            closed = process.answer(until, self.deadline)
+        except GrammarError:  # what the constraint's own flight ends in is what counts
+            return
         finally:
             self._closers.put(process)
+        with self._lock:
+            flight = self._flights.get(constraint)
+            if closed is not None and flight is not None and flight.done() and flight.exception() is None:
+                self._flights[constraint] = Future()
+                self._flights[constraint].set_result(self._with(closed, constraint))
 
     def _compile_in_time(self, constraint: Constraint) -> Grammar:
         until = monotonic() + self.deadline
@@ -154,6 +181,7 @@ class _Process:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._asked: Connection | None = None
         self._is_closed = False
 
     def start(self) -> None:
@@ -162,20 +190,38 @@ class _Process:
             self._started()
 
     def run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
-        """The closed automaton, None if it was too large or the constraint was only to be tried. Raises the
-        GrammarError that it ended in, also past the deadline."""
+        """`ask` and `answer`."""
+        self.ask(constraint, until, deadline)
+        return self.answer(until, deadline)
+
+    def ask(self, constraint: Constraint, until: float, deadline: float) -> None:
+        """Begin to work on a constraint; `answer` has to follow. Raises OutOfTime where others keep it busy, and
+        GrammarTooLarge if it has died."""
         if not self._lock.acquire(timeout=max(until - monotonic(), 0.0)):
             raise OutOfTime(deadline)
         try:
-            connection = self._started()
-            connection.send((constraint, max(until - monotonic(), 0.0)))
-            if not connection.poll(max(until - monotonic(), 0.0)):
+            self._asked = self._started()
+            self._asked.send((constraint, max(until - monotonic(), 0.0)))
+        except (EOFError, OSError) as died:
+            self._lock.release()
+            raise self._died() from died
+
+    def has_answer(self, seconds: float) -> bool:
+        """Whether `answer` will not wait, after so many seconds at most."""
+        assert self._asked is not None, "it was asked"
+        return self._asked.poll(seconds)
+
+    def answer(self, until: float, deadline: float) -> Closed | None:
+        """The closed automaton, None if it was too large or the constraint was only to be tried. Raises the
+        GrammarError that it ended in, also past the deadline."""
+        assert self._asked is not None, "it was asked"
+        try:
+            if not self._asked.poll(max(until - monotonic(), 0.0)):
                 self.kill(for_good=False)
                 raise OutOfTime(deadline)
-            answer: Closed | GrammarError | None = connection.recv()
+            answer: Closed | GrammarError | None = self._asked.recv()
         except (EOFError, OSError) as died:
-            self.kill(for_good=False)
-            raise GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0) from died
+            raise self._died() from died
         finally:
             self._lock.release()
         if isinstance(answer, OutOfTime):
@@ -183,6 +229,10 @@ class _Process:
         if isinstance(answer, GrammarError):
             raise answer
         return answer
+
+    def _died(self) -> GrammarTooLarge:
+        self.kill(for_good=False)
+        return GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
 
     def kill(self, *, for_good: bool = True) -> None:
         """End the process, whatever it does."""

@@ -14,16 +14,18 @@ import numpy.typing as npt
 import torch
 
 from sgl.grammar.closure import MAX_BYTES, Closed, Standing
-from sgl.grammar.cursor import MAX_DEPTH
+from sgl.grammar.cursor import MAX_DEPTH, MAX_OPENED
 from sgl.grammar.place import Place
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.kernels.mask import find_masks_
-from sgl.kernels.mask_layout import OPEN, AutomatonTensors, GrammarTensors, Places
+from sgl.kernels.mask_layout import MAX_OPEN, OPEN, AutomatonTensors, GrammarTensors, Places
 from sgl.kernels.staging import ALIGNMENT, Uploader, carve
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.runner.device_grammars import addresses_of, automaton_arrays, frames_of, vocabulary_tensors
 
 _COPY_BYTES = 4 << 20
+
+assert MAX_OPENED == MAX_OPEN, "what cursors leave to others is walked here"
 
 
 class DeviceMasks:
