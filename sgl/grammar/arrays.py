@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sgl.grammar.expr import concat, literal
 from sgl.grammar.shape import Array, Schema
 from sgl.grammar.tables import INC_ITEM, ITEMS
-from sgl.grammar.threads import CLOSING, Builder, Node, Thread
+from sgl.grammar.threads import CLOSING, Builder, Node, NotedNode, Thread
 from sgl.grammar.values import value_node
 
 FEW_ITEMS = 12
@@ -69,7 +69,7 @@ class ArrayPlan:
         threads: list[Thread] = []
         for schema, after in self.choices(items):
             if self.shape.noted is not None:
-                target = self.builder.noted_node(self.shape.noted, self.after_item(after))
+                target = self.builder.node(NotedNode, self.builder, self.shape.noted, self.after_item(after))
                 threads.append(self.builder.lexeme(self.builder.open_key, target))
                 continue
             node = value_node(self.builder, schema, self.after_item(after))
@@ -116,11 +116,7 @@ class ArrayPlan:
 
     def after_item(self, items: Items) -> Node:
         """The node behind an item, `items` being all up to it."""
-        key = (AfterItem, self, items)
-        found = self.builder.nodes.get(key)
-        if found is None:
-            found = self.builder.nodes[key] = AfterItem(self, items)
-        return found
+        return self.builder.node(AfterItem, self, items)
 
     def may_close(self, items: Items) -> bool:
         """Whether the array may end behind these items."""
@@ -151,11 +147,7 @@ class AfterItem(Node):
             plan, builder = self.plan, self.plan.builder
             threads = []
             if plan.may_go_on(self.items):
-                key = (NextItem, plan, self.items)
-                target = builder.nodes.get(key)
-                if target is None:
-                    target = builder.nodes[key] = NextItem(plan, self.items)
-                threads.append(builder.lexeme(builder.comma, target))
+                threads.append(builder.lexeme(builder.comma, builder.node(NextItem, plan, self.items)))
             if plan.may_close(self.items):
                 threads.append(builder.lexeme(concat(builder.space, literal(b"]")), CLOSING))
             self._threads = tuple(threads)

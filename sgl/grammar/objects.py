@@ -70,19 +70,11 @@ class ObjectPlan:
 
     def key_node(self, seen: Seen) -> Node:
         """The node behind the opening quote of the next key."""
-        key = (KeyNode, self, seen)
-        found = self.builder.nodes.get(key)
-        if found is None:
-            found = self.builder.nodes[key] = KeyNode(self, seen)
-        return found
+        return self.builder.node(KeyNode, self, seen)
 
     def value_node(self, schema: Schema, seen: Seen) -> Node:
         """The value of a key, `seen` being what has been seen when it is complete."""
-        key = (AfterProperty, self, seen)
-        then = self.builder.nodes.get(key)
-        if then is None:
-            then = self.builder.nodes[key] = AfterProperty(self, seen)
-        return value_node(self.builder, schema, then)
+        return value_node(self.builder, schema, self.builder.node(AfterProperty, self, seen))
 
     def may_close(self, seen: Seen) -> bool:
         """Whether the object may end here."""

@@ -7,8 +7,9 @@ nothing of stacks, tables or vocabularies: `automaton.py` runs sets of threads i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar, cast
 
 from sgl.grammar.expr import EMPTY, EPSILON, Expr, concat, literal, repeat
 from sgl.grammar.shape import CountedString, Schema
@@ -68,6 +69,9 @@ class Node:
     def threads(self) -> tuple[Thread, ...]:
         """The threads that begin here, always the same ones."""
         raise NotImplementedError
+
+
+N = TypeVar("N", bound=Node)
 
 
 class Finished(Thread):
@@ -262,12 +266,20 @@ class Builder:
         self.open_key = concat(space, literal(b'"'))
         self.end = End()
         self._found: dict[tuple[object, ...], Thread] = {}
-        self.nodes: dict[tuple[object, ...], Node] = {}
+        self._nodes: dict[tuple[object, ...], Node] = {}
         self.plans: dict[object, object] = {}
         self._openings: dict[tuple[Schema, Node], Opening] = {}
 
     def __len__(self) -> int:
-        return len(self._found) + len(self.nodes)
+        return len(self._found) + len(self._nodes)
+
+    def node(self, kind: Callable[..., N], *parts: object) -> N:
+        """kind(*parts), one node for each."""
+        key = (kind, *parts)
+        found = self._nodes.get(key)
+        if found is None:
+            found = self._nodes[key] = kind(*parts)
+        return cast(N, found)
 
     def lexeme(self, expr: Expr, target: Target) -> Thread:
         """The thread with `expr` still to come before `target`."""
@@ -310,32 +322,13 @@ class Builder:
             found = self._found[key] = NotedText(self, expr, after, then)
         return found
 
-    def noted_node(self, expr: Expr, then: Node) -> Node:
-        """The node behind the opening quote of a text that may not come twice."""
-        key = (NotedNode, expr, then)
-        found = self.nodes.get(key)
-        if found is None:
-            found = self.nodes[key] = NotedNode(self, expr, then)
-        return found
-
     def counted_text(self, char: Expr, low: int, high: int | None, then: Node) -> CountedText:
         """The node of counted text."""
-        key = (CountedText, char, low, high, then)
-        found = self.nodes.get(key)
-        if found is None:
-            found = self.nodes[key] = CountedText(self, char, low, high, then)
-        assert isinstance(found, CountedText)
-        return found
+        return self.node(CountedText, self, char, low, high, then)
 
     def after(self, expr: Expr, then: Node) -> Node:
         """The node where `expr` stands before `then`."""
-        if expr is EPSILON:
-            return then
-        key = (After, expr, then)
-        found = self.nodes.get(key)
-        if found is None:
-            found = self.nodes[key] = After(self, expr, then)
-        return found
+        return then if expr is EPSILON else self.node(After, self, expr, then)
 
     def counted_string(self, shape: CountedString, then: Node) -> Thread:
         """The thread before the opening quote of a counted string."""

@@ -39,8 +39,4 @@ class ValueNode(Node):
 
 def value_node(builder: Builder, schema: Schema, then: Node) -> Node:
     """The node of a value, one for each."""
-    key = (ValueNode, schema, then)
-    found = builder.nodes.get(key)
-    if found is None:
-        found = builder.nodes[key] = ValueNode(builder, schema, then)
-    return found
+    return builder.node(ValueNode, builder, schema, then)
