@@ -293,9 +293,10 @@ def test_flags_win_over_the_file_and_the_file_over_variables(
     file.write_text("model-path: from-file\nport: 1\nmax_running_requests: 2\ndisable-radix-cache: true\n")
     monkeypatch.setenv("SGL_PORT", "3")
     monkeypatch.setenv("SGL_HOST", "::1")
+    monkeypatch.setenv("SGL_API_KEY", "")  # counts as unset
     engine, server = parsed(["serve", "--config", str(file), "--port", "4", "--no-check-ledger"])
     assert (engine.model_path, engine.max_running_requests, engine.disable_radix_cache) == ("from-file", 2, True)
-    assert (server.port, server.host) == (4, "::1")
+    assert (server.port, server.host, server.api_key) == (4, "::1", None)
     with monkeypatch.context() as patch:
         patch.setenv("SGL_MAX_QUEUED_REQEUSTS", "3")
         patch.setenv("SGL_TEST_DATA", "/somewhere")

@@ -174,11 +174,8 @@ def _checked(cls: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}{nearest_name(name, known)}", option=name)
-    variables = {
-        name: os.environ[f"SGL_{name.upper()}"]
-        for name in known
-        if name not in options and f"SGL_{name.upper()}" in os.environ
-    }
+    texts = {name: os.environ.get(f"SGL_{name.upper()}") for name in known if name not in options}
+    variables = {name: text for name, text in texts.items() if text}  # an empty one counts as unset
     return {**parse_options(cls, variables), **_validated(cls, options)}
 
 
