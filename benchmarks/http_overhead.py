@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sgl.cli.logs import configure_logging
@@ -51,12 +49,10 @@ async def main() -> None:
         configure = partial(configure_logging, "error", "text")
         handle = EngineProcess(EngineConfig.from_options(engine_options), configure=configure)
         await handle.start()
-    async with (
-        serving(Service(ServerConfig(), handle), listen("127.0.0.1", 0)) as url,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
-    ):
-        ways = [partial(direct_stream, engine, params), partial(http_stream, client, url, params)]
-        direct, http = await measured(ways, options.streams)
+    async with serving(Service(ServerConfig(), handle), listen("127.0.0.1", 0)) as url:
+        client = LeanClient(url, params)
+        direct, http = await measured([partial(direct_stream, engine, params), client.stream], options.streams)
+        client.close()
     await engine.close()
     await handle.close()
 
@@ -100,14 +96,33 @@ async def direct_stream(handle: LocalEngine, params: dict[str, Any], prompt: str
         yield event
 
 
-async def http_stream(
-    client: aiohttp.ClientSession, url: str, params: dict[str, Any], prompt: str
-) -> AsyncIterator[Any]:
-    body = {"text": prompt, "sampling_params": params, "stream": True}
-    async with client.post(url + "/generate", json=body) as answer:
-        async for line in answer.content:
+class LeanClient:
+    """Streams over kept-alive connections, and does no more than that takes: what a client library costs is its own
+    affair, and several times what the server does for a token."""
+
+    def __init__(self, url: str, params: dict[str, Any]) -> None:
+        self._host, port = url.removeprefix("http://").split(":")
+        self._port = int(port)
+        self._params = params
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def stream(self, prompt: str) -> AsyncIterator[Any]:
+        connection = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        reader, writer = connection
+        body = json.dumps({"text": prompt, "sampling_params": self._params, "stream": True}).encode()
+        head = f"POST /generate HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        while (line := await reader.readline()) != b"0\r\n":  # the last chunk
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])
+            elif not line:
+                raise ConnectionError("the server hung up")
+        await reader.readline()
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
 
 
 if __name__ == "__main__":
