@@ -23,13 +23,8 @@ from sgl.grammar.expr import EMPTY, Expr
 from sgl.grammar.objects import object_plan
 from sgl.grammar.shape import Array, Object, Schema
 from sgl.grammar.tables import (
-    AT,
-    BELOW,
-    CHARS,
     COUNT_SHIFT,
-    COUNTER,
     DEAD,
-    LIMIT,
     POP_BIT,
     PUSH_BIT,
     TARGET_MASK,
@@ -127,14 +122,6 @@ class Automaton:
                 at.add((origin, gate))
         below_state, at_state = self.state(below), self.state(at)
         self.tables.gates[number] = limit, counter, below_state, at_state
-
-    def landing(self, state: int, char_count: int, item_count: int) -> int:
-        """The state that a gate stands for; other states stand for themselves."""
-        gates = self.tables.gates
-        while (limit := gates.item(state, LIMIT)) >= 0:
-            count = char_count if gates.item(state, COUNTER) == CHARS else item_count
-            state = gates.item(state, AT if count >= limit else BELOW)
-        return state
 
     def expand(self, state: int) -> None:
         """Fill the row of a state. Raises GrammarTooLarge if that takes too many states or too long."""

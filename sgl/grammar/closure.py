@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sgl.grammar.automaton import OPEN_BRACE, OPEN_BRACKET, Automaton
 from sgl.grammar.finish import Finish
 from sgl.grammar.place import Place, advance, start_of
-from sgl.grammar.tables import AT, BELOW, CHARS, COUNTER, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN
+from sgl.grammar.tables import AT, BELOW, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN
 
 Level = int
 """A frame by the state that it begins in; what stands inside it, and in no frame within, belongs to the level."""
@@ -67,14 +67,6 @@ class Closed:
 
     def expand(self, state: int) -> None:
         """As `Automaton.expand`: there is nothing left to do."""
-
-    def landing(self, state: int, char_count: int, item_count: int) -> int:
-        """As `Automaton.landing`."""
-        gates = self.tables.gates
-        while (limit := gates.item(state, LIMIT)) >= 0:
-            count = char_count if gates.item(state, COUNTER) == CHARS else item_count
-            state = gates.item(state, AT if count >= limit else BELOW)
-        return state
 
     def returned(self, symbol: int, result: int) -> int:
         """As `Automaton.returned`."""

@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 def start_of(automaton: Automaton) -> Place:
     """Where every text begins."""
-    return Place(automaton.landing(automaton.start, 0, 0), None, 0, 0)
+    return Place(automaton.tables.landing(automaton.start, 0, 0), None, 0, 0)
 
 
 class Walkable(Protocol):
@@ -65,9 +65,6 @@ class Walkable(Protocol):
 
     def expand(self, state: int) -> None:
         """Work out the row of a state."""
-
-    def landing(self, state: int, char_count: int, item_count: int) -> int:
-        """The state that a gate stands for; others stand for themselves."""
 
     def returned(self, symbol: int, result: int) -> int:
         """The state behind a frame that was pushed as `symbol` and closed with `result`."""
@@ -104,5 +101,5 @@ def advance(automaton: Walkable, place: Place, data: bytes) -> Place | None:
             char_count = 0
         char_count += operation & INC_CHAR
         item_count += (operation & INC_ITEM) != 0
-        state = automaton.landing(entry & TARGET_MASK, char_count, item_count)
+        state = tables.landing(entry & TARGET_MASK, char_count, item_count)
     return Place(state, stack, char_count, item_count)

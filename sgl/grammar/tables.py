@@ -81,6 +81,14 @@ class Tables:
         used = self.num_classes * 4 + self.symbols.itemsize * 2 + self.gates.itemsize * 4 + 1
         return self.num_states * used + self.num_symbols * self.num_results * 4 + 256
 
+    def landing(self, state: int, char_count: int, item_count: int) -> int:
+        """The state that a gate stands for at these counts; other states stand for themselves."""
+        gates = self.gates
+        while (limit := gates.item(state, LIMIT)) >= 0:
+            count = char_count if gates.item(state, COUNTER) == CHARS else item_count
+            state = gates.item(state, AT if count >= limit else BELOW)
+        return state
+
     def add_state(self, *, accepting: bool) -> int:
         """A new state, its row unknown."""
         number = self.num_states
