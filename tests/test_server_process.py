@@ -253,6 +253,7 @@ def test_programs_and_engines_of_one_process_can_be_served(serve: Callable[..., 
     [
         (["serve", "x", "--max-runing-requests", "3"], "did you mean '--max-running-requests'"),
         (["serve", "x", "--max-running", "3"], "unknown option"),
+        (["serve", "x", "--prot", "1"], "sgl serve: unknown option --prot (did you mean '--port'?)"),
         (["serve", "x", "--port", "many"], "port='many'"),
         (["serve", "x", "--schedule-policy", "magic"], "lpm"),
         (["serve", "x", "--config", "/nowhere.yaml"], "nowhere"),
@@ -365,6 +366,23 @@ def test_a_stopped_engine_shows_in_health_and_may_come_back(serve: Callable[...,
     assert answers[0].status_code == 200, "it was not given up: the watchdog allows minutes"
     assert requests.get(server.url + "/health", timeout=60).status_code == 200
     assert server.engine_pids() == [engine]
+
+
+def test_the_server_looks_for_the_tokenizer_where_the_engine_does(model: Path) -> None:
+    config = EngineConfig.from_options({"model_path": str(model / "config.json"), "max_total_tokens": 4096})
+
+    async def scenario() -> None:
+        engine = EngineProcess(config, configure=partial(configure_logging, "error", "text"))
+        await engine.start()
+        try:
+            assert engine.tokenizer is not None
+            asked = {"sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
+            result = await engine.generate(prompt="hello", **asked, return_text_in_logprobs=True)
+            assert all(isinstance(text, str) for _, _, text in result["meta_info"]["output_token_logprobs"])
+        finally:
+            await engine.close()
+
+    asyncio.run(scenario())
 
 
 def hang_where_told(flag: Path) -> None:

@@ -38,7 +38,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="`sgl COMMAND --help` explains a command. Every command runs on the small embedded model where no "
         "other is named.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", prog=parser.prog
+    )
     _add_serve(commands)
     _add_run(commands)
     _add_trace(commands)
@@ -141,7 +143,7 @@ def _add_chat(commands: Any) -> None:
 def _add_bench(commands: Any) -> None:
     text = "measure a server, or the engine alone"
     bench = commands.add_parser("bench", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND", title="kinds")
+    kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND", title="kinds", prog=bench.prog)
     for kind, summary in KINDS.items():
         usage = f"sgl bench {kind} [{'' if kind == 'serving' else 'MODEL] ['}OPTIONS]"
         parser = _add(kinds, kind, "bench:bench", summary, usage=usage)

@@ -23,6 +23,7 @@ from sgl.errors import EngineDead, SglError
 from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop import Output
+from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.handle import Method, ProgramSession
@@ -59,10 +60,9 @@ class EngineProcess:
     async def start(self) -> None:
         """Start the process and wait until the model is loaded. Raises what Engine raises, and EngineDead."""
         loop = asyncio.get_running_loop()
-        path = self.config.tokenizer_path or self.config.model_path
         loading = None
         if not self.config.skip_tokenizer_init:
-            loading = loop.run_in_executor(None, Tokenizer.load, path)
+            loading = loop.run_in_executor(None, _tokenizer, self.config)
         try:
             self.config = await self._start()
         finally:
@@ -317,3 +317,8 @@ class _RemoteSession:
 
     def cancel(self) -> None:
         self._channel.send(("cancel", self._call_id))
+
+
+def _tokenizer(config: EngineConfig) -> Tokenizer:
+    """The engine's tokenizer, loaded here too, from the place where the engine looks. Raises ModelError."""
+    return Tokenizer.load(config.tokenizer_path or checkpoint_folder(config.model_path))
