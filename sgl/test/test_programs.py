@@ -72,7 +72,7 @@ def test_decode_int() -> None:
 
 def test_decode_json_regex() -> None:
     """JSON by a regex."""
-    pattern = r'\{"name": "[\w ]{1,12}", "year": [0-9]{4}\}'
+    pattern = r'\{"name": "[\w ]{1,12}", "year": [1-9][0-9]{3}\}'
 
     @sgl.function
     def describe(s: Any) -> None:
