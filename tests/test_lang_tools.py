@@ -75,7 +75,7 @@ def test_schemas_come_from_signatures_and_docstrings() -> None:
 
 
 def test_one_call_of_several_tools_is_a_schema() -> None:
-    schema = call_schema([tool_of(add), tool_of(weather)])
+    schema = call_schema([tool_of(add).schema, tool_of(weather).schema])
     jsonschema.validate({"name": "add", "arguments": {"a": 1}}, schema)
     for wrong in ({"name": "add", "arguments": {}}, {"name": "other", "arguments": {}}, {"name": "weather"}):
         with pytest.raises(jsonschema.ValidationError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -10,12 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.chat import AnswerSplitter, prompt_ids
+from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 
@@ -221,23 +218,23 @@ def test_constraints_hold(client: Any, body: Any, pattern: str) -> None:
             json.loads(content)
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "add"}}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_forced_tool_calls_keep_to_the_schema(client: Any, choice: Any, stream: bool) -> None:
+def test_forced_tool_calls_keep_to_the_schema(client: Any, tool_choice: Any, stream: bool) -> None:
     options = {
         "model": MODEL,
         "messages": HELLO,
         "tools": [TOOL],
-        "tool_choice": choice,
+        "tool_choice": tool_choice,
         "max_tokens": 80,
         "seed": 1,
     }
-    answer = client.chat.completions.create(stream=stream, parallel_tool_calls=False, **options)
     if stream:
-        chunks = [chunk.choices[0] for chunk in answer]
-        calls, reason = [call for c in chunks for call in c.delta.tool_calls or ()], chunks[-1].finish_reason
+        with client.chat.completions.stream(parallel_tool_calls=False, **options) as events:
+            [choice] = events.get_final_completion().choices
     else:
-        calls, reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
+        [choice] = client.chat.completions.create(parallel_tool_calls=False, **options).choices
+    calls, reason = choice.message.tool_calls, choice.finish_reason
     [call] = calls
     assert (call.function.name, reason) == ("add", "tool_calls")
     assert isinstance(json.loads(call.function.arguments)["a"], int)
@@ -325,35 +322,6 @@ def test_templates_get_tools_and_the_beginning_of_the_answer(engine: Engine) -> 
 
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-ANSWERS = [
-    # text, reasoning, content, names of calls
-    ("plain text", "", "plain text", []),
-    ("<think>why</think>\n\nso", "why", "so", []),
-    (f"I will add.{CALL}{CALL}", "", "I will add.", ["add", "add"]),
-    (f"<think>add</think>{CALL}", "add", "", ["add"]),
-    ('{"name": "add", "parameters": {"a": 1}}', "", "", ["add"]),
-    ('[{"name": "add", "arguments": {"a": 1}}]', "", "", ["add"]),
-    ('{"no": "call"}', "", '{"no": "call"}', []),
-    ("a < b <tool", "", "a < b <tool", []),
-    ("<tool_call>broken", "", "<tool_call>broken", []),
-    ("", "", "", []),
-]
-
-
-@pytest.mark.parametrize(("text", "reasoning", "content", "names"), ANSWERS)
-@given(cuts=st.lists(st.integers(0, 120)))
-def test_answers_split_alike_in_any_pieces(
-    text: str, reasoning: str, content: str, names: list[str], cuts: list[int]
-) -> None:
-    splitter = AnswerSplitter("qwen3", has_tools=True)
-    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [splitter.feed(text[a:b]) for a, b in itertools.pairwise(edges)]
-    pieces.append(splitter.feed("", final=True))
-    assert "".join(piece.reasoning for piece in pieces) == reasoning
-    assert "".join(piece.content for piece in pieces) == content
-    calls = [call for piece in pieces for call in piece.calls]
-    assert [call["function"]["name"] for call in calls] == names
-    assert all(json.loads(call["function"]["arguments"]) == {"a": 1} for call in calls)
 
 
 def test_reasoning_and_calls_reach_the_client(

@@ -270,7 +270,7 @@ def _constraint(
         case ["ebnf"]:
             return {"ebnf": ebnf}, None
         case ["tools"]:
-            return {"json": call_schema(tools)}, None
+            return {"json": call_schema([tool.schema for tool in tools])}, None
     return None, None
 
 

@@ -81,24 +81,22 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     return Tool(function, schema, model)
 
 
-def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The JSON Schema of one call of one of the tools."""
-    calls = []
-    for tool in tools:
-        parameters = dict(tool.schema["parameters"])
-        call: dict[str, Any] = {
+def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The JSON Schema of one call of one of the functions, each with its "name" and the schema of its "parameters"."""
+    calls = [
+        {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": parameters},
+            "properties": {
+                "name": {"const": function["name"]},
+                # a document of its own, which references within the parameters are relative to
+                "arguments": {"$id": f"urn:function:{number}", **function["parameters"]},
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        if definitions := parameters.pop("$defs", None):
-            call["$defs"] = definitions
-        calls.append(call)
-    if len(calls) == 1:
-        return calls[0]
-    definitions = {name: value for call in calls for name, value in call.pop("$defs", {}).items()}
-    return {"anyOf": calls, **({"$defs": definitions} if definitions else {})}
+        for number, function in enumerate(functions)
+    ]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
 def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:
@@ -131,9 +129,7 @@ def calls_of(text: str, meta: Mapping[str, Any]) -> list[ToolCall]:
     except ValueError:
         return []
     items = parsed if isinstance(parsed, list) else [parsed]
-    if not items or not all(isinstance(item, dict) and "name" in item for item in items):
-        return []
-    return [_call(item, None) for item in items]
+    return [_call(item, None) for item in items] if all(map(_is_call, items)) else []
 
 
 async def run_calls(
@@ -172,6 +168,11 @@ def turn_of(call: ToolCall, *, in_chat: bool) -> ir.Turn:
     if in_chat:
         return ir.Turn("tool", call.content(), call.name, call.id)
     return ir.Turn(None, f"\n{call.content()}\n")
+
+
+def _is_call(data: Any) -> bool:
+    """Whether JSON without a tag is a call: an answer may have a name, too."""
+    return isinstance(data, dict) and "name" in data and ("arguments" in data or "parameters" in data)
 
 
 def _call(data: Any, call_id: str | None) -> ToolCall:

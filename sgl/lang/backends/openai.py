@@ -18,6 +18,7 @@ from sgl.lang.chat import ChatTemplate, as_template
 from sgl.lang.choices import Scores
 from sgl.lang.config import environment
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.tools import call_schema
 
 COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
 _SENT = {
@@ -177,11 +178,14 @@ class OpenAI(TextBackend):
             body["prompt"] = prompt.text
             if sampling["return_logprob"]:
                 body["logprobs"] = sampling["top_logprobs_num"] or 0
-        if params.constraint:
+        tools = params.node.tools
+        if tools:
+            body["tools"] = [{"type": "function", "function": dict(tool)} for tool in tools]
+        if tools and params.constraint == ("json", call_schema(tools)):  # the protocol's own way to say so
+            body |= {"tool_choice": "required", "parallel_tool_calls": False}
+        elif params.constraint:
             schema = {"name": params.node.name or "answer", "schema": params.constraint[1], "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        elif params.node.tools:
-            body["tools"] = [{"type": "function", "function": dict(tool)} for tool in params.node.tools]
         body |= self._extra_body
         body |= sampling["extra"] or {}
         return "/chat/completions" if self.is_chat_model else "/completions", body

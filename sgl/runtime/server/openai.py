@@ -7,14 +7,16 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Literal, Protocol
 
 from aiohttp import web
 
 from sgl.errors import ConfigError, InvalidRequest
 from sgl.lang.reasoning import reasoning_format
 from sgl.runtime.server import sse
-from sgl.runtime.server.chat import AnswerSplitter, Piece, forced_call_schema, prompt_ids
+from sgl.runtime.server.calls import AnswerSplitter, CallNotation, Piece, call_constraint, call_notation
+from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.errors import NoSuchModel, json_response
 from sgl.runtime.server.logprobs import CompletionLogprobs, chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
@@ -161,6 +163,10 @@ class OpenAIApi:
             options.pop("rid", None)
         return {"input_ids": ids[0] if len(ids) == 1 else ids, "sampling_params": params, **options}
 
+    @cached_property
+    def _notation(self) -> CallNotation | None:
+        return call_notation(self._service.tokenizer, self._service.chat_template)
+
     # ── chats ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _chat_answers(self, body: ChatBody) -> _Answers:
@@ -171,9 +177,8 @@ class OpenAIApi:
         ids = await asyncio.to_thread(prompt_ids, tokenizer, service.chat_template, body, context)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         params = body.sampling_params(context or 1 if limit is None else limit)
-        forced = forced_call_schema(body)
-        if forced is not None:
-            params["json_schema"] = forced
+        held_to = call_constraint(body, await asyncio.to_thread(lambda: self._notation), params)
+        params |= held_to
         arguments = self._arguments(body, [ids], params)
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -183,12 +188,15 @@ class OpenAIApi:
             arguments |= {"return_logprob": True, "top_logprobs_num": body.top_logprobs or 0}
         parser = service.config.reasoning_parser if body.separate_reasoning is not False else None
         has_tools = bool(body.tools) and body.tool_choice != "none"
+        sure: Literal["all", "tags"] | None = None
+        if held_to:
+            sure = "tags" if "structural_tag" in held_to else "all"
         logprobs = (lambda meta: chat_logprobs(tokenizer, meta)) if body.logprobs else None
         return _Answers(
             "chat.completion",
             arguments,
             body.n or 1,
-            lambda index: _Turn(index, AnswerSplitter(parser, has_tools=has_tools), logprobs),
+            lambda index: _Turn(index, AnswerSplitter(parser, has_tools=has_tools, sure=sure), logprobs),
         )
 
 
@@ -267,7 +275,8 @@ class _Turn:
         piece = self._piece(result)
         message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
         if piece.calls:
-            message |= {"content": piece.content or None, "tool_calls": piece.calls}
+            calls = [{name: value for name, value in call.items() if name != "index"} for call in piece.calls]
+            message |= {"content": piece.content or None, "tool_calls": calls}
         if piece.reasoning:
             message["reasoning_content"] = piece.reasoning
         return {"index": self._index, "message": message, **self._rest(result["meta_info"])}
@@ -284,7 +293,7 @@ class _Turn:
         if piece.content:
             delta["content"] = piece.content
         if piece.calls:
-            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(piece.calls)]
+            delta["tool_calls"] = piece.calls
         rest = self._rest(event["meta_info"])
         if not delta and rest["finish_reason"] is None and rest["logprobs"] is None:
             return []

@@ -1,0 +1,263 @@
+"""Tool calls in chats: what an answer is held to so that its calls are calls, and the calls found in what was written.
+
+An answer is read by `AnswerSplitter` into reasoning, content and calls, whole or in pieces alike.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sgl.errors import InvalidRequest, nearest_name
+from sgl.lang.reasoning import ReasoningSplitter
+from sgl.lang.tools import call_schema, calls_of
+from sgl.runtime.server.protocol import ChatBody, ChosenTool, Function
+from sgl.runtime.text.tokenizer import Tokenizer
+
+_TAG = "<tool_call>"
+_PROBE_NAME, _PROBE_KEY = "sgl_probe", "sgl_key"
+_WRITTEN_CALL = re.compile(
+    rf'({_TAG}\s*{{"name":\s*"){_PROBE_NAME}(",\s*"(?:arguments|parameters)":\s*)'
+    rf'{{"{_PROBE_KEY}":\s*1}}(\s*}}\s*</tool_call>)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallNotation:
+    """How a model writes a call: `begin`, its name, `middle`, its arguments as JSON, `end`."""
+
+    begin: str
+    middle: str
+    end: str
+
+
+def call_notation(tokenizer: Tokenizer, template: str | None) -> CallNotation | None:
+    """The notation in which the chat template writes earlier calls, which is the one that the model was trained on.
+    None unless that is JSON in <tool_call> tags of plain text: only those cannot be mistaken for anything else."""
+    function = {"name": _PROBE_NAME, "arguments": {_PROBE_KEY: 1}}
+    call = {"id": "call00000", "type": "function", "function": function}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "-"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    options = {} if template is None else {"chat_template": template}
+    try:
+        written = _WRITTEN_CALL.search(tokenizer.apply_chat_template(messages, **options))
+    except InvalidRequest:  # a template for conversations without calls
+        return None
+    if written is None or any(token in written.group() for token in tokenizer.control_tokens):
+        return None
+    return CallNotation(*written.groups())
+
+
+def call_constraint(body: ChatBody, notation: CallNotation | None, params: dict[str, Any]) -> dict[str, Any]:
+    """What holds the answer to well-formed calls of the tools, to be added to the sampling parameters; nothing where
+    it may not call any, or where the model's notation of calls is not known."""
+    functions = [tool.function for tool in body.tools or []]
+    names = [function.name for function in functions]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"two tools are named {name!r}", param="tools")
+    for function in functions:
+        if (function.parameters or {}).get("type", "object") != "object":
+            raise InvalidRequest(f"the parameters of {function.name!r} must be of type object", param="tools")
+    if isinstance(body.tool_choice, ChosenTool):
+        chosen = body.tool_choice.function.name
+        if chosen not in names:
+            hint = nearest_name(chosen, names)
+            raise InvalidRequest(
+                f"tool_choice names {chosen!r}, which is not among the tools{hint}", param="tool_choice"
+            )
+        return {"json_schema": call_schema([_typed(functions[names.index(chosen)])])}
+    if body.tool_choice == "required":
+        if not functions:
+            raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
+        calls = call_schema([_typed(function) for function in functions])
+        most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
+        return {"json_schema": {"type": "array", "items": calls, "minItems": 1, **most}}
+    if not functions or body.tool_choice == "none":
+        return {}
+    if "json_schema" in params:  # a document or a call
+        document = {"$id": "urn:answer", **params["json_schema"]}
+        return {"json_schema": {"anyOf": [call_schema([_typed(each) for each in functions]), document]}}
+    if notation is None or _CONSTRAINTS & params.keys():
+        return {}
+    structures = [
+        {
+            "begin": f"{notation.begin}{function.name}{notation.middle}",
+            "schema": _typed(function)["parameters"] if function.strict else {"type": "object"},
+            "end": notation.end,
+        }
+        for function in functions
+    ]
+    tag = {"triggers": [_TAG], "structures": structures, "stop_after_first": body.parallel_tool_calls is False}
+    return {"structural_tag": tag}
+
+
+_CONSTRAINTS = {"regex", "json_schema", "ebnf", "structural_tag"}
+
+
+def _typed(function: Function) -> dict[str, Any]:
+    """A function and the schema of its arguments, an object; one without parameters takes none."""
+    parameters = function.parameters or {"additionalProperties": False}
+    return {"name": function.name, "parameters": {"type": "object", **parameters}}
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a piece of output brings to the answer. Calls are as a stream's deltas write them: the first of a call has
+    its id and name, and others add to its arguments."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+class AnswerSplitter:
+    """Splits the text of one answer, in any pieces.
+
+    sure: what of the text is certain to be well-formed calls (see `call_constraint`): all of it, or what stands in
+    tags. Such a call goes out as it comes. Otherwise, from where a call may begin, text is held back until the answer
+    ends and shows what it is.
+    """
+
+    def __init__(
+        self, reasoning_format: str | None, *, has_tools: bool, sure: Literal["all", "tags"] | None = None
+    ) -> None:
+        self._reasoning = None if reasoning_format is None else ReasoningSplitter(reasoning_format)
+        self._has_tools = has_tools
+        self._sure = sure
+        self._held = ""
+        self._is_call = False
+        self._is_tagged = False
+        self._has_begun = False
+        self._is_behind_call = False
+        self._num_calls = 0
+        self._arguments: _Arguments | None = None
+
+    def feed(self, text: str, *, final: bool = False) -> Piece:
+        """What the next text brings; `final` lets go of what was held back."""
+        piece = Piece(content=text)
+        if self._reasoning is not None:
+            piece.reasoning, piece.content = self._reasoning.feed(text, final=final)
+        if not self._has_tools:
+            return piece
+        self._held += piece.content
+        piece.content = self._free_text(final=final)
+        while self._is_call and self._is_sure() and self._follow(piece):
+            piece.content += self._free_text(final=final)
+        if final and self._held:
+            if not self._num_calls:
+                self._find(piece)
+            self._held = ""
+        return piece
+
+    def _is_sure(self) -> bool:
+        return self._sure == "all" or (self._sure == "tags" and self._is_tagged)
+
+    def _free_text(self, *, final: bool) -> str:
+        """Text that belongs to no call, taken from what is held."""
+        if self._is_call:
+            return ""
+        if self._is_behind_call:
+            self._held = self._held.lstrip()
+            self._is_behind_call = not self._held
+        start = self._held.lstrip()
+        if not self._has_begun:
+            if not start and not final:
+                return ""
+            if start.startswith(("{", "[", "```")):  # a call without a tag is the whole answer
+                self._is_call = True
+                return ""
+            self._has_begun = bool(start)
+        before, tag, _ = self._held.partition(_TAG)
+        if tag:
+            self._is_call = self._is_tagged = True
+        elif not final:
+            before = self._held[: len(self._held) - _half_tag(self._held)]
+        self._held = self._held[len(before) :]
+        return before
+
+    def _follow(self, piece: Piece) -> bool:
+        """Take what is there of a call; whether that was all of it."""
+        if self._arguments is None:
+            head = _HEAD.match(self._held)
+            if head is None:
+                return False
+            self._held = self._held[head.end() :]
+            self._arguments = _Arguments()
+            piece.calls.append(_call(self._num_calls, json.loads(head.group(1)), ""))
+            self._num_calls += 1
+        text, self._held = self._arguments.split(self._held)
+        if text:
+            index = self._num_calls - 1
+            if not piece.calls or piece.calls[-1]["index"] != index:
+                piece.calls.append({"index": index, "function": {"arguments": ""}})
+            piece.calls[-1]["function"]["arguments"] += text
+        tail = (_TAGGED_TAIL if self._is_tagged else _TAIL).match(self._held)
+        if not self._arguments.is_complete or tail is None:
+            return False
+        self._held = self._held[tail.end() :]
+        self._arguments = None
+        if self._is_tagged:
+            self._is_call, self._is_behind_call = False, True
+        return True
+
+    def _find(self, piece: Piece) -> None:
+        """Make calls of what is held if it is all calls, else content."""
+        found = calls_of(self._held, {})
+        if any(call.error is not None for call in found) or not found:
+            piece.content += self._held
+            return
+        piece.calls = [
+            _call(index, call.name, json.dumps(call.arguments, ensure_ascii=False))
+            for index, call in enumerate(found)
+        ]
+
+
+_HEAD = re.compile(
+    rf'(?:{_TAG}|[\[,])?\s*{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={{)'
+)
+_TAIL = re.compile(r"\s*\}")
+_TAGGED_TAIL = re.compile(r"\s*\}\s*</tool_call>")
+
+
+class _Arguments:
+    """Finds the end of a JSON object in text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+
+    def split(self, text: str) -> tuple[str, str]:
+        """What belongs to the object, and what follows it."""
+        for position, character in enumerate(text):
+            if self.is_complete:
+                return text[:position], text[position:]
+            if self._in_string:
+                self._in_string = self._is_escaped or character != '"'
+                self._is_escaped = character == "\\" and not self._is_escaped
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                self.is_complete = self._depth == 0
+        return text, ""
+
+
+def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _half_tag(text: str) -> int:
+    lengths: Sequence[int] = range(min(len(_TAG) - 1, len(text)), 0, -1)
+    return next((n for n in lengths if _TAG.startswith(text[-n:])), 0)

@@ -1,0 +1,267 @@
+"""Tool calls in chats: what an answer is held to, and the calls that come out, whole or in pieces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AddedToken
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.engine import Engine
+from sgl.runtime.server.calls import AnswerSplitter, CallNotation, Piece, call_constraint, call_notation
+from sgl.runtime.server.protocol import ChatBody
+from sgl.runtime.text.tokenizer import Tokenizer
+from tests.live_server import OPTIONS, LiveServer
+from tests.tiny_models import byte_tokenizer, tiny_checkpoint
+
+HELLO = [{"role": "user", "content": "hello"}]
+ITEM = {
+    "type": "object",
+    "properties": {"sku": {"enum": ["A", "B"]}},
+    "required": ["sku"],
+    "additionalProperties": False,
+}
+ORDER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"items": {"type": "array", "items": {"$ref": "#/$defs/Item"}, "minItems": 1, "maxItems": 2}},
+    "required": ["items"],
+    "additionalProperties": False,
+    "$defs": {"Item": ITEM},
+}
+BOOK = {**ORDER, "$defs": {"Item": {"enum": ["C", "D"]}}}  # the same name for something else
+
+
+def function(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
+
+
+TOOLS = [function("order", ORDER, strict=True), function("book", BOOK, strict=True), function("stop", strict=True)]
+SCHEMAS = {"order": ORDER, "book": BOOK, "stop": {"maxProperties": 0}}
+
+TAGGED = (
+    '{% if m.tool_calls %}{% for c in m.tool_calls %}<tool_call>\n{"name": "{{ c.function.name }}", '
+    '"arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}{% endif %}'
+)
+CHAT_TEMPLATE = (
+    "{% if tools %}[tools]{{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + TAGGED + "\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+NOTATION = CallNotation('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    path = tiny_checkpoint(tmp_path_factory.mktemp("calls"), vocab_size=400, max_position_embeddings=2048)
+    tokenizer = byte_tokenizer(384)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])  # as Qwen's has it
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(path)
+    with Engine(path, **OPTIONS) as engine:
+        served = LiveServer(engine)
+        yield served
+        served.close()
+
+
+def chat(server: LiveServer, **body: Any) -> dict[str, Any]:
+    """The choice of one answer, put together from a stream where one is asked for."""
+    body = {"model": "default", "messages": HELLO, "max_tokens": 120, "temperature": 1.0, **body}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    if not body.get("stream"):
+        choice: dict[str, Any] = answer.json()["choices"][0]
+        return choice
+    message: dict[str, Any] = {"content": "", "tool_calls": []}
+    reason = None
+    for line in answer.text.splitlines():
+        if not line.startswith("data: {"):
+            continue
+        [choice] = json.loads(line.removeprefix("data: "))["choices"]
+        message["content"] += choice["delta"].get("content") or ""
+        for delta in choice["delta"].get("tool_calls", ()):
+            if "id" in delta:
+                assert delta["index"] == len(message["tool_calls"])
+                message["tool_calls"].append({"function": {"name": delta["function"]["name"], "arguments": ""}})
+            message["tool_calls"][delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+        reason = choice["finish_reason"] or reason
+    return {"message": message, "finish_reason": reason}
+
+
+def check_calls(choice: dict[str, Any]) -> int:
+    calls = choice["message"].get("tool_calls") or []
+    for call in calls:
+        jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+    assert not calls or choice["finish_reason"] in ("tool_calls", "length")
+    return len(calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "book"}}])
+def test_forced_calls_keep_to_schemas_with_definitions_of_their_own(
+    server: LiveServer, choice: Any, stream: bool
+) -> None:
+    for seed in range(3):
+        answer = chat(server, tools=TOOLS, tool_choice=choice, seed=seed, stream=stream)
+        assert check_calls(answer) >= 1
+        assert not answer["message"]["content"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_begins_a_call_ends_it_as_the_tool_wants_it(server: LiveServer, stream: bool) -> None:
+    """The model is random; a bias makes it begin calls."""
+    [begin] = server.service.tokenizer.encode("<tool_call>", add_special_tokens=False).tolist()
+    num_calls = 0
+    for seed in range(4):
+        body = {"logit_bias": {str(begin): 8.0}, "seed": seed, "max_tokens": 400, "stream": stream}
+        num_calls += check_calls(chat(server, tools=TOOLS, **body))
+        assert check_calls(chat(server, tools=TOOLS, parallel_tool_calls=False, **body)) <= 1
+        assert not chat(server, tools=TOOLS, tool_choice="none", **body)["message"].get("tool_calls")
+    assert num_calls
+
+
+def test_a_document_may_be_asked_for_beside_tools(server: LiveServer) -> None:
+    document = {"type": "object", "properties": {"name": {"const": "Bob"}}, "required": ["name"]}
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "schema": {**document, "additionalProperties": False}},
+    }
+    kinds = set()
+    for seed in range(12):
+        choice = chat(server, tools=TOOLS, response_format=wanted, seed=seed)
+        if not check_calls(choice):
+            assert json.loads(choice["message"]["content"]) == {"name": "Bob"}
+        kinds.add(choice["finish_reason"])
+    assert kinds == {"stop", "tool_calls"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        ([function("a"), function("b"), function("a")], "two tools are named 'a'"),
+        ([function("a", {"type": "array"})], "the parameters of 'a' must be of type object"),
+    ],
+)
+def test_tools_that_no_call_can_be_made_of_are_refused(server: LiveServer, tools: Any, words: str) -> None:
+    answer = server.post("/v1/chat/completions", {"model": "default", "messages": HELLO, "tools": tools})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "tools"
+
+
+def test_the_notation_of_calls_is_read_off_the_template(server: LiveServer) -> None:
+    tokenizer = server.service.tokenizer
+    assert call_notation(tokenizer, None) == NOTATION
+    compact = CHAT_TEMPLATE.replace('<tool_call>\n{"name": ', '<tool_call>{"name":').replace(', "arg', ',"arg')
+    assert call_notation(tokenizer, compact) == CallNotation(
+        '<tool_call>{"name":"', '","arguments": ', "}\n</tool_call>"
+    )
+    bare = CHAT_TEMPLATE.replace("<tool_call>", "").replace("</tool_call>", "")
+    for other in (bare, CHAT_TEMPLATE.replace(TAGGED, ""), "{{ raise_exception('no calls') }}"):
+        assert call_notation(tokenizer, other) is None
+
+
+def test_what_is_held_depends_on_what_was_asked_for() -> None:
+    def held_to(params: Any = None, notation: Any = NOTATION, **more: Any) -> dict[str, Any]:
+        return call_constraint(ChatBody(messages=HELLO, tools=TOOLS, **more), notation, params or {})
+
+    tag = held_to()["structural_tag"]
+    assert [structure["begin"] for structure in tag["structures"]] == [
+        f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in SCHEMAS
+    ]
+    assert tag["structures"][0]["schema"] == ORDER
+    assert not tag["stop_after_first"]
+    assert held_to(notation=None) == held_to(params={"regex": "a"}) == held_to(tool_choice="none") == {}
+    with pytest.raises(InvalidRequest, match="did you mean 'order'"):
+        held_to(tool_choice={"type": "function", "function": {"name": "orders"}})
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+ANSWERS = [
+    # text, reasoning, content, names of calls
+    ("plain text", "", "plain text", []),
+    ("<think>why</think>\n\nso", "why", "so", []),
+    (f"I will add.{CALL}{CALL}", "", "I will add.", ["add", "add"]),
+    (f"I will add.{CALL}\n{CALL}\n", "", "I will add.", ["add", "add"]),
+    (f"<think>add</think>{CALL}", "add", "", ["add"]),
+    ('{"name": "add", "parameters": {"a": 1}}', "", "", ["add"]),
+    ('[{"name": "add", "arguments": {"a": 1}}]', "", "", ["add"]),
+    ('{"no": "call"}', "", '{"no": "call"}', []),
+    ('{"name": "Bob"}', "", '{"name": "Bob"}', []),
+    ("a < b <tool", "", "a < b <tool", []),
+    ("<tool_call>broken", "", "<tool_call>broken", []),
+    ("", "", "", []),
+]
+
+
+def split(text: str, cuts: list[int], sure: Any) -> Piece:
+    """All that the splitter makes of a text, cut into pieces."""
+    splitter = AnswerSplitter("qwen3", has_tools=True, sure=sure)
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [splitter.feed(text[a:b]) for a, b in itertools.pairwise(edges)]
+    pieces.append(splitter.feed("", final=True))
+    whole = Piece("".join(piece.reasoning for piece in pieces), "".join(piece.content for piece in pieces))
+    for call in [call for piece in pieces for call in piece.calls]:
+        if "id" in call:
+            whole.calls.append(call)
+        else:
+            whole.calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return whole
+
+
+@pytest.mark.parametrize("sure", [None, "tags"])
+@pytest.mark.parametrize(("text", "reasoning", "content", "names"), ANSWERS)
+@given(cuts=st.lists(st.integers(0, 120)))
+def test_answers_split_alike_in_any_pieces(
+    sure: Any, text: str, reasoning: str, content: str, names: list[str], cuts: list[int]
+) -> None:
+    whole = split(text, cuts, sure)
+    assert (whole.reasoning, whole.content) == (reasoning, content)
+    assert [call["function"]["name"] for call in whole.calls] == names
+    assert all(json.loads(call["function"]["arguments"]) == {"a": 1} for call in whole.calls)
+
+
+@pytest.mark.parametrize("sure", ["all", "tags"])
+@given(
+    calls=st.lists(
+        st.tuples(st.text(min_size=1), st.dictionaries(st.text(), st.text() | st.lists(st.text()))),
+        min_size=1,
+        max_size=3,
+    ),
+    cuts=st.lists(st.integers(0, 200)),
+)
+def test_any_arguments_go_out_as_they_come(
+    sure: Any, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
+) -> None:
+    made = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
+    if sure == "all":
+        text, behind = f"[{','.join(made)}]", ""
+    else:
+        text, behind = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in made) + " So.", "So."
+    whole = split(text, cuts, sure)
+    found = [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in whole.calls]
+    assert found == calls
+    assert [call["index"] for call in whole.calls] == list(range(len(calls)))
+    assert whole.content == behind
+
+
+def test_arguments_are_streamed_before_they_end() -> None:
+    splitter = AnswerSplitter(None, has_tools=True, sure="tags")
+    assert splitter.feed('So: <tool_call>\n{"name": "add", "argu') == Piece(content="So: ")
+    [begun] = splitter.feed('ments": {"a": [1').calls
+    assert begun["function"] == {"name": "add", "arguments": '{"a": [1'}
+    assert splitter.feed(", 2]").calls == [{"index": 0, "function": {"arguments": ", 2]"}}]
+    assert splitter.feed("}}\n</tool_call>").calls == [{"index": 0, "function": {"arguments": "}"}}]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("qwen2.5", NOTATION), ("mistral-v3", None)])
+def test_notations_of_real_templates(name: str, expected: Any, shared_data: Path) -> None:
+    """Mistral's begins with a control token, which no constrained text has."""
+    assert call_notation(Tokenizer.load(shared_data / "tokenizers" / name), None) == expected
