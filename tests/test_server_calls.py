@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AddedToken
 
+import sgl
 from sgl.errors import InvalidRequest
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.calls import AnswerSplitter, CallNotation, Piece, call_constraint, call_notation
+from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.live_server import OPTIONS, LiveServer
@@ -265,3 +267,12 @@ def test_arguments_are_streamed_before_they_end() -> None:
 def test_notations_of_real_templates(name: str, expected: Any, shared_data: Path) -> None:
     """Mistral's begins with a control token, which no constrained text has."""
     assert call_notation(Tokenizer.load(shared_data / "tokenizers" / name), None) == expected
+
+
+def test_the_embedded_model_reads_and_writes_the_same_calls() -> None:
+    tokenizer = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
+    assert call_notation(tokenizer, None) == CallNotation('<tool_call>{"name":"', '","arguments":', "}</tool_call>")
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"what": "the café"}'}}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "closed"}]
+    written = tokenizer.decode(prompt_ids(tokenizer, None, ChatBody(messages=messages)), skip_special_tokens=False)
+    assert '<tool_call>{"name":"look_up","arguments":{"what":"the café"}}</tool_call><|im_end|>' in written

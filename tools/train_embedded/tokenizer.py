@@ -29,11 +29,16 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{{{ '{_TOOLS_AFTER}{END}\\n' }}}}{{% endif %}}"
     "{% for message in messages %}"
-    f"{{{{ '{START}' + message.role + '\\n' + message.content + '{END}\\n' }}}}"
+    f"{{{{ '{START}' + message.role + '\\n' + message.content }}}}"
+    "{% for call in message.tool_calls or [] %}"
+    """{{ '<tool_call>{"name":' + call.function.name | tojson + ',"arguments":' }}"""
+    "{{ call.function.arguments | tojson(separators=(',', ':')) + '}</tool_call>' }}"
+    "{% endfor %}"
+    f"{{{{ '{END}\\n' }}}}"
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{{{{ '{START}assistant\\n' }}}}{{% endif %}}"
 )
-"""Turns as <|im_start|>role, content, <|im_end|>; tools as `sgl.describe_tools` lists them."""
+"""Turns as <|im_start|>role, content, <|im_end|>; tools as `sgl.describe_tools` lists them, calls as it wants them."""
 
 
 def train(texts: Iterable[str]) -> Tokenizer:
