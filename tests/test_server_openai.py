@@ -258,6 +258,8 @@ def test_forced_tool_calls_keep_to_the_schema(client: Any, tool_choice: Any, str
             "add",
         ),
         ({"messages": HELLO, "n": 0}, "n must be"),
+        ({"messages": HELLO, "max_tokens": -1}, "max_tokens: "),
+        ({"messages": HELLO, "max_completion_tokens": 2**31}, "max_completion_tokens: "),
         ({"messages": HELLO, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "code"),
         ({"messages": HELLO, "choices": []}, "choices"),
         ({"messages": HELLO, "logit_bias": {"x": 1}}, "logit_bias"),

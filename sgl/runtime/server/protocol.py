@@ -1,17 +1,21 @@
 """The bodies of the OpenAI API: what they may hold, and how that reads as the engine's sampling parameters.
 
 Unknown fields are refused, as OpenAI does. Fields that only mean something to OpenAI's own service (user, store, …)
-are taken and have no effect here. Values are checked once, by SamplingParams.
+are taken and have no effect here. Values are checked once, most by SamplingParams.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.sampling_params import MAX_TOKENS
+
+# Checked here, since the engine calls them otherwise.
+TokenCount = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
 class _Strict(BaseModel):
@@ -49,7 +53,7 @@ class SamplingBody(_Strict):
     """What both endpoints share. The second block extends OpenAI's parameters by the engine's own."""
 
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: TokenCount | None = None
     n: int | None = None
     stop: str | list[str] | None = None
     temperature: float | None = None
@@ -66,7 +70,7 @@ class SamplingBody(_Strict):
 
     top_k: int | None = None
     min_p: float | None = None
-    min_tokens: int | None = None
+    min_tokens: TokenCount | None = None
     repetition_penalty: float | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
@@ -209,7 +213,7 @@ class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = None
+    max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
