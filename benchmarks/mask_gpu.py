@@ -1,4 +1,4 @@
-"""What token masks cost on a GPU: walking the vocabulary, applying masks while sampling, advancing the automata.
+"""What token masks cost on a GPU: walking the vocabulary, applying masks while sampling.
 
     python benchmarks/mask_gpu.py TOKENIZER_JSON [--tokens 128256] [--json FILE]
 
@@ -22,17 +22,18 @@ import torch
 from tokenizers import Tokenizer
 
 from sgl.grammar import Grammar, Vocabulary, compile
-from sgl.grammar.closure import complete
+from sgl.grammar.closure import Standing, close, complete
 from sgl.grammar.place import Place, advance, start_of
 from sgl.kernels import mask, mask_triton, sampling, sampling_triton
-from sgl.kernels.mask_layout import INCOMPLETE, GrammarTensors, Places
+from sgl.kernels.mask_layout import GrammarTensors, Places
 from sgl.runtime.runner.device_grammars import (
     automaton_tensors,
-    empty_places,
     grammar_tensors,
-    set_place,
+    places_arrays,
     vocabulary_tensors,
 )
+from sgl.runtime.runner.device_masks import DeviceMasks
+from sgl.runtime.runner.mask_table import MaskTable
 
 DEVICE = torch.device("cuda")
 MAX_STATES = 20_000
@@ -138,11 +139,8 @@ class Bench:
         return [(number, place) for place in places]
 
     def places(self, chosen: list[tuple[int, Place]]) -> Places:
-        """Places of as many request rows, on the device."""
-        places = empty_places(len(chosen), 32, DEVICE)
-        for row, (number, place) in enumerate(chosen):
-            assert set_place(places, row, number, place)
-        return places
+        """Places on the device."""
+        return Places(*(torch.from_numpy(one).to(DEVICE) for one in places_arrays(chosen, 32)))
 
     def host_masks(self, chosen: list[tuple[int, Place]]) -> list[np.ndarray]:
         """The host's masks."""
@@ -178,30 +176,13 @@ def microseconds(run: Callable[[], Any], repeats: int = 30) -> float:
 
 
 def check_masks(bench: Bench, chosen: list[tuple[int, Place]]) -> None:
-    """Masks and advances on the device against those of the host."""
+    """Masks on the device against those of the host."""
     assert bench.device is not None
     places, rows = bench.places(chosen), torch.arange(len(chosen), dtype=torch.int32, device=DEVICE)
     masks = torch.full((len(chosen), bench.vocabulary.words), -1, dtype=torch.int32, device=DEVICE)
-    found, flags = mask.find_masks_(masks, rows, places, bench.device, bench.tensors)
-    assert found.tolist() == rows.tolist()
-    assert not (flags & INCOMPLETE).any()
-    expected = np.stack(bench.host_masks(chosen))
-    got = masks.cpu().numpy()
-    wrong = [chosen[i] for i in np.flatnonzero((got != expected).any(1))]
+    mask.find_masks_(masks, rows, places, bench.device, bench.tensors)
+    wrong = [chosen[i] for i in np.flatnonzero((masks.cpu().numpy() != np.stack(bench.host_masks(chosen))).any(1))]
     assert not wrong, f"{len(wrong)} masks differ, the first at {wrong[0]}"
-    generator = np.random.default_rng(0)
-    allowed = np.unpackbits(expected.view(np.uint8), axis=1, bitorder="little")
-    tokens = [int(generator.choice(np.flatnonzero(row))) for row in allowed]
-    mask.advance_(places, rows, torch.tensor(tokens, device=DEVICE), bench.device, bench.tensors)
-    for row, ((number, place), token) in enumerate(zip(chosen, tokens, strict=True)):
-        if token in bench.vocabulary.eos_ids:
-            assert places.statuses[row] == 1
-            continue
-        grammar = bench.grammars[number]
-        following = advance(grammar.automaton, place, bench.vocabulary.token_bytes[token])
-        assert following is not None
-        assert places.states[row] == following.state
-        assert places.statuses[row] == 0
 
 
 def time_masks(bench: Bench, chosen: list[tuple[int, Place]], **options: Any) -> float:
@@ -213,17 +194,27 @@ def time_masks(bench: Bench, chosen: list[tuple[int, Place]], **options: Any) ->
     return microseconds(lambda: mask_triton.find_masks_(masks, rows, places, grammars, bench.tensors, **options))
 
 
-def time_cached(bench: Bench, chosen: list[tuple[int, Place]]) -> float:
-    """Microseconds to find masks that are all there already."""
-    assert bench.device is not None
-    places, rows = bench.places(chosen), torch.arange(len(chosen), dtype=torch.int32, device=DEVICE)
-    masks = torch.full((2 * len(chosen), bench.vocabulary.words), -1, dtype=torch.int32, device=DEVICE)
-    for row, (number, place) in enumerate(chosen):
-        bench.device.automata[number].cached[place.state] = len(chosen) + row
-    taken = microseconds(lambda: mask.find_masks_(masks, rows, places, bench.device, bench.tensors))
-    for automaton in bench.device.automata:
-        automaton.cached.fill_(-1)
-    return taken
+def time_cached(bench: Bench, chosen: list[tuple[int, Place]], results: dict[str, float]) -> None:
+    """Masks that are all there already: what the host takes to find their rows, and the device to learn of them."""
+    closed = [close(grammar.automaton, MAX_STATES) for grammar in bench.grammars]
+    table = MaskTable(ROWS, bench.vocabulary.size, DEVICE, DeviceMasks(bench.vocabulary, ROWS, DEVICE))
+    standings = []
+    for number, place in chosen:
+        automaton = closed[number]
+        assert automaton is not None
+        standings.append(Standing(automaton, place))
+    found = table.find(standings)
+    times = []
+    for _ in range(30):
+        begin = time.perf_counter()
+        assert (table.find(standings) == found).all()
+        times.append((time.perf_counter() - begin) * 1e6)
+    rows, on_device = (
+        torch.from_numpy(found).pin_memory(),
+        torch.empty(len(found), dtype=torch.int32, device=DEVICE),
+    )
+    results[f"cached, {len(chosen)}"] = microseconds(lambda: on_device.copy_(rows, non_blocking=True))
+    results[f"cached, {len(chosen)}, on the host"] = statistics.median(times)
 
 
 def time_sampling(bench: Bench, chosen: list[tuple[int, Place]], results: dict[str, float]) -> None:
@@ -251,41 +242,6 @@ def time_sampling(bench: Bench, chosen: list[tuple[int, Place]], results: dict[s
         results[f"{name}, fused, masked"] = microseconds(
             lambda w=warmth: sampling_triton.draw(logits, w, seeds, positions, masks, mask_rows)
         )
-
-
-def time_loop(bench: Bench, chosen: list[tuple[int, Place]], results: dict[str, float]) -> None:
-    """Mask, sample and advance 256 requests without the host."""
-    assert bench.device is not None
-    grammars = bench.device
-    logits = torch.randn(ROWS, bench.vocabulary.size, device=DEVICE)
-    temperature, seeds = torch.ones(ROWS, device=DEVICE), torch.arange(ROWS, device=DEVICE)
-    rows = torch.arange(ROWS, dtype=torch.int32, device=DEVICE)
-    places = bench.places(chosen)
-    kept = list(places)
-    saved = [one.clone() for one in kept]
-    masks = torch.zeros(ROWS, bench.vocabulary.words, dtype=torch.int32, device=DEVICE)
-    drawn = torch.zeros(ROWS, dtype=torch.int64, device=DEVICE)
-
-    def step() -> None:
-        for one, before in zip(kept, saved, strict=True):
-            one.copy_(before)
-        found, _ = mask.find_masks_(masks, rows, places, grammars, bench.tensors)
-        drawn.copy_(sampling_triton.draw(logits, temperature, seeds, seeds, masks, found))
-        mask.advance_(places, rows, drawn, grammars, bench.tensors)
-
-    def restore() -> None:
-        for one, before in zip(kept, saved, strict=True):
-            one.copy_(before)
-
-    def move() -> None:
-        restore()
-        mask.advance_(places, rows, drawn, grammars, bench.tensors)
-
-    step()
-    assert (places.statuses < 2).all(), "every token that was drawn was allowed"
-    empty = microseconds(restore)
-    results["advance, 256"] = microseconds(move) - empty
-    results["mask + draw + advance, 256 places"] = microseconds(step) - empty
 
 
 def main() -> int:
@@ -324,7 +280,7 @@ def main() -> int:
             for number in texts:
                 check_masks(bench, bench.path(number, b"abc"))
             check_masks(bench, bench.path(plain, FLAT_TEXT))
-            print("masks, advances: right", flush=True)
+            print("masks: right", flush=True)
         places256 = [everywhere[i % len(everywhere)] for i in range(ROWS)]
         free = everywhere[10]  # inside the first string
         for warps in arguments.warps:
@@ -354,11 +310,10 @@ def main() -> int:
                 variant = GrammarTensors(device.automata, device.addresses, stacks, counters)
                 for which, chosen in (("256 flat places", flat), ("1 in letters", bench.path(texts[2], b"a")[1:])):
                     results[f"{name} walk, {which}{tag}"] = time_masks(bench, chosen, grammars=variant, **options)
-        results["cached, 1"] = time_cached(bench, everywhere[:1])
-        results["cached, 256"] = time_cached(bench, places256)
+        for count in (1, ROWS):
+            time_cached(bench, places256[:count], results)
         if block == arguments.block[0]:
             time_sampling(bench, places256, results)
-            time_loop(bench, places256, results)
             for name, number in (("six fields", fixed[0]), ("any JSON", any_json)):
                 tables, copy = bench.grammars[number].automaton.tables, bench.device.automata[number]
                 size = sum(getattr(copy, field).nbytes for field in copy.__slots__)

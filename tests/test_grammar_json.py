@@ -152,6 +152,7 @@ def test_unknown_and_annotating_formats_are_noted_and_no_error() -> None:
          "$ref": "#/$defs/n"},
         {"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1},
         {"type": "object", "minProperties": 2, "properties": {"a": True, "b": False}, "additionalProperties": False},
+        {"type": "object", "minProperties": 1, "maxProperties": 0},
     ],
 )  # fmt: skip
 def test_a_schema_without_values_is_refused(schema: object) -> None:

@@ -14,17 +14,16 @@ from sgl.grammar import Grammar, Vocabulary, compile
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.closure import complete
 from sgl.grammar.jsontext import WHITESPACE
-from sgl.grammar.place import Frame, Place, advance, start_of
+from sgl.grammar.place import Place, advance, start_of
 from sgl.grammar.threads import Builder
 from sgl.grammar.values import value_node
 from sgl.kernels import mask, sampling
-from sgl.kernels.mask_layout import DEPENDS, FINISHED, INCOMPLETE, MAX_OPEN, OPEN, REFUSED, STUCK, Places
+from sgl.kernels.mask_layout import MAX_OPEN, Places
 from sgl.runtime.batch import Batch, RowSetup
 from sgl.runtime.runner.device_grammars import (
     automaton_tensors,
-    empty_places,
     grammar_tensors,
-    set_place,
+    places_arrays,
     vocabulary_tensors,
 )
 from sgl.runtime.runner.mask_table import MaskTable
@@ -70,28 +69,14 @@ class Walker:
         assert None not in tensors
         self.grammars = grammar_tensors(tensors, self.device)  # type: ignore[arg-type]  # none of them is None
 
-    def places(self, chosen: list[tuple[int, Place]]) -> Places:
-        places = empty_places(len(chosen), MAX_DEPTH, self.device)
-        for row, (number, place) in enumerate(chosen):
-            assert set_place(places, row, number, place)
-        return places
-
-    def masks(self, places: Places, num_cached: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rows, flags, and all masks."""
-        num_rows = len(places.states)
-        masks = torch.full(
-            (num_rows + num_cached, self.vocabulary.words), -1, dtype=torch.int32, device=self.device
-        )
-        rows = torch.arange(num_rows, dtype=torch.int32, device=self.device)
-        found, flags = self.kernels.find_masks_(masks, rows, places, self.grammars, self.tokens)
-        return found.cpu(), flags.cpu(), masks.cpu()
-
-    def advance(self, places: Places, token_ids: list[int]) -> list[int]:
-        """The statuses after it."""
-        rows = torch.arange(len(token_ids), dtype=torch.int32, device=self.device)
-        ids = torch.tensor(token_ids, device=self.device)
-        self.kernels.advance_(places, rows, ids, self.grammars, self.tokens)
-        return places.statuses.tolist()
+    def masks(self, chosen: list[tuple[int, Place]]) -> torch.Tensor:
+        """The masks of places, in order."""
+        places = Places(*(torch.from_numpy(one).to(self.device) for one in places_arrays(chosen, MAX_DEPTH)))
+        masks = torch.full((len(chosen) + 1, self.vocabulary.words), -1, dtype=torch.int32, device=self.device)
+        rows = torch.arange(len(chosen), 0, -1, dtype=torch.int32, device=self.device)
+        self.kernels.find_masks_(masks, rows, places, self.grammars, self.tokens)
+        assert masks[0].eq(-1).all(), "it is nobody's row"
+        return masks.flip(0)[:-1].cpu()
 
     def allowed(self, number: int, place: Place) -> list[int]:
         """The tokens that the grammar allows, one by one."""
@@ -182,7 +167,7 @@ def random_automata(rng: random.Random, count: int) -> tuple[list[Automaton], li
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_masks_and_advances_equal_a_walk_byte_by_byte(kernels: ModuleType, seed: int) -> None:
+def test_masks_equal_a_walk_byte_by_byte(kernels: ModuleType, seed: int) -> None:
     rng = random.Random(seed)
     vocabulary = vocabulary_of(rng)
     automata, candidates = random_automata(rng, 3)
@@ -190,54 +175,10 @@ def test_masks_and_advances_equal_a_walk_byte_by_byte(kernels: ModuleType, seed:
     walker = Walker(kernels, vocabulary, automata, rng.choice([128, 512]))
     allowed = [walker.allowed(number, place) for number, place in chosen]
     walker.upload()  # with the states that those walks have met
-    places = walker.places(chosen)
-    rows, flags, masks = walker.masks(places)
-    assert rows.tolist() == list(range(len(chosen)))
-    many = {i for i, data in enumerate(vocabulary.token_bytes) if opens_much(data)}
-    for row, expected in enumerate(allowed):
-        if flags[row] & INCOMPLETE:
-            assert set(expected) - many <= set(ones(masks[row])) <= set(expected)
-        else:
-            assert ones(masks[row]) == expected
-
-    tokens = [rng.choice(one) if one and rng.random() < 0.8 else rng.randrange(vocabulary.size) for one in allowed]
-    statuses = walker.advance(places, tokens)
-    for row, ((number, place), token_id) in enumerate(zip(chosen, tokens, strict=True)):
-        data = vocabulary.token_bytes[token_id]
-        following = advance(automata[number], place, data) if data else None
-        if token_id in vocabulary.eos_ids:
-            assert statuses[row] == (FINISHED if token_id in allowed[row] else REFUSED)
-        elif statuses[row] == STUCK:
-            assert opens_much(data) or (following is not None and depth_of(following) > MAX_DEPTH)
-        else:
-            assert (statuses[row] == OPEN) == (following is not None)
-        expected_place = following if following is not None and statuses[row] == OPEN else place
-        assert place_at(places, row, automata[number].has_counters) == without_counts(
-            expected_place, automata[number].has_counters
-        )
-
-
-def place_at(places: Places, row: int, counts: bool) -> Place:
-    frame: Frame | None = None
-    for symbol, item_count in places.stacks[row, : int(places.depths[row])].tolist():
-        frame = Frame(frame, symbol, item_count)
-    place = Place(int(places.states[row]), frame, int(places.char_counts[row]), int(places.item_counts[row]))
-    return without_counts(place, counts)
-
-
-def without_counts(place: Place, counts: bool) -> Place:
-    """The place; if its grammar has no counters, what they hold means nothing."""
-    if counts:
-        return place
-    frames = []
-    frame = place.stack
-    while frame is not None:
-        frames.append(frame.symbol)
-        frame = frame.parent
-    bare: Frame | None = None
-    for symbol in reversed(frames):
-        bare = Frame(bare, symbol, 0)
-    return Place(place.state, bare, 0, 0)
+    for row, expected in zip(walker.masks(chosen), allowed, strict=True):
+        got = ones(row)
+        assert set(got) <= set(expected)
+        assert all(opens_much(vocabulary.token_bytes[token_id]) for token_id in set(expected) - set(got))
 
 
 def walker_for(kernels: ModuleType, *more: bytes, **constraint: object) -> Walker:
@@ -261,88 +202,22 @@ def walker_for(kernels: ModuleType, *more: bytes, **constraint: object) -> Walke
 def test_a_closed_automaton_gives_every_mask_on_the_way(kernels: ModuleType, schema: object, text: bytes) -> None:
     walker = walker_for(kernels, json_schema=schema)
     chosen = places_along(0, walker.automata[0], [text])[-3:]
-    _, flags, masks = walker.masks(walker.places(chosen))
-    for row, (number, place) in enumerate(chosen):
+    for row, (number, place) in zip(walker.masks(chosen), chosen, strict=True):
         expected = walker.allowed(number, place)
-        if flags[row] & INCOMPLETE:
-            expected = [i for i in expected if not opens_much(walker.vocabulary.token_bytes[i])]
-        assert ones(masks[row]) == expected
+        assert ones(row) == [i for i in expected if not opens_much(walker.vocabulary.token_bytes[i])]
 
 
-def test_a_state_that_was_not_worked_out_makes_a_mask_incomplete_and_a_place_stuck(kernels: ModuleType) -> None:
+def test_what_was_not_worked_out_is_not_allowed(kernels: ModuleType) -> None:
     vocabulary = vocabulary_of(random.Random(0), b"yesyes")
     grammar = compile(regex="(yes)+", vocabulary=vocabulary)
     automaton = grammar.automaton
     automaton.expand(automaton.start)
     walker = Walker(kernels, vocabulary, [automaton], 512)
-    places = walker.places([(0, start_of(automaton))])
-    _, flags, masks = walker.masks(places)
-    assert flags.tolist() == [INCOMPLETE]
-    assert ones(masks[0]) == [vocabulary.ids[b"y"]]
-    assert walker.advance(places, [vocabulary.ids[b"yesyes"]]) == [STUCK]
-    assert place_at(places, 0, True) == start_of(automaton)
+    start = [(0, start_of(automaton))]
+    assert ones(walker.masks(start)[0]) == [vocabulary.ids[b"y"]]
     assert complete(automaton, 100)
     walker.upload()
-    _, flags, masks = walker.masks(walker.places([(0, start_of(automaton))]))
-    assert flags.tolist() == [0]
-    assert ones(masks[0]) == sorted([vocabulary.ids[b"y"], vocabulary.ids[b"yesyes"]])
-
-
-def test_masks_that_do_not_depend_on_the_stack_or_a_counter_hold_wherever_the_state_is_met(
-    kernels: ModuleType,
-) -> None:
-    schema = {"type": "array", "items": {"enum": [[], "x"]}, "maxItems": 4}
-    walker = walker_for(kernels, json_schema=schema)
-    automaton = walker.automata[0]
-    chosen = places_along(0, automaton, [b'["x",[]', b'["x"', b"[[],["])
-    _, flags, masks = walker.masks(walker.places(chosen))
-    by_state: dict[int, list[int]] = {}
-    for row, (_, place) in enumerate(chosen):
-        by_state.setdefault(place.state, []).append(row)
-        looks_outside = any(advance(automaton, place, data) for data in (b"]", b'"]', b"]]", b",", b'",'))
-        assert bool(flags[row] & DEPENDS) or not looks_outside
-    assert not flags[0] & DEPENDS
-    for rows in by_state.values():
-        same = {tuple(masks[row].tolist()) for row in rows if not flags[row] & DEPENDS}
-        assert len(same) <= 1
-
-
-def test_rows_that_need_no_walk_get_none(kernels: ModuleType) -> None:
-    walker = walker_for(kernels, regex="[a-c]+")
-    start = (0, start_of(walker.automata[0]))
-    places = walker.places([start] * 4)
-    places.grammars[1] = -1
-    places.statuses[2] = FINISHED
-    rows, _, masks = walker.masks(places, num_cached=1)
-    assert rows.tolist() == [0, -1, -1, 3]
-    assert masks[1].eq(-1).all()
-    walker.grammars.automata[0].cached[start[1].state] = 4
-    rows, _, masks = walker.masks(places, num_cached=1)
-    assert rows.tolist() == [4, -1, -1, 4]
-    assert masks.eq(-1).all()
-
-
-def test_a_stack_deeper_than_fits_is_left_to_the_host(kernels: ModuleType) -> None:
-    walker = walker_for(kernels, b"[[[[", json_schema={})
-    place = start_of(walker.automata[0])
-    for _ in range(MAX_DEPTH - 2):
-        following = advance(walker.automata[0], place, b"[")
-        assert following is not None
-        place = following
-    places = walker.places([(0, place), (0, place)])
-    ids = walker.vocabulary.ids
-    assert walker.advance(places, [ids[b"["], ids[b"[[[["]]) == [OPEN, STUCK]
-    assert place_at(places, 1, walker.automata[0].has_counters) == without_counts(
-        place, walker.automata[0].has_counters
-    )
-    assert not set_place(places, 0, 0, Place(0, deep_stack(MAX_DEPTH + 1), 0, 0))
-
-
-def deep_stack(depth: int) -> Frame | None:
-    frame: Frame | None = None
-    for _ in range(depth):
-        frame = Frame(frame, 0, 0)
-    return frame
+    assert ones(walker.masks(start)[0]) == sorted([vocabulary.ids[b"y"], vocabulary.ids[b"yesyes"]])
 
 
 def test_closing_an_automaton_stops_where_it_is_too_large() -> None:

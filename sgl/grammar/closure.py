@@ -21,19 +21,33 @@ Level = int
 
 MAX_BYTES = 512 << 10
 """Automata that take more are not closed."""
+_UNBOUNDED = 1 << 40
 _CHOICE = -1
 _MAX_RUN = 4096  # bytes
+
+
+class Ends(NamedTuple):
+    """How many bytes suffice to bring texts to their end."""
+
+    most_within: int
+    """To the end of any frame, from outside of those that it holds."""
+    ahead: list[int]
+    """By state, to the end of its frame from there and from whatever can follow within; unbounded where frames nest
+    without end."""
+    behind: list[int]
+    """By symbol, behind the frame that was pushed, to the end of the one around it."""
+    ahead_behind: list[int]
+    """By symbol, the same from whatever can follow there."""
 
 
 class Closed:
     """All of an automaton, in arrays: walked like one (`place.advance`), and never in need of more."""
 
-    def __init__(self, automaton: Automaton, most_within: int, most_needed: int | None) -> None:
+    def __init__(self, automaton: Automaton, ends: Ends) -> None:
         tables = automaton.tables
         self.tables = tables
         self.start = start_of(automaton)
-        self._most_within = most_within
-        self._most_needed = most_needed
+        self._ends = ends
         self.plain_limits: npt.NDArray[np.int64] = automaton.plain_limits(np.arange(tables.num_states))
         live = tables.entries[: tables.num_states][:, tables.classes] >= 0
         counts = live.sum(1)
@@ -50,10 +64,22 @@ class Closed:
         of_states = tables.num_states * (4 * tables.num_classes + 36)
         return of_states + 4 * (tables.num_symbols + 1) * (tables.num_results + 1) + 2048
 
-    def needed(self, depth: int) -> int:
-        """So many bytes suffice to end the text from every place with at most so many frames open."""
-        least = (depth + 1) * self._most_within
-        return least if self._most_needed is None else min(least, self._most_needed)
+    def needed(self, place: Place, most_opened: int) -> int:
+        """So many bytes suffice to end the text behind every token that may follow at a place and opens at most so
+        many frames."""
+        most_within, ahead, behind, ahead_behind = self._ends
+        frames = []
+        frame = place.stack
+        while frame is not None:
+            frames.append(frame.symbol)
+            frame = frame.parent
+        outer = sum(behind[symbol] for symbol in frames)
+        one_token = outer + (most_opened + 1) * most_within
+        most = outer + ahead[place.state]
+        for symbol in frames:
+            outer -= behind[symbol]
+            most = max(most, outer + ahead_behind[symbol])
+        return min(most, one_token)
 
     def run(self, place: Place) -> tuple[bytes, Place]:
         """What every continuation of a place begins with, and where it leads."""
@@ -86,7 +112,7 @@ def close(automaton: Automaton, max_states: int) -> Closed | None:
     closure = _Closure(automaton, max_states)
     if not closure.run() or automaton.has_notes:
         return None
-    closed = Closed(automaton, *closure.needed())
+    closed = Closed(automaton, closure.ends())
     return closed if closed.nbytes <= MAX_BYTES else None
 
 
@@ -116,36 +142,69 @@ class _Closure:
             self._expand(*self.waiting.pop())
         return True
 
-    def needed(self) -> tuple[int, int | None]:
-        """How many bytes suffice to end any frame that holds no other, and to end the text from any place; None for
-        that where frames nest without end."""
-        finish = Finish(self.automaton)
-        within = {state: finish.most_within(state) for state in {state for _, state in self.seen}}
-        most_within = max(within.values())
-        needed: dict[Level, int] = {level: 0 for level, _ in self.seen}
+    def ends(self) -> Ends:
+        """How far the ends of texts can be. To be called when all has run."""
+        finish, num_symbols = Finish(self.automaton), self.automaton.tables.num_symbols
+        states: dict[Level, dict[int, int]] = {}  # and what suffices to end the level there
         for level, state in self.seen:
-            needed[level] = max(needed[level], within[state])
-        calls: dict[Level, list[tuple[Level, int]]] = {level: [] for level in needed}
+            states.setdefault(level, {})[state] = finish.most_within(state)
+        most_within = max(max(its_states.values()) for its_states in states.values())
+        behind, ahead_behind = [0] * num_symbols, [0] * num_symbols
+        calls: dict[Level, set[Level]] = {level: set() for level in states}
         for inner, callers in self.callers.items():
-            for caller, symbol in callers:
-                calls[caller].append((inner, self._most_behind(symbol, inner, within)))
-        waiting = set(needed)
-        while waiting:
-            ready = [level for level in waiting if waiting.isdisjoint(inner for inner, _ in calls[level])]
-            if not ready:
-                return most_within, None
+            for level, symbol in callers:
+                calls[level].add(inner)
+                for state in self._behind(symbol, inner):
+                    behind[symbol] = max(behind[symbol], states[level][state])
+        ahead = [0] * self.automaton.tables.num_states
+        most = dict.fromkeys(states, _UNBOUNDED)
+        waiting = set(states)
+        while ready := [level for level in waiting if waiting.isdisjoint(calls[level])]:
             for level in ready:
-                inside = (behind + needed[inner] for inner, behind in calls[level])
-                needed[level] = max(needed[level], *inside, 0)
+                found = self._ahead(states[level], behind, most)
+                most[level] = max(found.values())
+                states[level] = found
             waiting.difference_update(ready)
-        return most_within, needed[self.automaton.start]
+        for level, its_states in states.items():
+            for state, value in its_states.items():
+                ahead[state] = max(ahead[state], _UNBOUNDED if level in waiting else value)
+        for inner, callers in self.callers.items():
+            for _, symbol in callers:
+                ahead_behind[symbol] = max([ahead[state] for state in self._behind(symbol, inner)], default=0)
+        return Ends(most_within, ahead, behind, ahead_behind)
 
-    def _most_behind(self, symbol: int, inner: Level, within: dict[int, int]) -> int:
-        """How many bytes suffice behind a frame to end the one around it."""
-        returns, gates = self.automaton.tables.returns, self.automaton.tables.gates
-        found = [returns.item(symbol, result) for result in self.results.get(inner, ())]
-        states = [state for one in found for state in _sides(gates, one)]
-        return max((within[state] for state in states), default=0)
+    def _ahead(self, within: dict[int, int], behind: list[int], most: dict[Level, int]) -> dict[int, int]:
+        """By state of a level, the most that suffices to end it from whatever can follow."""
+        tables = self.automaton.tables
+        values = dict(within)
+        before: dict[int, list[int]] = {state: [] for state in within}
+        for state in within:
+            for column, bracket in enumerate((OPEN_BRACE, OPEN_BRACKET)):
+                entry = tables.entries.item(state, tables.class_of[bracket])
+                if entry >= 0 and entry & PUSH_BIT:
+                    symbol, inner = tables.symbols.item(state, column), entry & TARGET_MASK
+                    values[state] = max(values[state], behind[symbol] + most[inner])
+                    for following in self._behind(symbol, inner):
+                        before[following].append(state)
+            for entry in set(tables.entries[state, : tables.num_classes].tolist()):
+                if entry >= 0 and not entry & (PUSH_BIT | POP_BIT):
+                    for following in _sides(tables.gates, entry & TARGET_MASK):
+                        before[following].append(state)
+        found: dict[int, int] = {}
+        for state in sorted(within, key=values.__getitem__, reverse=True):
+            reached = [state]
+            while reached:
+                one = reached.pop()
+                if one not in found:
+                    found[one] = values[state]
+                    reached += before[one]
+        return found
+
+    def _behind(self, symbol: int, inner: Level) -> list[int]:
+        """The states that can stand behind a frame."""
+        tables = self.automaton.tables
+        results = self.results.get(inner, ())
+        return [state for one in results for state in _sides(tables.gates, tables.returns.item(symbol, one))]
 
     def _expand(self, level: Level, state: int) -> None:
         tables = self.automaton.tables

@@ -109,10 +109,11 @@ class ClosedCursor:
     def mask(self, remaining: int) -> Int32Array | Standing:
         """See `Cursor`."""
         if self._host is None:
-            depth, frame = self._most_opened, self._place.stack
+            opened, frame = self._most_opened, self._place.stack
+            depth = opened
             while frame is not None:
                 depth, frame = depth + 1, frame.parent
-            if depth <= MAX_DEPTH and (remaining > FAR or remaining > self._closed.needed(depth)):
+            if depth <= MAX_DEPTH and (remaining > FAR or remaining > self._closed.needed(self._place, opened)):
                 return Standing(self._closed, self._place)
             self._host = MatcherCursor(self._grammar.grammar(), self._encode)
             for token_id in self._accepted:

@@ -235,7 +235,7 @@ class _Compilation:
             return False
         if not all(is_inhabited(value) for _, value in draft.exists):
             return False
-        if draft.high is not None and len(draft.required) + len(draft.exists) > draft.high:
+        if draft.high is not None and max(draft.low, len(draft.required) + len(draft.exists)) > draft.high:
             return False
         if draft.low <= len(draft.required):
             return True

@@ -45,38 +45,18 @@ def find_masks_(
     places: Places,
     grammars: GrammarTensors,
     vocabulary: VocabularyTensors,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the token masks at the places of request rows, and walk the vocabulary for those that are not cached.
+) -> None:
+    """Find the token masks at places: walk the vocabulary from each.
 
-    rows: int32 [B], each at most once. masks: int32 [R, ceil(V / 32)]; row r of it belongs to request row r and is
-    written where a mask has to be walked. Returns int32 [B], the row of each mask, -1 for requests that have no
-    grammar or whose status is not OPEN; and int32 [B], its flags: INCOMPLETE, DEPENDS. Never waits for a GPU.
+    rows: int32 [N], each at most once. masks: int32 [R, ceil(V / 32)]; row rows[i] of it gets the mask at place i.
+    Never waits for a GPU.
     """
     if masks.is_cuda:
         from sgl.kernels import mask_triton
 
-        return mask_triton.find_masks_(masks, rows, places, grammars, vocabulary)
-    return mask_torch.find_masks_(masks, rows, places, grammars, vocabulary)
-
-
-def advance_(
-    places: Places,
-    rows: torch.Tensor,
-    token_ids: torch.Tensor,
-    grammars: GrammarTensors,
-    vocabulary: VocabularyTensors,
-) -> None:
-    """Move request rows on by the tokens that were sampled for them, in place.
-
-    rows: int32 [B], each at most once. token_ids: int64 [B]. A row that has a grammar and is OPEN moves on, or gets the
-    status that says why it does not, its place then being the one before the token. Never waits for a GPU.
-    """
-    if rows.is_cuda:
-        from sgl.kernels import mask_triton
-
-        mask_triton.advance_(places, rows, token_ids, grammars, vocabulary)
+        mask_triton.find_masks_(masks, rows, places, grammars, vocabulary)
     else:
-        mask_torch.advance_(places, rows, token_ids, grammars, vocabulary)
+        mask_torch.find_masks_(masks, rows, places, grammars, vocabulary)
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,8 @@
-"""How grammars, the vocabulary and the places of requests lie in tensors, for the kernels that walk tokens.
+"""How grammars, the vocabulary and places lie in tensors, for the kernels that walk tokens.
 
-A place is a state of the request's automaton, a stack of frames (symbol, item count) and two counters. One byte
-leads from state s to `e = entries[s, classes[byte]]`: DEAD, UNKNOWN (not worked out yet), or the next state with
-flags above it. PUSH_BIT pushes (infos[s, 4 or 5], item count) for `{` or `[` and sets the item count to 0. POP_BIT
+A place is a state of an automaton, a stack of frames (symbol, item count) and two counters. One byte
+leads from state s to `e = entries[s, classes[byte]]`: negative where it is not allowed, or the next state with flags
+above it. PUSH_BIT pushes (infos[s, 4 or 5], item count) for `{` or `[` and sets the item count to 0. POP_BIT
 pops (symbol, count): the next state is returns[symbol, e & TARGET_MASK], the item count is count. Otherwise the bits
 from OPERATION_SHIFT on say: 1 one more character, 2 the character count starts at 0, 4 one more item. Where the next
 state has GATE_BIT, it is a gate, which stands for infos[gate, 3] if its counter has reached its limit, else for
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 
 DEAD = -1
-UNKNOWN = -2
 TARGET_MASK = (1 << 24) - 1
 PUSH_BIT = 1 << 24
 POP_BIT = 1 << 25
@@ -27,17 +26,9 @@ GATE_BIT = 1 << 29
 MAX_SYMBOLS = 1 << 16
 """More symbols than this in one grammar do not fit the register that frames are opened in."""
 MAX_OPEN = 4
-"""A token that leaves more frames open than this at any one time is UNKNOWN."""
+"""A token that leaves more frames open than this at any one time is not allowed."""
 MAX_SAVED = 255
-"""So is one with more items than this in a frame that it opens itself, before it opens another."""
-
-OPEN, FINISHED, REFUSED, STUCK = range(4)
-"""Status of a place: it goes on; the end of the text was accepted; a token was not allowed; a token met UNKNOWN, or
-more frames than fit, and the host has to go on from the place before it."""
-
-INCOMPLETE, DEPENDS = 1, 2
-"""Flags of a mask: it met UNKNOWN, so that tokens may be missing; it read the stack or a counter, so that it need not
-hold in the same state at another place."""
+"""Nor is one with more items than this in a frame that it opens itself, before it opens another."""
 
 ENDLESS = (1 << 31) - 2
 """The limit of a state that plain characters keep alive for ever."""
@@ -62,8 +53,6 @@ class VocabularyTensors(NamedTuple):
     block_bytes: torch.Tensor  # int32 [N / block] the first byte of all tokens of a block, -1 if it has several
     plain_masks: torch.Tensor  # int32 [K + 1, ceil(V / 32)] by k: the plain tokens of at most k characters
     end_mask: torch.Tensor  # int32 [ceil(V / 32)] the tokens that end a text
-    starts: torch.Tensor  # int32 [V + 1] by token id: where its bytes begin in `text`
-    text: torch.Tensor  # uint8 [sum of lengths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +66,6 @@ class AutomatonTensors:
     at the limit; symbols pushed by `{` and `[`; up to how many characters plain ones keep the state alive (-1: they do
     not); whether the text may end."""
     returns: torch.Tensor  # int32 [symbols, results]
-    cached: torch.Tensor  # int32 [S]: the row of masks that holds a state's mask wherever it is met; -1: none does
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +74,17 @@ class GrammarTensors:
 
     automata: list[AutomatonTensors]
     addresses: torch.Tensor
-    """int64 [G, 7]: where entries, infos, returns, cached and classes of each begin; number of classes and results."""
+    """int64 [G, 6]: where entries, infos, returns and classes of each begin; number of classes and results."""
     has_stacks: bool  # whether any of them pushes
     has_counters: bool
 
 
 class Places(NamedTuple):
-    """Where each request row stands; D frames fit its stack."""
+    """N places; D frames fit the stack of each."""
 
-    grammars: torch.Tensor  # int32 [rows], -1 for rows without a grammar
-    states: torch.Tensor  # int32 [rows]
-    char_counts: torch.Tensor  # int32 [rows]
-    item_counts: torch.Tensor  # int32 [rows]
-    depths: torch.Tensor  # int32 [rows]
-    stacks: torch.Tensor  # int32 [rows, D, 2] symbol, item count of the frame below
-    statuses: torch.Tensor  # int32 [rows]
+    grammars: torch.Tensor  # int32 [N]
+    states: torch.Tensor  # int32 [N]
+    char_counts: torch.Tensor  # int32 [N]
+    item_counts: torch.Tensor  # int32 [N]
+    depths: torch.Tensor  # int32 [N]
+    stacks: torch.Tensor  # int32 [N, D, 2] symbol, item count of the frame below

@@ -17,14 +17,12 @@ from sgl.kernels.mask_layout import GrammarTensors, Places, VocabularyTensors
 
 _APPLY_BLOCK = 4096
 _BASE_BLOCK = 1024
-_ADVANCE_BLOCK = 16
 _RESIDENT = 8448
 """Programs of one warp that are started at most: 64 for each of 132 multiprocessors, twice what runs at a time."""
 _MAX_SHARE = 16
 """Blocks of tokens that one program walks for one request at most."""
 
 DEAD = tl.constexpr(layout.DEAD)
-UNKNOWN = tl.constexpr(layout.UNKNOWN)
 TARGET_MASK = tl.constexpr(layout.TARGET_MASK)
 PUSH_BIT = tl.constexpr(layout.PUSH_BIT)
 POP_BIT = tl.constexpr(layout.POP_BIT)
@@ -32,15 +30,9 @@ OPERATION_SHIFT = tl.constexpr(layout.OPERATION_SHIFT)
 GATE_BIT = tl.constexpr(layout.GATE_BIT)
 MAX_OPEN = tl.constexpr(layout.MAX_OPEN)
 MAX_SAVED = tl.constexpr(layout.MAX_SAVED)
-OPEN = tl.constexpr(layout.OPEN)
-FINISHED = tl.constexpr(layout.FINISHED)
-REFUSED = tl.constexpr(layout.REFUSED)
-STUCK = tl.constexpr(layout.STUCK)
-INCOMPLETE = tl.constexpr(layout.INCOMPLETE)
-DEPENDS = tl.constexpr(layout.DEPENDS)
 ENDLESS = tl.constexpr(layout.ENDLESS)
 LEFT_BRACKET = tl.constexpr(0x5B)
-ADDRESSES = tl.constexpr(7)
+ADDRESSES = tl.constexpr(6)
 INFOS = tl.constexpr(8)
 
 
@@ -59,19 +51,14 @@ def find_masks_(
     vocabulary: VocabularyTensors,
     *,
     num_warps: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> None:
     """See `mask.find_masks_`. num_warps is that of the walk."""
-    num_rows, num_words = len(rows), masks.shape[1]
-    mask_rows, flags = torch.empty_like(rows), torch.empty_like(rows)
-    work = torch.zeros(num_rows + 1, dtype=torch.int32, device=rows.device)
+    num_places, num_words = len(rows), masks.shape[1]
     num_blocks = len(vocabulary.block_bytes)
-    share = max(1, min(_MAX_SHARE, num_rows * num_blocks // _RESIDENT))
+    share = max(1, min(_MAX_SHARE, num_places * num_blocks // _RESIDENT))
     num_groups = triton.cdiv(num_blocks, share)
-    _begin[(triton.cdiv(num_words, _BASE_BLOCK), num_rows)](
+    _begin[(triton.cdiv(num_words, _BASE_BLOCK), num_places)](
         masks,
-        mask_rows,
-        flags,
-        work,
         rows,
         places,
         grammars.addresses,
@@ -80,10 +67,8 @@ def find_masks_(
         len(vocabulary.plain_masks) - 1,
         block=_BASE_BLOCK,
     )
-    _walk[(min(_RESIDENT, num_groups * num_rows),)](
+    _walk[(min(_RESIDENT, num_groups * num_places),)](
         masks,
-        flags,
-        work,
         rows,
         places,
         grammars.addresses,
@@ -92,35 +77,12 @@ def find_masks_(
         num_words,
         num_blocks,
         num_groups,
+        num_groups * num_places,
         places.stacks.shape[1],
         block=vocabulary.block,
         has_stacks=grammars.has_stacks,
         has_counters=grammars.has_counters,
         num_warps=num_warps,
-    )
-    return mask_rows, flags
-
-
-def advance_(
-    places: Places,
-    rows: torch.Tensor,
-    token_ids: torch.Tensor,
-    grammars: GrammarTensors,
-    vocabulary: VocabularyTensors,
-) -> None:
-    """See `mask.advance_`."""
-    _advance[(triton.cdiv(len(rows), _ADVANCE_BLOCK),)](
-        rows,
-        token_ids,
-        places,
-        grammars.addresses,
-        vocabulary,
-        len(rows),
-        places.stacks.shape[1],
-        block=_ADVANCE_BLOCK,
-        has_stacks=grammars.has_stacks,
-        has_counters=grammars.has_counters,
-        num_warps=1,
     )
 
 
@@ -141,58 +103,25 @@ def _apply(logits, masks, mask_rows, vocab_size, logits_stride, masks_stride, bl
 
 
 @triton.jit
-def _begin(
-    masks,
-    mask_rows,
-    flags,
-    work,
-    rows,
-    places,
-    addresses,
-    vocabulary,
-    num_words,
-    most_chars,
-    block: tl.constexpr,
-):
-    """Say where each row's mask is, and where it has to be walked, begin with what needs no walk.
-
-    work: how many rows have to be walked, then which.
-    """
+def _begin(masks, rows, places, addresses, vocabulary, num_words, most_chars, block: tl.constexpr):
+    """Begin each mask with what needs no walk."""
     at = tl.program_id(1)
     row = tl.load(rows + at)
-    grammar = tl.load(places.grammars + row)
-    found = -1
-    flag = 0
-    if (grammar >= 0) & (tl.load(places.statuses + row) == OPEN):
-        state = tl.load(places.states + row)
-        cached = tl.load(addresses + grammar * ADDRESSES + 3).to(tl.pointer_type(tl.int32))
-        found = tl.load(cached + state)
-        if found < 0:
-            found = row
-            infos = tl.load(addresses + grammar * ADDRESSES + 1).to(tl.pointer_type(tl.int32))
-            limit = tl.load(infos + state * INFOS + 6)
-            if (limit >= 0) & (limit < ENDLESS):
-                flag = DEPENDS
-            left = tl.minimum(tl.maximum(limit - tl.load(places.char_counts + row), 0), most_chars)
-            words = tl.program_id(0) * block + tl.arange(0, block)
-            is_word = words < num_words
-            base = tl.load(vocabulary.plain_masks + left * num_words + words, mask=is_word)
-            is_accepting = tl.load(infos + state * INFOS + 7)
-            if is_accepting > 0:
-                base |= tl.load(vocabulary.end_mask + words, mask=is_word)
-            tl.store(masks + row.to(tl.int64) * num_words + words, base, mask=is_word)
-    if tl.program_id(0) == 0:
-        tl.store(mask_rows + at, found)
-        tl.store(flags + at, flag)
-        if found == row:
-            tl.store(work + 1 + tl.atomic_add(work, 1, sem="relaxed"), at)
+    state = tl.load(places.states + at)
+    infos = tl.load(addresses + tl.load(places.grammars + at) * ADDRESSES + 1).to(tl.pointer_type(tl.int32))
+    limit = tl.load(infos + state * INFOS + 6)
+    left = tl.minimum(tl.maximum(limit - tl.load(places.char_counts + at), 0), most_chars)
+    words = tl.program_id(0) * block + tl.arange(0, block)
+    is_word = words < num_words
+    base = tl.load(vocabulary.plain_masks + left * num_words + words, mask=is_word)
+    if tl.load(infos + state * INFOS + 7) > 0:
+        base |= tl.load(vocabulary.end_mask + words, mask=is_word)
+    tl.store(masks + row.to(tl.int64) * num_words + words, base, mask=is_word)
 
 
-@triton.jit(do_not_specialize=["num_groups"])  # it varies from step to step
+@triton.jit(do_not_specialize=["num_groups", "num_items"])  # they vary from step to step
 def _walk(
     masks,
-    flags,
-    work,
     rows,
     places,
     addresses,
@@ -201,6 +130,7 @@ def _walk(
     num_words,
     num_blocks,
     num_groups,
+    num_items,
     max_depth,
     block: tl.constexpr,
     has_stacks: tl.constexpr,
@@ -208,23 +138,20 @@ def _walk(
 ):
     """Walk every token, all lanes of a block together, and allow those that stay alive.
 
-    Rows and groups of blocks are dealt out to the programs like cards, and blocks to groups, so that no program gets
+    Places and groups of blocks are dealt out to the programs like cards, and blocks to groups, so that no program gets
     all of the long ones.
     """
-    num_items = tl.load(work) * num_groups
     item = tl.program_id(0)
     while item < num_items:
-        at = tl.load(work + 1 + item // num_groups)
-        row = tl.load(rows + at)
-        automaton = _automaton(addresses, tl.load(places.grammars + row), True)
-        flag = 0
+        at = item // num_groups
+        automaton = _automaton(addresses, tl.load(places.grammars + at))
+        mask = masks + tl.load(rows + at).to(tl.int64) * num_words
         which = item % num_groups
         while which < num_blocks:
-            mask = masks + row.to(tl.int64) * num_words
-            flag |= _walk_block(
+            _walk_block(
                 which,
                 mask,
-                row,
+                at,
                 places,
                 automaton,
                 vocabulary,
@@ -235,22 +162,20 @@ def _walk(
                 has_counters,
             )
             which += num_groups
-        if flag > 0:
-            tl.atomic_or(flags + at, flag, sem="relaxed")
         item += tl.num_programs(0)
 
 
 @triton.jit
-def _automaton(addresses, grammar, is_wanted):
+def _automaton(addresses, grammar):
     """Pointers to the tensors of a grammar, and the widths of two of them."""
     address = addresses + grammar * ADDRESSES
     return (
-        tl.load(address, mask=is_wanted, other=0).to(tl.pointer_type(tl.int32)),
-        tl.load(address + 1, mask=is_wanted, other=0).to(tl.pointer_type(tl.int32)),
-        tl.load(address + 2, mask=is_wanted, other=0).to(tl.pointer_type(tl.int32)),
-        tl.load(address + 4, mask=is_wanted, other=0).to(tl.pointer_type(tl.int32)),
-        tl.load(address + 5, mask=is_wanted, other=0).to(tl.int32),
-        tl.load(address + 6, mask=is_wanted, other=0).to(tl.int32),
+        tl.load(address).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 1).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 2).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 3).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 4).to(tl.int32),
+        tl.load(address + 5).to(tl.int32),
     )
 
 
@@ -258,16 +183,16 @@ def _automaton(addresses, grammar, is_wanted):
 def _lanes(state, chars, items):
     """Readings that begin at a place: state; characters and items counted; the frames opened since (symbols by 16
     bits, item counts by 8 but for that of the frame below the first), how many, how many of the place's own are
-    closed; whether a counter decided anything."""
+    closed."""
     none = state * 0
-    return state, chars + none, items + none, none.to(tl.int64), none, none, none, none, none
+    return state, chars + none, items + none, none.to(tl.int64), none, none, none, none
 
 
 @triton.jit
 def _walk_block(
     which,
     mask,
-    row,
+    at,
     places,
     automaton,
     vocabulary,
@@ -277,20 +202,19 @@ def _walk_block(
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Allow the tokens of one block that stay alive; the flags of the mask."""
+    """Allow the tokens of one block that stay alive."""
     entries, infos, _, classes, num_classes, _ = automaton
-    start, start_chars = tl.load(places.states + row), tl.load(places.char_counts + row)
+    start, start_chars = tl.load(places.states + at), tl.load(places.char_counts + at)
     left = tl.maximum(tl.load(infos + start * INFOS + 6) - start_chars, 0)
     first = tl.load(vocabulary.block_bytes + which)
     first_entry = tl.load(entries + start * num_classes + tl.load(classes + tl.maximum(first, 0)))
-    flag = 0
     if (tl.load(vocabulary.block_reaches + which) > left) & ((first < 0) | (first_entry != DEAD)):
-        depth = tl.load(places.depths + row)
-        stack = places.stacks + row.to(tl.int64) * max_depth * 2
+        depth = tl.load(places.depths + at)
+        stack = places.stacks + at.to(tl.int64) * max_depth * 2
         ranks = which * block + tl.arange(0, block)
         length = tl.load(vocabulary.lengths + ranks)
         is_walked = (length > 0) & (tl.load(vocabulary.reaches + ranks) > left)
-        lanes = _lanes(tl.where(is_walked, start, DEAD), start_chars, tl.load(places.item_counts + row))
+        lanes = _lanes(tl.where(is_walked, start, DEAD), start_chars, tl.load(places.item_counts + at))
         run = tl.load(vocabulary.runs + ranks, mask=is_walked, other=0).to(tl.int32)
         upcoming = tl.load(vocabulary.runs + num_ranks + ranks, mask=is_walked & (length > 1), other=0)
         index = tl.zeros([block], tl.int32)
@@ -326,16 +250,13 @@ def _walk_block(
         state = lanes[0]
         tokens = tl.load(vocabulary.token_ids + ranks, mask=state >= 0, other=0)
         tl.atomic_or(mask + (tokens >> 5), 1 << (tokens & 31), mask=state >= 0, sem="relaxed")
-        flag = tl.max(tl.where(state == UNKNOWN, INCOMPLETE, 0), 0)
-        flag |= tl.max(tl.where(lanes[7] + lanes[8] > 0, DEPENDS, 0), 0)
-    return flag
 
 
 @triton.jit
 def _stepped(lanes, state, more_chars):
     """The lanes in other states, with more characters counted."""
-    _, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = lanes
-    return state, chars + more_chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends
+    _, chars, items, open_symbols, open_items, outer_items, num_open, num_closed = lanes
+    return state, chars + more_chars, items, open_symbols, open_items, outer_items, num_open, num_closed
 
 
 @triton.jit
@@ -354,7 +275,7 @@ def _follow(
     same byte would do nothing but count. Reads the request's stack for pops of its own frames; never writes it.
     """
     _, infos, returns, _, _, num_results = automaton
-    state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends = lanes
+    state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed = lanes
     room = entry * 0
     following = tl.where(entry < 0, entry, entry & (TARGET_MASK | GATE_BIT))
     if has_stacks:
@@ -369,11 +290,11 @@ def _follow(
         symbol = tl.where(is_own, (open_symbols & 0xFFFF).to(tl.int32), symbol)
         behind = returns + symbol * num_results + (entry & TARGET_MASK)
         following = tl.where(is_pop, tl.load(behind, mask=is_own | has_frame, other=DEAD), following)
-        following = tl.where(is_push & (num_open == MAX_OPEN), UNKNOWN, following)
+        following = tl.where(is_push & (num_open == MAX_OPEN), DEAD, following)
         pushed = tl.load(infos + state * INFOS + 4 + (byte == LEFT_BRACKET).to(tl.int32), mask=is_push, other=0)
         if has_counters:
             is_inner = is_push & (num_open > 0)
-            following = tl.where(is_inner & (items > MAX_SAVED), UNKNOWN, following)
+            following = tl.where(is_inner & (items > MAX_SAVED), DEAD, following)
             outer_items = tl.where(is_push & (num_open == 0), items, outer_items)
             inner_items = tl.where(num_open > 1, open_items & 0xFF, outer_items)
             under_items = tl.load(frame + 1, mask=has_frame, other=0)
@@ -388,7 +309,6 @@ def _follow(
         chars = tl.where((operation & 2) > 0, 0, chars) + (operation & 1)
         items += operation >> 2
         is_gate = is_active & (following >= 0) & ((following & GATE_BIT) != 0)
-        depends |= is_gate.to(tl.int32)
         while tl.max(is_gate.to(tl.int32), 0) > 0:
             info = infos + (following & TARGET_MASK) * INFOS
             limit = tl.load(info, mask=is_gate, other=0)
@@ -400,69 +320,4 @@ def _follow(
             following = tl.where(is_gate, opened, following)
             is_gate = is_gate & (following >= 0) & ((following & GATE_BIT) != 0)
     state = tl.where(is_active, following, state)
-    return (state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, depends), room
-
-
-@triton.jit
-def _advance(
-    rows,
-    token_ids,
-    places,
-    addresses,
-    vocabulary,
-    num_rows,
-    max_depth,
-    block: tl.constexpr,
-    has_stacks: tl.constexpr,
-    has_counters: tl.constexpr,
-):
-    """One lane a request."""
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    row = tl.load(rows + at, mask=at < num_rows, other=0)
-    grammar = tl.load(places.grammars + row, mask=at < num_rows, other=-1)
-    is_open = (grammar >= 0) & (tl.load(places.statuses + row, mask=at < num_rows, other=FINISHED) == OPEN)
-    automaton = _automaton(addresses, grammar, is_open)
-    entries, infos, _, classes, num_classes, _ = automaton
-    start = tl.load(places.states + row, mask=is_open, other=0)
-    depth = tl.load(places.depths + row, mask=is_open, other=0)
-    stack = places.stacks + row.to(tl.int64) * max_depth * 2
-    token = tl.load(token_ids + at, mask=is_open, other=0)
-    first = tl.load(vocabulary.starts + token, mask=is_open, other=0)
-    length = tl.load(vocabulary.starts + token + 1, mask=is_open, other=0) - first
-    ends = ((tl.load(vocabulary.end_mask + (token >> 5), mask=is_open, other=0) >> (token & 31)) & 1) > 0
-    is_accepting = tl.load(infos + start * INFOS + 7, mask=is_open & ends, other=0) > 0
-    lanes = _lanes(
-        tl.where(is_open & (length > 0), start, DEAD),
-        tl.load(places.char_counts + row, mask=is_open, other=0),
-        tl.load(places.item_counts + row, mask=is_open, other=0),
-    )
-    position = 0
-    top = 0
-    while top >= 0:
-        is_active = (position < length) & (lanes[0] >= 0)
-        byte = tl.load(vocabulary.text + first + position, mask=is_active, other=0).to(tl.int32)
-        column = tl.load(classes + byte, mask=is_active, other=0)
-        entry = tl.load(entries + lanes[0] * num_classes + column, mask=is_active, other=DEAD)
-        top = tl.max(entry, 0)
-        lanes, _ = _follow(entry, byte, is_active, lanes, automaton, stack, depth, has_stacks, has_counters)
-        position += 1
-    state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed, _ = lanes
-    under = depth - num_closed
-    state = tl.where((state >= 0) & (under + num_open > max_depth), UNKNOWN, state)
-    status = tl.where(state >= 0, OPEN, tl.where(state == UNKNOWN, STUCK, REFUSED))
-    status = tl.where(ends, tl.where(is_accepting, FINISHED, REFUSED), status)
-    tl.store(places.statuses + row, status, mask=is_open)
-    goes_on = is_open & (status == OPEN)
-    tl.store(places.states + row, state, mask=goes_on)
-    if has_stacks:
-        tl.store(places.depths + row, under + num_open, mask=goes_on)
-        for i in tl.static_range(MAX_OPEN):
-            is_frame = goes_on & (i < num_open)
-            above = tl.maximum(num_open - 1 - i, 0)
-            symbol = ((open_symbols >> (above * 16).to(tl.int64)) & 0xFFFF).to(tl.int32)
-            saved = outer_items if i == 0 else (open_items >> (above * 8)) & 0xFF
-            tl.store(stack + (under + i) * 2, symbol, mask=is_frame)
-            tl.store(stack + (under + i) * 2 + 1, saved, mask=is_frame)
-    if has_counters:
-        tl.store(places.char_counts + row, chars, mask=goes_on)
-        tl.store(places.item_counts + row, items, mask=goes_on)
+    return (state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed), room

@@ -22,12 +22,10 @@ from sgl.kernels.mask_layout import (
     GATE_BIT,
     MAX_SYMBOLS,
     NOT_PLAIN,
-    OPEN,
     OPERATION_SHIFT,
     TARGET_MASK,
     AutomatonTensors,
     GrammarTensors,
-    Places,
     VocabularyTensors,
 )
 
@@ -52,8 +50,7 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
     is_token = ranks >= 0
     ids = np.where(is_token, ranks, 0)
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-    text = np.frombuffer(b"".join(vocabulary.token_bytes) + b"\0", np.uint8)
-    first_runs, runs = _runs(text[:-1], starts)
+    first_runs, runs = _runs(np.frombuffer(b"".join(vocabulary.token_bytes), np.uint8), starts)
     rank_lengths = np.where(is_token, first_runs[ids + 1] - first_runs[ids], 0).astype(np.int32)
     rank_runs = np.zeros((int(rank_lengths.max(initial=1)), len(ranks)), np.int16)
     for position, row in enumerate(rank_runs):
@@ -80,8 +77,6 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
         block_bytes=moved(np.where((firsts == firsts[:, :1]).all(1), firsts[:, 0], -1).astype(np.int32)),
         plain_masks=moved(_packed(np.stack(plain_up_to))),
         end_mask=moved(_packed(ends[None])[0]),
-        starts=moved(starts),
-        text=moved(text.copy()),
     )
 
 
@@ -111,7 +106,7 @@ def automaton_arrays(tables: Tables, plain_limits: npt.NDArray[np.int64]) -> lis
     infos[:, 4:6] = tables.symbols[:num_states]
     infos[:, 6] = np.where(plain_limits == PLAIN_FOR_EVER, ENDLESS, plain_limits.clip(max=ENDLESS - 1))
     infos[:, 7] = tables.accepting[:num_states]
-    return [entries, tables.classes.astype(np.int32), infos, returns, np.full(num_states, -1, np.int32)]
+    return [entries, tables.classes.astype(np.int32), infos, returns]
 
 
 def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) -> GrammarTensors:
@@ -128,53 +123,30 @@ def addresses_of(automata: Sequence[AutomatonTensors]) -> npt.NDArray[np.int64]:
     """`GrammarTensors.addresses`, on the host."""
     addresses = [
         [
-            *(t.data_ptr() for t in (one.entries, one.infos, one.returns, one.cached, one.classes)),
+            *(t.data_ptr() for t in (one.entries, one.infos, one.returns, one.classes)),
             one.entries.shape[1],
             one.returns.shape[1],
         ]
         for one in automata
     ]
-    return np.array(addresses, np.int64).reshape(-1, 7)
+    return np.array(addresses, np.int64).reshape(-1, 6)
 
 
-def empty_places(num_rows: int, max_depth: int, device: torch.device) -> Places:
-    """Places of request rows, none of which has a grammar."""
-
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(*shape, dtype=torch.int32, device=device)
-
-    return Places(
-        grammars=zeros(num_rows) - 1,
-        states=zeros(num_rows),
-        char_counts=zeros(num_rows),
-        item_counts=zeros(num_rows),
-        depths=zeros(num_rows),
-        stacks=zeros(num_rows, max_depth, 2),
-        statuses=zeros(num_rows),
-    )
+def places_arrays(chosen: Sequence[tuple[int, Place]], max_depth: int) -> list[Int32Array]:
+    """What Places holds, in the order of its fields: each place in the grammar of its number, with at most max_depth
+    frames."""
+    columns = np.array([(n, p.state, p.char_count, p.item_count) for n, p in chosen], np.int32).reshape(-1, 4)
+    depths = np.zeros(len(chosen), np.int32)
+    stacks = np.zeros((len(chosen), max_depth, 2), np.int32)
+    for i, (_, place) in enumerate(chosen):
+        if place.stack is not None:
+            frames = _frames_of(place)
+            depths[i] = len(frames)
+            stacks[i, : len(frames)] = frames
+    return [*columns.T.copy(), depths, stacks]
 
 
-def set_place(places: Places, row: int, grammar: int, place: Place) -> bool:
-    """Put a request row at a place in the grammar of that number; False, and nothing changed, if the stack is deeper
-    than fits."""
-    frames = frames_of(place)
-    if len(frames) > places.stacks.shape[1]:
-        return False
-    if frames:
-        places.stacks[row, : len(frames)] = torch.tensor(frames, dtype=torch.int32)
-    for column, value in (
-        (places.grammars, grammar),
-        (places.states, place.state),
-        (places.char_counts, place.char_count),
-        (places.item_counts, place.item_count),
-        (places.depths, len(frames)),
-        (places.statuses, OPEN),
-    ):
-        column[row] = value
-    return True
-
-
-def frames_of(place: Place) -> list[tuple[int, int]]:
+def _frames_of(place: Place) -> list[tuple[int, int]]:
     """The stack, outermost frame first: symbol and item count of each."""
     frames = []
     frame = place.stack

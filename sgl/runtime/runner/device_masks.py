@@ -6,22 +6,20 @@ back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
 from sgl.grammar.closure import MAX_BYTES, Closed, Standing
 from sgl.grammar.cursor import MAX_DEPTH, MAX_OPENED
-from sgl.grammar.place import Place
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.kernels.mask import find_masks_
-from sgl.kernels.mask_layout import MAX_OPEN, OPEN, AutomatonTensors, GrammarTensors, Places
+from sgl.kernels.mask_layout import MAX_OPEN, AutomatonTensors, GrammarTensors, Places
 from sgl.kernels.staging import ALIGNMENT, Uploader, carve
 from sgl.runtime.batch import Int32Array
-from sgl.runtime.runner.device_grammars import addresses_of, automaton_arrays, frames_of, vocabulary_tensors
+from sgl.runtime.runner.device_grammars import addresses_of, automaton_arrays, places_arrays, vocabulary_tensors
 
 _COPY_BYTES = 4 << 20
 
@@ -42,32 +40,18 @@ class DeviceMasks:
         self._homes: dict[int, tuple[Closed, AutomatonTensors]] = {}  # by id, which the automaton keeps in use
         self._uploader = Uploader(device)
 
-    def walk(self, standings: Sequence[Standing], masks: torch.Tensor) -> Int32Array:
-        """Write the mask of each place to masks, int32 [rows, words], and say which row holds it; places that several
-        requests share are walked once. int32 [len(standings)]. Does not wait for the device."""
+    def walk(self, standings: Collection[Standing], masks: torch.Tensor, rows: Int32Array) -> None:
+        """Write the mask of each place to its row, int32 [N], each at most once, of masks, int32 [rows, words]. Does
+        not wait for the device."""
         self._settle({id(closed): closed for closed, _ in standings})
         numbers: dict[int, int] = {}
-        places: dict[tuple[int, Place], int] = {}
-        found = np.empty(len(standings), np.int32)
-        for i, (closed, place) in enumerate(standings):
-            number = numbers.setdefault(id(closed), len(numbers))
-            found[i] = places.setdefault((number, place), len(places))
+        places = [(numbers.setdefault(id(closed), len(numbers)), place) for closed, place in standings]
         automata = [self._homes[key][1] for key in numbers]
-        columns = np.array([(n, p.state, p.char_count, p.item_count) for n, p in places], np.int32).T
-        stacks = np.zeros((len(places), MAX_DEPTH, 2), np.int32)
-        depths = np.zeros(len(places), np.int32)
-        for row, (_, place) in enumerate(places):
-            if place.stack is not None:
-                frames = frames_of(place)
-                depths[row] = len(frames)
-                stacks[row, : len(frames)] = frames
-        statuses = np.full(len(places), OPEN, np.int32)
-        rows = np.arange(len(places), dtype=np.int32)
-        on_device = self._uploader.upload(*columns, depths, stacks, statuses, rows, addresses_of(automata))
+        arrays = places_arrays(places, MAX_DEPTH)
+        *on_device, index, addresses = self._uploader.upload(*arrays, rows, addresses_of(automata))
         # One kernel for all: that of grammars with stacks and counters.
-        grammars = GrammarTensors(automata, on_device[8], has_stacks=True, has_counters=True)
-        find_masks_(masks, on_device[7], Places(*on_device[:7]), grammars, self._vocabulary)
-        return found
+        grammars = GrammarTensors(automata, addresses, has_stacks=True, has_counters=True)
+        find_masks_(masks, index, Places(*on_device), grammars, self._vocabulary)
 
     def _settle(self, wanted: dict[int, Closed]) -> None:
         """Upload the automata that are not there, side by side."""

@@ -78,9 +78,7 @@ class Sampler:
 
     def walk_masks(self, vocabulary: Vocabulary) -> None:
         """Let token masks be places in closed automata of this vocabulary. To be called before the first step."""
-        num_rows = len(self.next_tokens)
-        walker = DeviceMasks(vocabulary, num_rows, self._device)
-        self._masks = MaskTable(max(_NUM_MASKS, num_rows), self._vocab_size, self._device, walker, num_rows)
+        self._masks = self._mask_table(DeviceMasks(vocabulary, len(self.next_tokens), self._device))
 
     def setup(self, setups: list[RowSetup]) -> None:
         """Forget what the rows held and take in their new requests, before the step in which they first run."""
@@ -145,8 +143,7 @@ class Sampler:
         known: list[tuple[int, int]] = []
         if batch.token_masks is not None:
             if self._masks is None:
-                num_masks = max(_NUM_MASKS, len(self.next_tokens))
-                self._masks = MaskTable(num_masks, self._vocab_size, self._device)
+                self._masks = self._mask_table()
             (mask_rows,) = self._uploader.upload(self._masks.find(batch.token_masks))
             masks = self._masks.rows, mask_rows
             known = [(i, mask) for i, mask in enumerate(batch.token_masks) if isinstance(mask, int)]
@@ -165,6 +162,9 @@ class Sampler:
         if raw is None:
             return SampleOutput(ids, None)
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
+
+    def _mask_table(self, walker: DeviceMasks | None = None) -> MaskTable:
+        return MaskTable(max(_NUM_MASKS, len(self.next_tokens)), self._vocab_size, self._device, walker)
 
     def _choose(
         self, logits: torch.Tensor, rows: Int64Array, index: torch.Tensor, positions: torch.Tensor
