@@ -7,6 +7,7 @@ knows no caller: outputs leave through one `deliver` call a step.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -17,7 +18,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -33,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_HELD_SECONDS = 0.02  # between two looks at deadlines, while all that there is waits for what it is constrained to
 _DRAIN_SECONDS = 0.01  # before each step that is due, for what arrived: one action more than fits at most
 
 
-@dataclass(slots=True)
-class Detail:
+class Detail(NamedTuple):
     """What an output carries besides tokens: with the first, the last, and any that has logprobs."""
 
     output_logprobs: list[Logprobs]
@@ -120,6 +122,7 @@ class EngineLoop:
         self._timer_numbers = itertools.count()
         self._num_cancelled = 0
         self._num_constrained = 0
+        self._is_held = False  # nothing can be computed until something arrives
         self._flying: tuple[Step, PendingStep] | None = None
         self._stopping = False
         self._death: BaseException | None = None
@@ -231,12 +234,14 @@ class EngineLoop:
 
     def _drain(self) -> None:
         """Take in what arrived, for as long as a step may wait; wait for something when there is nothing to do."""
-        idle = self._flying is None and not self.scheduler.has_work and not self._outputs
+        idle = self._flying is None and not self._outputs and (self._is_held or not self.scheduler.has_work)
         try:
             if idle:
                 self._round_began = None
-                due = max(0.0, self._timers[0].when - time.monotonic()) if self._timers else None
-                self._inbox.get(timeout=due)()
+                due = max(0.0, self._timers[0].when - time.monotonic()) if self._timers else math.inf
+                due = min(due, _HELD_SECONDS) if self._is_held else due
+                self._is_held = False
+                self._inbox.get(timeout=None if due == math.inf else due)()
             end = time.monotonic() + _DRAIN_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
                 self._inbox.get_nowait()()
@@ -260,7 +265,9 @@ class EngineLoop:
             else:
                 flying = step, pending
         elif flying is None and self.scheduler.has_work:
-            raise RuntimeError("the scheduler has work and schedules nothing")
+            self._is_held = any(request.is_held for request in self.scheduler.live_requests())
+            if not self._is_held:
+                raise RuntimeError("the scheduler has work and schedules nothing")
         if flying is not None:
             self._handle(*flying)
         if self._check_ledger:
@@ -412,15 +419,37 @@ class EngineLoop:
 
     def _add(self, submissions: list[Submission]) -> None:
         for submission in submissions:
-            request = submission.request
+            request, guide = submission.request, submission.guide
             request.owner = submission
+            request.is_held = guide is not None
             try:
                 self.scheduler.add(request)
-                self._live[request.uid] = submission
-                self._num_constrained += submission.guide is not None
             except QueueFull as error:
                 request.phase = Phase.DONE
                 self._emit(submission, FinishReason("abort", error=error))
+                continue
+            self._live[request.uid] = submission
+            if guide is not None:
+                self._num_constrained += 1
+                if guide.flight.done():
+                    self._begin_guide(submission, guide)
+                else:
+                    guide.flight.add_done_callback(partial(self._guide_is_ready, submission, guide))
+
+    def _guide_is_ready(self, submission: Submission, guide: Guide, flight: Future[Any]) -> None:
+        with contextlib.suppress(EngineDead):
+            self.post(lambda: self._begin_guide(submission, guide))
+
+    def _begin_guide(self, submission: Submission, guide: Guide) -> None:
+        """Let a request go on whose constraint is compiled, or end it if that failed."""
+        if submission.request.is_done:
+            return
+        try:
+            guide.start()
+        except Exception as error:  # whatever it is, it is this request's
+            self._end(submission, FinishReason("abort", error=error))
+        else:
+            self.scheduler.let_go(submission.request)
 
     def _abort(self, uids: list[int] | None) -> None:
         for uid in list(self._live) if uids is None else uids:

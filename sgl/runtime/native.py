@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout
 from sgl.runtime.batch import Int32Array, Logprobs
@@ -22,14 +22,45 @@ Entry = list[Any]  # [logprob | None, token id, text | None]
 class Asked(Protocol):
     """What a result needs to know of its request."""
 
-    prompt_ids: Int32Array
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def prompt_ids(self) -> Int32Array | None:
+        """int32 [prompt_len]; needed where some of them are scored."""
+
+    @property
+    def logprob_start(self) -> int | None:
+        """The first one that is scored."""
+
+    @property
+    def top_logprobs(self) -> int:
+        """How many of the likeliest tokens are told; -1: no logprobs at all."""
+
+    @property
+    def token_ids_logprob(self) -> Int32Array | None:
+        """Tokens whose logprobs are told everywhere."""
+
+
+class Header(NamedTuple):
+    """What a result needs to know of its request, in a process that does not have it. It travels as a plain tuple,
+    which is a tenth of the work."""
+
+    uid: int
+    rid: str
+    prompt_len: int
+    prompt_ids: Int32Array | None
     logprob_start: int | None
     top_logprobs: int
     token_ids_logprob: Int32Array | None
 
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt."""
+    @classmethod
+    def of(cls, uid: int, rid: str, asked: Asked) -> Header:
+        """The header of a request."""
+        ids = asked.prompt_ids if asked.logprob_start is not None else None
+        given = asked.token_ids_logprob
+        return cls(uid, rid, asked.prompt_len, ids, asked.logprob_start, asked.top_logprobs, given)
 
 
 @dataclass(slots=True)
@@ -92,9 +123,8 @@ class NativeResult:
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
 
     def _logprobs(self, first: int) -> dict[str, Any]:
-        prompt = self.request.prompt_ids
-        start = self.request.logprob_start
-        scored = [] if start is None else prompt[start:].tolist()
+        prompt, start = self.request.prompt_ids, self.request.logprob_start
+        scored = [] if start is None or prompt is None else prompt[start:].tolist()
         output = self._output[first:]
         sampled = self.output_ids[first : first + len(output)] or [0] * len(output)
         fields: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """A duplex channel between the server and its engine's process: lists of messages over a socket pair.
 
-The server's end lives on its event loop, the engine's has a thread for each direction. Sending never blocks, whatever
-the other side does. Messages are pickled: both ends are of this program. A frame is a list of messages behind its
-length; what is sent in a burst travels together.
+The server's end lives on its event loop, the engine's has threads. Sending never blocks, whatever the other side does.
+Messages are pickled: both ends are of this program. A frame is a list of messages behind its length; what is sent in a
+burst travels together.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import queue
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,6 @@ Message = tuple[Any, ...]
 
 _LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 18
-_MOST_MESSAGES = 1024  # of a frame
 
 
 class LoopChannel(asyncio.Protocol):
@@ -77,7 +77,8 @@ class LoopChannel(asyncio.Protocol):
 
 
 class ThreadChannel:
-    """The end with threads."""
+    """The end with threads: one reads; whoever sends writes as well, for as long as the other side takes it, and what
+    it does not take at once is left to a thread that waits for it."""
 
     def __init__(
         self, end: socket.socket, receive: Callable[[list[Message]], None], closed: Callable[[], None]
@@ -86,30 +87,54 @@ class ThreadChannel:
         self._socket = end
         self._receive = receive
         self._closed = closed
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: deque[Message] = deque()
+        self._writing = threading.Lock()  # held from the first byte of a frame to its last
+        self._unsent: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="sgl-channel-out", daemon=True)
         threading.Thread(target=self._read, name="sgl-channel-in", daemon=True).start()
         self._writer.start()
 
+    def post(self, message: Message) -> None:
+        """Have a message travel with the next one that is sent."""
+        self._outbox.append(message)
+
     def send(self, message: Message) -> None:
-        """Queue a message; it is lost if the other side is gone."""
-        self._outbox.put(message)
+        """Send a message; it is lost if the other side is gone."""
+        self._outbox.append(message)
+        self._flush()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Send what is queued and close. Idempotent."""
-        self._outbox.put(None)
+        """Close when the other side has taken what was sent. Idempotent."""
+        self._unsent.put(None)
         self._writer.join(timeout)
 
+    def _flush(self) -> None:
+        while self._outbox and self._writing.acquire(blocking=False):  # else whoever writes sees it afterwards
+            frame = memoryview(self._frame())
+            try:
+                sent = self._socket.send(frame, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                sent = len(frame)
+            if sent < len(frame):
+                self._unsent.put(frame[sent:])
+                return
+            self._writing.release()
+
     def _write(self) -> None:
-        messages: list[Message | None] = []
         with contextlib.suppress(OSError):
-            while None not in messages:
-                messages = [self._outbox.get()]
-                with contextlib.suppress(queue.Empty):
-                    while len(messages) < _MOST_MESSAGES:
-                        messages.append(self._outbox.get_nowait())
-                self._socket.sendall(_packed([m for m in messages if m is not None]))
+            while (rest := self._unsent.get()) is not None:
+                self._socket.sendall(rest)
+                while self._outbox:
+                    self._socket.sendall(self._frame())
+                self._writing.release()
+                self._flush()
         self._socket.close()
+
+    def _frame(self) -> bytes:
+        """What is due, for the one that holds the lock."""
+        return _packed([self._outbox.popleft() for _ in range(len(self._outbox))])
 
     def _read(self) -> None:
         frames = _Frames()

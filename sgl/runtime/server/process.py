@@ -22,9 +22,9 @@ from typing import Any
 from sgl.errors import EngineDead, SglError
 from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.loop import Output
+from sgl.runtime.loop import Detail, Output
 from sgl.runtime.model.checkpoint import checkpoint_folder
-from sgl.runtime.native import Call, NativeResult
+from sgl.runtime.native import Call, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.handle import Method, ProgramSession
 from sgl.runtime.server.identity import request_id, working_for
@@ -74,24 +74,18 @@ class EngineProcess:
     async def generate(self, **arguments: Any) -> Any:
         """See EngineHandle."""
         async with self._call("generate", arguments) as waiter:
-            call = await self._accepted(waiter)
-            while call.unfinished:
-                call.absorb(await waiter.get())
-            waiter.is_done = True
+            while not waiter.is_complete:
+                call, _ = await waiter.progress()
             return call.result()
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
         """See EngineHandle."""
         async with self._call("generate", {**arguments, "stream": True}) as waiter:
-            call = await self._accepted(waiter)
-            while call.unfinished:
-                outputs = [await waiter.get(), *waiter.get_all()]
-                for output in outputs:
-                    call.absorb(output)
+            while not waiter.is_complete:
                 # What waited while the client or the server was slow becomes one event a request: whoever falls
                 # behind has less to do.
-                waiter.is_done = not call.unfinished
-                for uid in dict.fromkeys(output.uid for output in outputs):
+                call, uids = await waiter.progress()
+                for uid in uids:
                     yield call.event(uid)
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
@@ -105,7 +99,7 @@ class EngineProcess:
     async def call(self, method: Method, *arguments: Any) -> Any:
         """See EngineHandle."""
         async with self._call("call", method, arguments) as waiter:
-            return await waiter.get()
+            return (await waiter.items())[0]
 
     def heartbeat_age(self) -> float:
         """See EngineHandle."""
@@ -145,20 +139,13 @@ class EngineProcess:
         try:
             yield waiter
         finally:
-            if self._waiting.pop(call_id, None) is not None and kind == "generate" and not waiter.is_done:
+            if self._waiting.pop(call_id, None) is not None and kind == "generate" and not waiter.is_complete:
                 channel.send(("abort", call_id))
 
     def _up(self) -> LoopChannel:
         if not self._is_up or self._channel is None:
             raise EngineDead("the engine is not running: it is starting, or being restarted")
         return self._channel
-
-    async def _accepted(self, waiter: _Waiter) -> Call:
-        is_list, headers = await waiter.get()
-        call = Call(is_list)
-        for header in headers:
-            call.add(header.uid, NativeResult(header, header.rid, self._token_text, started=waiter.began))
-        return call
 
     def _token_text(self, token_id: int) -> str:
         assert self.tokenizer is not None
@@ -170,10 +157,11 @@ class EngineProcess:
         self._heard = time.monotonic()
         for kind, *rest in messages:
             if kind == "outputs":
-                waiter = self._waiting.get(rest[0])
-                if waiter is not None:
-                    for packed in rest[1]:
-                        waiter.put(Output(*packed))
+                for call_id, uid, text, token_ids, reason, packed in rest[0]:
+                    detail = None if packed is None else Detail(*packed)
+                    self._answer(call_id, Output(uid, text, token_ids, reason, detail))
+            elif kind == "accepted":
+                self._accepted(*rest)
             elif kind == "beat":
                 self._age = rest[0]
             elif kind in ("ready", "failed"):
@@ -184,9 +172,20 @@ class EngineProcess:
                 else:
                     self._started.set_exception(rest[0])
             else:
-                waiter = self._waiting.get(rest[0])
-                if waiter is not None:
-                    waiter.put(rest[1] if len(rest) == 2 else tuple(rest[1:]))
+                self._answer(*rest)
+
+    def _answer(self, call_id: int, item: Any) -> None:
+        waiter = self._waiting.get(call_id)
+        if waiter is not None:
+            waiter.put(item)
+
+    def _accepted(self, call_id: int, is_list: bool, headers: list[tuple[Any, ...]]) -> None:
+        waiter = self._waiting.get(call_id)
+        if isinstance(waiter, _Waiter):
+            waiter.call = Call(is_list)
+            for header in itertools.starmap(Header, headers):
+                result = NativeResult(header, header.rid, self._token_text, started=waiter.began)
+                waiter.call.add(header.uid, result)
 
     # ── the life of the process ─────────────────────────────────────────────────────────────────────────────────
 
@@ -255,7 +254,7 @@ class EngineProcess:
 
 
 def _run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
-    """Only the engine's process loads torch."""
+    """The engine is imported only where it runs."""
     from sgl.runtime.server.worker import run_worker
 
     run_worker(end, config, configure)
@@ -267,25 +266,38 @@ class _Waiter:
     def __init__(self) -> None:
         self.identity = request_id.get()
         self.began = time.monotonic()
-        self.is_done = False  # everything has arrived
-        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.call: Call | None = None  # once a generation was accepted
+        self._items: list[Any] = []
+        self._arrived: asyncio.Future[None] | None = None  # what someone waits for
 
     def put(self, item: Any) -> None:
-        self._queue.put_nowait(item)
+        self._items.append(item)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
 
-    async def get(self) -> Any:
-        """The next answer. Raises it if it is an error."""
-        return _raised(await self._queue.get())
+    async def items(self) -> list[Any]:
+        """What has arrived, at least one. Raises the first error of it."""
+        if not self._items:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        items, self._items = self._items, []
+        for item in items:
+            if isinstance(item, Exception):
+                raise item
+        return items
 
-    def get_all(self) -> list[Any]:
-        """The answers that are there already. Raises the first error among them."""
-        return [_raised(self._queue.get_nowait()) for _ in range(self._queue.qsize())]
+    async def progress(self) -> tuple[Call, list[int]]:
+        """The call with what has arrived, and whose outputs those are. Raises what ended it as a whole."""
+        outputs = await self.items()
+        assert self.call is not None, "outputs follow"
+        for output in outputs:
+            self.call.absorb(output)
+        return self.call, list(dict.fromkeys(output.uid for output in outputs))
 
-
-def _raised(item: Any) -> Any:
-    if isinstance(item, Exception):
-        raise item
-    return item
+    @property
+    def is_complete(self) -> bool:
+        """Whether a generation has brought everything."""
+        return self.call is not None and not self.call.unfinished
 
 
 class _ProgramWaiter:

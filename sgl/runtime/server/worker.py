@@ -2,7 +2,7 @@
 
 What arrives, and what is answered:
 
-    ("generate", id, for, arguments) → ("accepted", id, is_list, headers), ("outputs", id, outputs) …, or ("raised", …)
+    ("generate", id, for, arguments) → ("accepted", id, is_list, headers), outputs …, or ("raised", id, error)
     ("abort", id)                    gives up that call; nothing more of it is answered
     ("call", id, for, method, arguments) → ("returned", id, value) or ("raised", id, error)
     ("program", id, for, program)    → ("event", id, event) …, or ("raised", id, error)
@@ -10,7 +10,8 @@ What arrives, and what is answered:
     ("stop",)                        ends the process
 
 `for` is the X-Request-Id that the call belongs to, for the log.
-Unasked: ("ready", config) or ("failed", error) once, and ("beat", age) twice a second.
+Unasked: ("ready", config) or ("failed", error) once; ("beat", age) twice a second; ("outputs", [(id, output …) …]) with
+what a step brought to all calls.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from typing import Any
 
 from sgl.errors import SglError
 from sgl.lang import ir
-from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine, Prepared
 from sgl.runtime.loop import Output
-from sgl.runtime.native import Asked
+from sgl.runtime.native import Header
 from sgl.runtime.program.session import ProgramSession
+from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
 
@@ -46,26 +47,6 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
 _QUICK_LENGTH = 2048  # characters or token ids
 _SLOW_PARAMS = ("json_schema", "regex", "ebnf", "structural_tag")
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What the other side must know of a request to read its outputs: see native.Asked."""
-
-    uid: int
-    rid: str
-    prompt_len: int
-    prompt_ids: Int32Array  # [0] unless some of them are scored
-    logprob_start: int | None
-    top_logprobs: int
-    token_ids_logprob: Int32Array | None
-
-    @classmethod
-    def of(cls, uid: int, rid: str, asked: Asked) -> Header:
-        """The header of a request."""
-        ids = asked.prompt_ids if asked.logprob_start is not None else asked.prompt_ids[:0]
-        given = asked.token_ids_logprob
-        return cls(uid, rid, asked.prompt_len, ids, asked.logprob_start, asked.top_logprobs, given)
 
 
 def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
@@ -77,13 +58,20 @@ def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[],
     _Worker(end, config).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    id: int
+    identity: str
+    prepared: Prepared
+
+
 class _Worker:
     def __init__(self, end: socket.socket, config: EngineConfig) -> None:
         self._config = config
         self._stop = threading.Event()
-        self._inbox: list[Message] = []
         self._engine: Engine | None = None
-        self._calls: dict[int, Prepared | None] = {}  # None: being prepared
+        self._calls: dict[int, _Call | None] = {}  # None: being prepared
+        self._call_of: dict[int, _Call] = {}  # by uid
         self._programs: dict[int, ProgramSession] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="sgl-worker")
@@ -126,28 +114,54 @@ class _Worker:
 
     def _generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         with working_for(identity), self._answering(call_id):
-            prepared = engine.prepare(**arguments)
-            call = prepared.call
-            headers = [Header.of(uid, result.rid, result.request) for uid, result in call.results.items()]
+            call = _Call(call_id, identity, engine.prepare(**arguments))
+            whole = call.prepared.call
+            headers = [Header.of(uid, result.rid, result.request) for uid, result in whole.results.items()]
             with self._lock:
                 if call_id not in self._calls:
                     return
-                self._calls[call_id] = prepared
-            self._channel.send(("accepted", call_id, call.is_list, headers))
+                self._calls[call_id] = call
+                self._call_of |= dict.fromkeys(call.prepared.uids, call)
+            self._channel.post(("accepted", call_id, whole.is_list, [tuple(header) for header in headers]))
             tokens = sum(header.prompt_len for header in headers)
             logger.debug("accepted %s: %d prompt tokens", " ".join(header.rid for header in headers), tokens)
-            engine.submit(prepared, _CallSink(self, call_id, identity, prepared))
+            engine.submit(call.prepared, self)
+            if call_id not in self._calls:  # given up in the meantime, or finished
+                engine.release(call.prepared)
+
+    def put(self, outputs: list[Output]) -> None:
+        """Send the outputs of a step; called by the loop's thread. See outlet.Sink."""
+        packed = []  # to pickle the objects would take several times as long
+        for o in outputs:
+            call = self._call_of.get(o.uid)
+            if call is not None:
+                detail = None if o.detail is None else tuple(o.detail)
+                packed.append((call.id, o.uid, o.text, o.token_ids, o.finish_reason, detail))
+                if o.finish_reason is not None:
+                    self._finished(call, o.uid, o.finish_reason)
+        self._channel.send(("outputs", packed))
+
+    def _finished(self, call: _Call, uid: int, reason: FinishReason) -> None:
+        whole = call.prepared.call
+        whole.results[uid].finish_reason = reason
+        whole.unfinished -= 1
+        with working_for(call.identity):
+            logger.debug("finished %s: %s", whole.results[uid].rid, reason.type)
+        if not whole.unfinished:
+            self._forget(call.id)
 
     def _on_abort(self, engine: Engine, call_id: int) -> None:
-        with self._lock:
-            prepared = self._calls.pop(call_id, None)
-        if prepared is not None:
-            engine.release(prepared)
+        self._forget(call_id)
 
-    def finished(self, call_id: int) -> None:
-        """All outputs of a call have left."""
-        assert self._engine is not None
-        self._on_abort(self._engine, call_id)
+    def _forget(self, call_id: int) -> None:
+        """End what runs of a call, if it is not over."""
+        with self._lock:
+            call = self._calls.pop(call_id, None)
+        if call is not None:
+            for uid in call.prepared.uids:
+                del self._call_of[uid]
+            assert self._engine is not None
+            self._engine.release(call.prepared)
 
     def _on_call(
         self, engine: Engine, call_id: int, identity: str, method: str, arguments: tuple[Any, ...]
@@ -192,7 +206,7 @@ class _Worker:
             self._raised(call_id, RuntimeError(f"{type(error).__name__}: {error}"))
 
     def _raised(self, call_id: int, error: Exception) -> None:
-        self._calls.pop(call_id, None)
+        self._forget(call_id)
         if (session := self._programs.pop(call_id, None)) is not None:
             session.cancel()
         self.send(("raised", call_id, error))
@@ -214,29 +228,3 @@ def _is_quick(prompt: Any = None, input_ids: Any = None, sampling_params: Any = 
         and isinstance(params, dict)
         and not any(params.get(name) is not None for name in _SLOW_PARAMS)
     )
-
-
-class _CallSink:
-    """Sends a call's outputs; called by the loop's thread."""
-
-    def __init__(self, worker: _Worker, call_id: int, identity: str, prepared: Prepared) -> None:
-        self._worker = worker
-        self._call_id = call_id
-        self._identity = identity
-        self._results = prepared.call.results
-        self._unfinished = len(self._results)
-
-    def put(self, outputs: list[Output]) -> None:
-        for output in outputs:
-            if output.finish_reason is not None:
-                result = self._results[output.uid]
-                result.finish_reason = output.finish_reason
-                self._unfinished -= 1
-                with working_for(self._identity):
-                    logger.debug("finished %s: %s", result.rid, output.finish_reason.type)
-        packed = [
-            (o.uid, o.text, o.token_ids, o.finish_reason, o.detail) for o in outputs
-        ]  # half the cost of objects
-        self._worker.send(("outputs", self._call_id, packed))
-        if not self._unfinished:
-            self._worker.finished(self._call_id)
