@@ -78,32 +78,21 @@ def _typed_by_pydantic(schema: Any) -> Typed:
 @functools.lru_cache(maxsize=256)
 def _adapted(schema: Any) -> Typed:
     import pydantic
+    import pydantic_core
+
+    from sgl.lang.exact_schema import ExactJsonSchema
 
     try:
         adapter: Any = pydantic.TypeAdapter(_understood(schema))
-        json_schema = adapter.json_schema()
+        json_schema = adapter.json_schema(schema_generator=ExactJsonSchema)
     except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticSchemaGenerationError) as error:
         message = f"schema={schema!r} is neither a JSON Schema nor a type that has one: {error.message}"
         raise InvalidRequest(message, param="schema") from error
-    return Typed({"json": _closed(json_schema)}, adapter.validate_json)
-
-
-def _closed(schema: Any) -> Any:
-    """The schema of a type with its objects closed: a type names its fields, and a model that may invent others
-    does so until it runs out of tokens. `extra="allow"` keeps an object open."""
-    if not isinstance(schema, dict):
-        return schema
-    closed = dict(schema)
-    for key, inner in schema.items():
-        if key in ("properties", "patternProperties", "$defs"):
-            closed[key] = {name: _closed(item) for name, item in inner.items()}
-        elif key in ("items", "additionalProperties"):
-            closed[key] = _closed(inner)
-        elif key in ("anyOf", "oneOf", "prefixItems"):
-            closed[key] = [_closed(item) for item in inner]
-    if "properties" in schema:
-        closed.setdefault("additionalProperties", False)
-    return closed
+    except pydantic_core.SchemaError as error:
+        raise InvalidRequest(
+            f"schema={schema!r} is no type that pydantic can read: {error}", param="schema"
+        ) from error
+    return Typed({"json": json_schema}, adapter.validate_json)
 
 
 def _understood(schema: Any) -> Any:

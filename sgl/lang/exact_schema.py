@@ -1,0 +1,209 @@
+"""JSON Schemas of Python types that allow only texts which pydantic reads.
+
+Pydantic's own describe what programs exchange; as constraints on a model they leave gaps: a Decimal may be any string,
+a URL has any scheme, a dict's integer keys are any text. What these allow, those allow too. Imported with pydantic, at
+the first typed gen.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic_core import core_schema
+
+_LARGEST = 1e300  # of the numbers that must be finite
+_FLOAT_DIGITS = 15  # which every float keeps
+_CLOCK = "[0-9]{2}:[0-9]{2}:[0-5][0-9]"  # no leap second
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"  # no year 0
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_DATE = rf"{_YEAR}-[0-9]{{2}}-[0-9]{{2}}"
+_NAIVE = rf"{_DAY}T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?"
+_DURATION = "[^0-9]*(?:[0-9]{1,6}[^0-9]+)*"
+
+_KEYS = {
+    "int": "0|-?[1-9][0-9]{0,17}",
+    "float": r"(?:0|-?[1-9][0-9]{0,14})(?:\.[0-9]{1,14})?",
+    "bool": "true|false",
+}
+_COMPLEX = r"-?[0-9]{1,14}(?:\.[0-9]{1,14})?(?:[+-][0-9]{1,14}(?:\.[0-9]{1,14})?j)?"
+_FINITE = {"string", "boolean", "null"}
+"""Types of items of which a grammar can tell that no two are equal."""
+
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
+_LABEL = "[a-zA-Z0-9]{1,30}(?:-[a-zA-Z0-9]{1,30})?"
+_HOST = rf"(?:(?:{_LABEL}\.)*[a-zA-Z]{{1,30}}|{_IPV4})(?::[0-9]{{1,4}})?"
+_WITH_HOST = {"http", "https", "ws", "wss", "ftp"}
+_CREDENTIALS = "(?:[a-zA-Z0-9_-]{0,30}(?::[a-zA-Z0-9_-]{1,60})?@)?"
+
+_IP = {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
+_FORMATS: dict[str, dict[str, Any]] = {
+    "ipvanyaddress": _IP,
+    "ipvanyinterface": _IP,
+    "ipvanynetwork": _IP,
+    "ipv4interface": {"pattern": rf"^{_IPV4}(?:/(?:[12]?[0-9]|3[0-2]))?$"},
+    "ipv6interface": {"format": "ipv6"},
+    "ipv4network": {
+        "pattern": rf"^(?:{_OCTET}\.0\.0\.0/8|(?:{_OCTET}\.){{2}}0\.0/16|(?:{_OCTET}\.){{3}}0/24|{_IPV4}(?:/32)?)$"
+    },
+    "ipv6network": {"format": "ipv6"},
+    "base64": {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"},
+    "base64url": {
+        "pattern": "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"
+    },
+    **{f"uuid{n}": {"format": "uuid", "pattern": f"^.{{14}}{n}.{{4}}[89abAB]"} for n in range(1, 9)},
+}
+"""What stands for formats of pydantic that JSON Schema does not know."""
+
+
+class ExactJsonSchema(GenerateJsonSchema):
+    """For pydantic's `json_schema(schema_generator=…)`. Objects are closed unless a model says `extra="allow"`: a type
+    names its fields, and a model that may invent others does so until it runs out of tokens."""
+
+    def generate(self, schema: Any, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
+        """See GenerateJsonSchema."""
+        closed: dict[str, Any] = _closed(super().generate(schema, mode))
+        return closed
+
+    def str_schema(self, schema: core_schema.StringSchema) -> dict[str, Any]:
+        """Lengths are those of what is left when white space goes."""
+        found = super().str_schema(schema)
+        if schema.get("strip_whitespace") and "minLength" in found:
+            found.setdefault("pattern", r"^\S(?:[\s\S]*\S)?$")
+        return found
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
+        """Finite where it must be."""
+        found = super().float_schema(schema)
+        return _finite(found) if schema.get("allow_inf_nan") is False else found
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> dict[str, Any]:
+        """A number with no more digits than are allowed, and no string."""
+        whole: dict[str, Any] = super().decimal_schema(schema)
+        found: dict[str, Any] = whole["anyOf"][0] if "anyOf" in whole else whole
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        if places is None and digits is not None:
+            places = digits // 2
+        if places is not None:
+            found.setdefault("multipleOf", float(f"1e-{places}"))
+        if digits is not None and places is not None:
+            exact = Decimal(10) ** (digits - places) - Decimal(10) ** -places
+            largest = float(exact) if digits <= _FLOAT_DIGITS else int(exact)
+            found["minimum"] = max(found.get("minimum", -largest), -largest)
+            found["maximum"] = min(found.get("maximum", largest), largest)
+        return found if schema.get("allow_inf_nan") else _finite(found)
+
+    def fraction_schema(self, schema: Any) -> dict[str, Any]:
+        """As Python writes them: "3/4"."""
+        return {"type": "string", "pattern": "^-?(?:0|[1-9][0-9]{0,17})(?:/[1-9][0-9]{0,17})?$"}
+
+    def complex_schema(self, schema: core_schema.ComplexSchema) -> dict[str, Any]:
+        """As Python reads them: "1+2j"."""
+        return {"type": "string", "pattern": f"^{_COMPLEX}$"}
+
+    def date_schema(self, schema: core_schema.DateSchema) -> dict[str, Any]:
+        """Python's years begin with 1."""
+        return _held(super().date_schema(schema), _DATE)
+
+    def time_schema(self, schema: core_schema.TimeSchema) -> dict[str, Any]:
+        """Python's minutes have 60 seconds."""
+        return _held(super().time_schema(schema), _CLOCK)
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> dict[str, Any]:
+        """With an offset, as the format wants it, unless the type forbids one."""
+        found = super().datetime_schema(schema)
+        if schema.get("tz_constraint") == "naive" and found.get("type") == "string":
+            return {"type": "string", "pattern": f"^{_NAIVE}$"}
+        return _held(found, f"{_DATE}[Tt]{_CLOCK}")
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> dict[str, Any]:
+        """Within the 999,999,999 days of Python."""
+        return _held(super().timedelta_schema(schema), f"{_DURATION}$")
+
+    def url_schema(self, schema: core_schema.UrlSchema) -> dict[str, Any]:
+        """One of the schemes, and a host where they want one."""
+        found = super().url_schema(schema)
+        if schemes := schema.get("allowed_schemes"):
+            without = "" if schema.get("host_required") or _WITH_HOST & {*schemes} else "|/"
+            host = "/" if "file" in schemes else f"(?:{_CREDENTIALS}{_HOST}(?:[/?#]|$){without})"
+            _held(found, f"{_one_of(schemes)}://{host}")
+        return found
+
+    def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> dict[str, Any]:
+        """A scheme, credentials, a host and a name."""
+        scheme = _one_of(schema.get("allowed_schemes") or ["db"])
+        return {"type": "string", "pattern": f"^{scheme}://{_CREDENTIALS}{_HOST}(?:/[a-zA-Z0-9_-]{{0,60}})?$"}
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
+        """Keys are texts of the key's type."""
+        found = super().dict_schema(schema)
+        keys = _KEYS.get(schema.get("keys_schema", {}).get("type", ""))
+        if keys is not None:
+            found.setdefault("propertyNames", {"pattern": f"^(?:{keys})$"})
+        return found
+
+    def set_schema(self, schema: core_schema.SetSchema) -> dict[str, Any]:
+        """See `_set`."""
+        return _set(super().set_schema(schema), schema)
+
+    def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> dict[str, Any]:
+        """See `_set`."""
+        return _set(super().frozenset_schema(schema), schema)
+
+
+def _one_of(schemes: list[str]) -> str:
+    return f"(?:{'|'.join(map(re.escape, schemes))})"
+
+
+def _finite(found: dict[str, Any]) -> dict[str, Any]:
+    """A number within what a float holds, which a text without bounds exceeds at will."""
+    if not {"minimum", "exclusiveMinimum"} & found.keys():
+        found["minimum"] = -_LARGEST
+    if not {"maximum", "exclusiveMaximum"} & found.keys():
+        found["maximum"] = _LARGEST
+    return found
+
+
+def _set(found: dict[str, Any], schema: Any) -> dict[str, Any]:
+    """A set takes what comes twice once: items that no grammar can tell apart need not be, if their number is free."""
+    items = found.setdefault("items", {})
+    if not items:
+        items["type"] = ["string", "number", "boolean", "null"]  # what Python can hash
+    can_tell = str(items.get("type")) in _FINITE or {"enum", "const"} & items.keys()
+    can_tell = can_tell or schema.get("items_schema", {}).get("type") in ("enum", "literal")
+    if not can_tell and schema.get("min_length", 0) <= 1:
+        found.pop("uniqueItems", None)
+    return found
+
+
+def _held(found: dict[str, Any], pattern: str) -> dict[str, Any]:
+    """A schema whose strings begin with a pattern; numbers, which a model's settings may ask for, are as they are."""
+    if found.get("type") == "string":
+        found["pattern"] = f"^{pattern}"
+    return found
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for key, inner in schema.items():
+        if key in ("properties", "patternProperties", "$defs"):
+            closed[key] = {name: _closed(item) for name, item in inner.items()}
+        elif key in ("items", "additionalProperties"):
+            closed[key] = _closed(inner)
+        elif key in ("anyOf", "oneOf", "prefixItems"):
+            closed[key] = [_closed(item) for item in inner]
+    if "properties" in schema:
+        closed.setdefault("additionalProperties", False)
+    if isinstance(known := _FORMATS.get(str(schema.get("format"))), dict):
+        del closed["format"]
+        closed |= known
+    return closed
