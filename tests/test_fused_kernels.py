@@ -11,7 +11,7 @@ from sgl.kernels import activation, linear, norm, qkv, rope, single
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels import fused_triton, single_triton
+from sgl.kernels import fused_triton, parts_triton, single_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
@@ -153,6 +153,35 @@ def test_products_of_a_single_token(size: int, width: int, has_bias: bool, dtype
     single_triton.project_add_(x_, matrix_[:size], half_, residual_)
     single.project_add_(x, matrix[:size], half, residual)
     check_sum(residual_, residual)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "size", "width", "processors", "parts"),
+    [(5, 48, 512, 132, 4), (70, 40, 384, 132, 3), (3, 130, 300, 132, 3), (9, 64, 96, 132, 1), (130, 64, 512, 6, 2)],
+)
+def test_parts_of_a_product_are_added_by_the_norm(
+    tokens: int, size: int, width: int, processors: int, parts: int, has_bias: bool
+) -> None:
+    """In float16: Triton's interpreter multiplies no bfloat16."""
+    x, residual = (draw(tokens, n, dtype=torch.float16) for n in (width, size))
+    matrix = (draw(size, width) / width**0.5).half()
+    bias, weight = draw(size, dtype=torch.float16, seed=5) if has_bias else None, draw(size, dtype=torch.float16)
+    on_device = None if bias is None else bias.to(DEVICE)
+    found = parts_triton.linear_parts(x.to(DEVICE), matrix.to(DEVICE), on_device, processors)
+    assert found is not None
+    assert found.shape == (parts, tokens, size)
+    expected = linear.linear(x.float(), matrix.float(), None if bias is None else bias.float())
+    check_sum(found.sum(0), expected)
+    residual_ = residual.to(DEVICE, copy=True)
+    normed = fused_triton.add_rms_norm(found, residual_, weight.to(DEVICE), 1e-5)
+    check_sum(normed, norm.add_rms_norm(found.cpu(), residual, weight, 1e-5))
+    check_sum(residual_, residual)
+
+
+def test_a_product_is_not_cut_where_its_tiles_fill_the_gpu() -> None:
+    x, matrix = (draw(n, 256, dtype=torch.float16).to(DEVICE) for n in (130, 300))
+    assert parts_triton.linear_parts(x, matrix, None, 29) is None
 
 
 def check_sum(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`norm.add_rms_norm` for contiguous x and residual."""
-    out = torch.empty_like(x)
+    out = torch.empty_like(residual)
     _norm(x, residual, weight, out, eps, has_residual=True)
     return out
 
@@ -130,14 +130,16 @@ def _norm(
 ) -> None:
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
-    _rms_norm[(x.numel() // width,)](
+    _rms_norm[(out.numel() // width,)](
         x,
         residual,
         weight,
         out,
         x.stride(-2) if x.dim() > 1 else width,
+        out.numel(),
         width,
         eps,
+        num_parts=x.numel() // out.numel(),
         has_residual=has_residual,
         block=block,
         num_warps=min(16, max(1, block // 256)),
@@ -152,35 +154,39 @@ def _rms_norm(
     weight,
     out,
     x_stride,
+    part_stride,
     width,
     eps,
+    num_parts: tl.constexpr,
     has_residual: tl.constexpr,
     block: tl.constexpr,
     overlaps: tl.constexpr,
 ):
     if overlaps:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     inside = columns < width
     scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    for part in tl.static_range(1, num_parts):
+        values += tl.load(x + part * part_stride + row * x_stride + columns, mask=inside, other=0.0)
     if has_residual:
         before = tl.load(residual + row * width + columns, mask=inside, other=0.0)
-        values = (values.to(tl.float32) + before.to(tl.float32)).to(x.dtype.element_ty)
+        values = (values.to(tl.float32) + before.to(tl.float32)).to(out.dtype.element_ty)
         tl.store(residual + row * width + columns, values, mask=inside)
     wide = values.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
-    normed = (wide * scale).to(x.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + columns, (normed * scales).to(x.dtype.element_ty), mask=inside)
+    normed = (wide * scale).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + columns, (normed * scales).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _silu_and_mul(gate_up, out, width, block: tl.constexpr, overlaps: tl.constexpr):
     if overlaps:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
@@ -193,8 +199,8 @@ def _silu_and_mul(gate_up, out, width, block: tl.constexpr, overlaps: tl.constex
 @triton.jit
 def _quantize_rows(x, values, scales, width, block: tl.constexpr, overlaps: tl.constexpr):
     if overlaps:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     wide = tl.load(x + row * width + columns, mask=columns < width, other=0.0).to(tl.float32)
@@ -207,8 +213,8 @@ def _quantize_rows(x, values, scales, width, block: tl.constexpr, overlaps: tl.c
 @triton.jit
 def _rotary_rows(table, positions, cos, sin, half, block: tl.constexpr, overlaps: tl.constexpr):
     if overlaps:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, block)
     inside = dims < half
@@ -246,8 +252,8 @@ def _rotate_and_store(
     overlaps: tl.constexpr,
 ):
     if overlaps:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     dtype = query.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * block_heads + tl.arange(0, block_heads))[:, None]

@@ -49,6 +49,19 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
     return (wide if bias is None else wide + bias.float()).to(x.dtype)
 
 
+def linear_parts(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    """`linear`, or on a GPU, where that is faster, float32 [parts, T, n] that add up to it: for `norm.add_rms_norm`, of
+    steps that are captured, since its kernel takes longer to launch."""
+    if x.is_cuda and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor):
+        from sgl.kernels import parts_triton
+
+        processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+        parts = parts_triton.linear_parts(x, matrix, bias, processors)
+        if parts is not None:
+            return parts
+    return linear(x, matrix, bias)
+
+
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of x [n, k] as float8_e4m3fn [n, k] and the scales that they are to be multiplied by, float32 [n, 1]."""
     if x.is_cuda and x.is_contiguous():

@@ -30,10 +30,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Add x to residual in place, and return the normalised sum; x, residual: [..., n], contiguous."""
+    """Add x to residual in place, and return the normalised sum; x, residual: [..., n], contiguous.
+
+    x may also be what `linear.linear_parts` made, float32 [parts, ..., n]: all of them are added.
+    """
     if x.is_cuda:
         from sgl.kernels import fused_triton
 
         return fused_triton.add_rms_norm(x, residual, weight, eps)
-    residual.add_(x)
+    residual.add_(x if x.dim() == residual.dim() else x.sum(0))
     return rms_norm(residual, weight, eps)

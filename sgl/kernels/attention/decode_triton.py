@@ -70,7 +70,6 @@ def attend(
         head_dim=head_dim,
         group=group,
         lanes=max(_LANES, triton.next_power_of_2(group)),
-        block_group=triton.next_power_of_2(group),
         block_dims=max(16, triton.next_power_of_2(head_dim)),
         halves=halves,
         tile=tile,
@@ -105,7 +104,6 @@ def _attend(
     head_dim: tl.constexpr,
     group: tl.constexpr,
     lanes: tl.constexpr,
-    block_group: tl.constexpr,
     block_dims: tl.constexpr,
     halves: tl.constexpr,
     tile: tl.constexpr,
@@ -126,8 +124,8 @@ def _attend(
     row, begin, end, first_page = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
     first_program, num_parts = tl.load(at + 4), tl.load(at + 5)
     if overlaps:
-        gdc_wait()
         gdc_launch_dependents()
+        gdc_wait()
     for segment in range(first_segment, end_segment):
         at = segments + tl.minimum(segment + 1, end_segment - 1) * 6
         next_row, next_begin, next_end, next_page = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
@@ -168,41 +166,45 @@ def _attend(
             total = total * fade + tl.sum(shares, 1)
             most = now
         result = sums / total[:, None]
+        num_ended = num_parts - 1
         if num_parts > 1:
-            # A program leaves at most two parts: a row's end, and another's beginning, which lies behind all the ends
-            of_part = program + (program == first_program).to(tl.int32) * tl.num_programs(0)
-            at_part = (of_part * tl.num_programs(1) + kv_head) * group + lane
-            tl.store(parts + at_part[:, None] * head_dim + dims[None, :], result, mask=inside)
-            tl.store(part_lse + at_part, most + tl.log2(total), mask=is_lane)
-            tl.debug_barrier()  # every thread's stores come before the count
             counter = counters + first_program * tl.num_programs(1) + kv_head
-            num_ended = tl.atomic_add(counter, 1, sem="acq_rel")
-            if num_ended == num_parts - 1:
+            if num_parts == 2:  # where the other has ended, this one need not be written down
+                num_ended = tl.atomic_add(counter, 0, sem="acquire")
+            if (num_parts > 2) | (num_ended == 0):
+                # A program leaves at most two parts: a row's end, and another's beginning, behind all the ends
+                of_part = program + (program == first_program).to(tl.int32) * tl.num_programs(0)
+                at_part = (of_part * tl.num_programs(1) + kv_head) * group + lane
+                tl.store(parts + at_part[:, None] * head_dim + dims[None, :], result, mask=inside)
+                tl.store(part_lse + at_part, most + tl.log2(total), mask=is_lane)
+                tl.debug_barrier()  # every thread's stores come before the count
+                num_ended = tl.atomic_add(counter, 1, sem="acq_rel")
+        if num_ended == num_parts - 1:
+            if num_parts > 1:
                 tl.debug_barrier()
-                tl.store(counter, 0)
-                head = tl.arange(0, block_group)
-                is_merged = (head < group)[:, None] & is_dim[None, :]
-                most_part = tl.full([block_group], float("-inf"), tl.float32)
-                weights = tl.zeros([block_group], tl.float32)
-                merged = tl.zeros([block_group, block_dims], tl.float32)
+                tl.store(counters + first_program * tl.num_programs(1) + kv_head, 0)
+                own, own_lse = result, most + tl.log2(total)
+                most = tl.full([lanes], float("-inf"), tl.float32)
+                total = tl.zeros([lanes], tl.float32)
+                result = tl.zeros([lanes, block_dims], tl.float32)
                 of_part = first_program + tl.num_programs(0)
                 for part in tl.range(0, num_parts, 1, loop_unroll_factor=4):
-                    at_lse = (of_part * tl.num_programs(1) + kv_head) * group + head
-                    lse = tl.load(part_lse + at_lse, mask=head < group, other=0.0, cache_modifier=".cg")
+                    # In the order of the keys, whoever ends last
+                    is_own = first_program + part == program
+                    at_lse = (of_part * tl.num_programs(1) + kv_head) * group + lane
+                    lse = tl.load(part_lse + at_lse, mask=is_lane & (not is_own), other=0.0, cache_modifier=".cg")
+                    lse = tl.where(is_own, own_lse, lse)
                     at_value = at_lse[:, None] * head_dim + dims[None, :]
-                    value = tl.load(parts + at_value, mask=is_merged, other=0.0, cache_modifier=".cg")
-                    now_part = tl.maximum(most_part, lse)
-                    fade_part = tl.exp2(most_part - now_part)
-                    weight = tl.exp2(lse - now_part)
-                    merged = merged * fade_part[:, None] + value * weight[:, None]
-                    weights = weights * fade_part + weight
-                    most_part = now_part
+                    value = tl.load(parts + at_value, mask=inside & (not is_own), other=0.0, cache_modifier=".cg")
+                    value = tl.where(is_own, own, value)
+                    now = tl.maximum(most, lse)
+                    fade = tl.exp2(most - now)
+                    weight = tl.exp2(lse - now)
+                    result = result * fade[:, None] + value * weight[:, None]
+                    total = total * fade + weight
+                    most = now
                     of_part = first_program + part + 1
-                merged = merged / weights[:, None]
-                at_head = row.to(tl.int64) * num_heads + kv_head * group + head
-                at_merged = at_head[:, None] * head_dim + dims[None, :]
-                tl.store(out + at_merged, merged.to(out.dtype.element_ty), mask=is_merged)
-        else:
+                result = result / total[:, None]
             tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
         row, begin, end, first_page = next_row, next_begin, next_end, next_page
         first_program, num_parts = next_program, next_parts

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sgl.kernels.activation import silu_and_mul
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.linear import linear
+from sgl.kernels.linear import linear, linear_parts
 from sgl.kernels.norm import add_rms_norm, rms_norm
 from sgl.kernels.qkv import rotate_and_store
 from sgl.kernels.rope import rotary_rows
@@ -63,14 +63,17 @@ class Decoder:
         slots: torch.Tensor,
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
+        captured: bool = False,
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
         input_ids, positions, slots: int64 [T] on the device; slots are where their keys and values go in kv.
         attention: planned for the same step. wanted: int64 [N], the tokens whose hidden states are returned, [N,
-        hidden], the others ending with their keys and values in the last layer; None: all of them.
+        hidden], the others ending with their keys and values in the last layer; None: all of them. captured: the
+        launches are for a CUDA graph, so that it does not count how long one takes.
         """
         config = self.config
+        product = linear_parts if captured else linear
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
         residual = functional.embedding(input_ids, self.weights.embedding)
         if len(input_ids) == 1 and self.device.type == "cuda":
@@ -92,10 +95,10 @@ class Decoder:
                 x = attention.run(query, keys, values, config.windows[index]).index_select(0, wanted)
             else:
                 x = attention.run(query, keys, values, config.windows[index])
-            x = linear(x.flatten(1), layer.output, layer.output_bias)
+            x = product(x.flatten(1), layer.output, layer.output_bias)
             x = add_rms_norm(x, residual, layer.post_attention_norm, config.rms_norm_eps)
             x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = linear(x, layer.down, layer.down_bias)
+            x = product(x, layer.down, layer.down_bias)
         assert x is not None, "a decoder has layers"
         return add_rms_norm(x, residual, self.weights.norm, config.rms_norm_eps)
 

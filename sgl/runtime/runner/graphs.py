@@ -105,7 +105,7 @@ class DecodeGraphs:
     def _forward(self, inputs: torch.Tensor) -> None:
         rows, token_ids, positions, slots = inputs.unbind()
         token_ids = torch.where(token_ids < 0, self._next_tokens.index_select(0, rows), token_ids)
-        hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention)
+        hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, captured=True)
         self._model.logits(hidden, out=self._logits[: len(hidden)])
 
 
