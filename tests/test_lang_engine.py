@@ -18,7 +18,7 @@ from sgl.errors import EngineDead, InvalidRequest, ProgramError, RequestAborted
 from sgl.lang.chat import PrefixTemplate
 from sgl.runtime.engine import Engine
 from tests.test_lang_defects import SOON, within
-from tests.tiny_models import tiny_checkpoint
+from tests.tiny_models import calling_checkpoint, tiny_checkpoint
 
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
@@ -217,3 +217,28 @@ def test_a_trained_model_tells_a_story(checkpoint: Callable[[str], Path]) -> Non
         assert state["who"] == " girl"
         assert state["rest"].startswith(" named")
         assert "." not in state["rest"]
+
+
+def test_a_call_that_a_model_begins_is_a_call_of_a_tool(tmp_path: Path) -> None:
+    """The model is random; a bias makes it begin calls, and none is malformed."""
+
+    def add(a: int, b: set[int]) -> int:
+        return a + len(b)
+
+    def now() -> str:
+        return "noon"
+
+    @sgl.function
+    def ask(s, begin, seed):
+        s += sgl.user("Go on.")
+        s += sgl.assistant(
+            sgl.gen("x", tools=[add, now], max_tokens=300, temperature=1.0, seed=seed, logit_bias={begin: 8.0})
+        )
+
+    with Engine(calling_checkpoint(tmp_path), device="cpu", max_total_tokens=8192) as engine:
+        [begin] = engine.get_tokenizer().encode("<tool_call>", add_special_tokens=False)
+        calls = [call for seed in range(6) for call in ask.run(begin, seed, backend=engine).value("x")]
+    assert {call.name for call in calls} == {"add", "now"}
+    for call in calls:
+        assert call.error is None
+        assert call.result == (add(**call.arguments) if call.name == "add" else "noon")

@@ -12,17 +12,17 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AddedToken
 
 import sgl
 from sgl.errors import InvalidRequest
+from sgl.lang.tools import CallNotation, call_notation
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.calls import AnswerSplitter, CallNotation, Piece, call_constraint, call_notation
+from sgl.runtime.server.calls import AnswerSplitter, Piece, call_constraint
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.live_server import OPTIONS, LiveServer
-from tests.tiny_models import byte_tokenizer, tiny_checkpoint
+from tests.tiny_models import CALLING_TEMPLATE, WRITTEN_CALLS, calling_checkpoint
 
 HELLO = [{"role": "user", "content": "hello"}]
 ITEM = {
@@ -48,25 +48,12 @@ def function(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
 TOOLS = [function("order", ORDER, strict=True), function("book", BOOK, strict=True), function("stop", strict=True)]
 SCHEMAS = {"order": ORDER, "book": BOOK, "stop": {"maxProperties": 0}}
 
-TAGGED = (
-    '{% if m.tool_calls %}{% for c in m.tool_calls %}<tool_call>\n{"name": "{{ c.function.name }}", '
-    '"arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}{% endif %}'
-)
-CHAT_TEMPLATE = (
-    "{% if tools %}[tools]{{ tools | tojson }}\n{% endif %}"
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + TAGGED + "\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 NOTATION = CallNotation('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    path = tiny_checkpoint(tmp_path_factory.mktemp("calls"), vocab_size=400, max_position_embeddings=2048)
-    tokenizer = byte_tokenizer(384)
-    tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])  # as Qwen's has it
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(path)
+    path = calling_checkpoint(tmp_path_factory.mktemp("calls"))
     with Engine(path, **OPTIONS) as engine:
         served = LiveServer(engine)
         yield served
@@ -158,16 +145,21 @@ def test_tools_that_no_call_can_be_made_of_are_refused(server: LiveServer, tools
     assert answer.json()["error"]["param"] == "tools"
 
 
+def notation_of(tokenizer: Tokenizer, template: str | None = None) -> CallNotation | None:
+    options = {} if template is None else {"chat_template": template}
+    return call_notation(lambda turns: tokenizer.apply_chat_template(turns, **options), tokenizer.control_tokens)
+
+
 def test_the_notation_of_calls_is_read_off_the_template(server: LiveServer) -> None:
     tokenizer = server.service.tokenizer
-    assert call_notation(tokenizer, None) == NOTATION
-    compact = CHAT_TEMPLATE.replace('<tool_call>\n{"name": ', '<tool_call>{"name":').replace(', "arg', ',"arg')
-    assert call_notation(tokenizer, compact) == CallNotation(
+    assert notation_of(tokenizer) == NOTATION
+    compact = CALLING_TEMPLATE.replace('<tool_call>\n{"name": ', '<tool_call>{"name":').replace(', "arg', ',"arg')
+    assert notation_of(tokenizer, compact) == CallNotation(
         '<tool_call>{"name":"', '","arguments": ', "}\n</tool_call>"
     )
-    bare = CHAT_TEMPLATE.replace("<tool_call>", "").replace("</tool_call>", "")
-    for other in (bare, CHAT_TEMPLATE.replace(TAGGED, ""), "{{ raise_exception('no calls') }}"):
-        assert call_notation(tokenizer, other) is None
+    bare = CALLING_TEMPLATE.replace("<tool_call>", "").replace("</tool_call>", "")
+    for other in (bare, CALLING_TEMPLATE.replace(WRITTEN_CALLS, ""), "{{ raise_exception('no calls') }}"):
+        assert notation_of(tokenizer, other) is None
 
 
 def test_what_is_held_depends_on_what_was_asked_for() -> None:
@@ -266,12 +258,12 @@ def test_arguments_are_streamed_before_they_end() -> None:
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5", NOTATION), ("mistral-v3", None)])
 def test_notations_of_real_templates(name: str, expected: Any, shared_data: Path) -> None:
     """Mistral's begins with a control token, which no constrained text has."""
-    assert call_notation(Tokenizer.load(shared_data / "tokenizers" / name), None) == expected
+    assert notation_of(Tokenizer.load(shared_data / "tokenizers" / name)) == expected
 
 
 def test_the_embedded_model_reads_and_writes_the_same_calls() -> None:
     tokenizer = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
-    assert call_notation(tokenizer, None) == CallNotation('<tool_call>{"name":"', '","arguments":', "}</tool_call>")
+    assert notation_of(tokenizer) == CallNotation('<tool_call>{"name":"', '","arguments":', "}</tool_call>")
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"what": "the café"}'}}
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "closed"}]
     written = tokenizer.decode(prompt_ids(tokenizer, None, ChatBody(messages=messages)), skip_special_tokens=False)

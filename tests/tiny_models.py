@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
+    AddedToken,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -69,6 +70,28 @@ def tiny_checkpoint(
     model.save_pretrained(path, max_shard_size=max_shard_size)
     if with_tokenizer:
         byte_tokenizer(config.vocab_size).save_pretrained(path)
+    return path
+
+
+WRITTEN_CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    """{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n"""
+    "</tool_call>{% endfor %}"
+)
+CALLING_TEMPLATE = (
+    "{% if tools %}[tools]{{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + WRITTEN_CALLS + "\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def calling_checkpoint(path: Path) -> Path:
+    """A tiny random model that writes calls as Qwen's do: in tags, the first of which is a token of its own."""
+    tiny_checkpoint(path, vocab_size=400, max_position_embeddings=2048)
+    tokenizer = byte_tokenizer(384)
+    tokenizer.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    tokenizer.chat_template = CALLING_TEMPLATE
+    tokenizer.save_pretrained(path)
     return path
 
 

@@ -1,4 +1,5 @@
-"""Tools: Python functions that a model may call. Their schema, the calls in a text, running them, their results.
+"""Tools: Python functions that a model may call. Their schema, what holds a text to calls, the calls in a text, running
+them, their results.
 
 It knows signatures, docstrings and the notations in which models write calls; `sgl.lang.run` calls it when a
 backend asks for the results of a gen's calls.
@@ -10,7 +11,7 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +60,8 @@ def tool_of(function: Callable[..., Any]) -> Tool:
     """Read a function's signature and docstring. Parameters without annotation accept anything."""
     import pydantic
 
+    from sgl.lang.exact_schema import ExactJsonSchema
+
     described = _parameter_docs(function.__doc__ or "")
     fields: dict[str, Any] = {}
     hints = inspect.get_annotations(function, eval_str=True)
@@ -72,7 +75,7 @@ def tool_of(function: Callable[..., Any]) -> Tool:
         fields[parameter.name] = (hints.get(parameter.name, Any), info)
     config = pydantic.ConfigDict(extra="forbid")
     model = pydantic.create_model(function.__name__, __config__=config, **fields)
-    parameters = model.model_json_schema()
+    parameters = model.model_json_schema(schema_generator=ExactJsonSchema)
     parameters.pop("title", None)
     parameters.setdefault("properties", {})
     for item in parameters["properties"].values():
@@ -97,6 +100,58 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for number, function in enumerate(functions)
     ]
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+@dataclass(frozen=True, slots=True)
+class CallNotation:
+    """How a model writes a call: `begin`, its name, `middle`, its arguments as JSON, `end`."""
+
+    begin: str
+    middle: str
+    end: str
+
+
+def call_notation(render: Callable[[list[dict[str, Any]]], str], control: Collection[str]) -> CallNotation | None:
+    """The notation in which a chat template writes earlier calls, which is the one that its model was trained on.
+
+    None unless that is JSON in <tool_call> tags: only those cannot be mistaken for anything else. None also if they are
+    among the `control` tokens, which no constrained text has."""
+    call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {_PROBE: 1}}}
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "-"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    try:
+        written = _WRITTEN_CALL.search(render(turns))
+    except InvalidRequest:  # a template for conversations without calls
+        return None
+    if written is None or any(token in written.group() for token in control):
+        return None
+    return CallNotation(*written.groups())
+
+
+def call_tag(
+    functions: Sequence[Mapping[str, Any]], notation: CallNotation, *, only_one: bool = False
+) -> dict[str, Any]:
+    """The structural tag of a text that is free until it begins a call: from there on it is a call of one of the
+    functions, each with its "name" and the schema of its "parameters"."""
+    structures = [
+        {
+            "begin": f"{notation.begin}{function['name']}{notation.middle}",
+            "schema": function.get("parameters", {"type": "object"}),
+            "end": notation.end,
+        }
+        for function in functions
+    ]
+    return {"triggers": [CALL_TAG], "structures": structures, "stop_after_first": only_one}
+
+
+CALL_TAG = "<tool_call>"
+_PROBE = "sgl_probe"
+_WRITTEN_CALL = re.compile(
+    rf'({CALL_TAG}\s*{{"name":\s*"){_PROBE}(",\s*"(?:arguments|parameters)":\s*)'
+    rf'{{"{_PROBE}":\s*1}}(\s*}}\s*</tool_call>)'
+)
 
 
 def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:

@@ -19,6 +19,7 @@ from sgl.lang.chat import as_template
 from sgl.lang.choices import Scores, method_named
 from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
+from sgl.lang.tools import CallNotation, call_tag
 from sgl.runtime.intake import Ask
 from sgl.runtime.loop import Submission
 from sgl.runtime.native import NativeResult
@@ -250,7 +251,8 @@ class ProgramSession:
             tokens = self._services.encoder.extend(stream.tokens, stream.unencoded)
             return tokens, self._submissions(tokens.ids, asks)
 
-        tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=ir.constraint_of(node) is not None)
+        is_heavy = ir.constraint_of(node) is not None or bool(node.tools)
+        tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         call = Call(stream, pairs, self._listener(stream, node, asks[0]) if asks[0]["stream"] else None)
         yield from self._machine.call(call)
         results = [result.result() for result in call.results]
@@ -283,6 +285,8 @@ class ProgramSession:
         sampling |= {"max_new_tokens": given["max_tokens"], "min_new_tokens": given["min_tokens"]}
         if (constraint := ir.constraint_of(node)) is not None:
             sampling[_CONSTRAINTS[constraint[0]]] = constraint[1]
+        elif node.tools and (notation := self._notation(stream)) is not None:
+            sampling["structural_tag"] = call_tag(node.tools, notation)
         extra = given["extra"] or {}
         for name in extra:
             if name not in _EXTRA_OPTIONS:
@@ -295,6 +299,12 @@ class ProgramSession:
         return [
             {**options, "sampling_params": SamplingParams.from_dict({**sampling, "seed": seed})} for seed in seeds
         ]
+
+    def _notation(self, stream: Stream) -> CallNotation | None:
+        """How calls are written in a turn of the model's own template; others may end turns by texts that no
+        constraint lets through."""
+        is_own = self._template is not None and self._template is self._services.template
+        return self._services.encoder.call_notation if is_own and stream.role is not None else None
 
     def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]]) -> Pairs:
         return [pair for ask in asks for pair in self._services.intake.submissions(Ask(input_ids=ids, **ask))]

@@ -12,12 +12,14 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
 
+from sgl.lang.tools import CallNotation, call_notation
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -55,6 +57,11 @@ class Encoder:
         self._longest_control = max(map(len, self._control), default=0)
         self._table = None if tokenizer.table is None else tokenizer.table.token_bytes
         self._prepends = self._spelled(tokenizer.encode("a", add_special_tokens=False)) not in (None, b"a")
+
+    @cached_property
+    def call_notation(self) -> CallNotation | None:
+        """How the model's own chat template writes calls of tools."""
+        return call_notation(self._tokenizer.apply_chat_template, self._control)
 
     def extend(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> StreamTokens:
         """The tokens with pieces of text appended. At the beginning of a stream that no template opens, they begin

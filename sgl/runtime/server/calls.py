@@ -14,44 +14,8 @@ from typing import Any, Literal
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.reasoning import ReasoningSplitter
-from sgl.lang.tools import call_schema, calls_of
+from sgl.lang.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
 from sgl.runtime.server.protocol import ChatBody, ChosenTool, Function
-from sgl.runtime.text.tokenizer import Tokenizer
-
-_TAG = "<tool_call>"
-_PROBE_NAME, _PROBE_KEY = "sgl_probe", "sgl_key"
-_WRITTEN_CALL = re.compile(
-    rf'({_TAG}\s*{{"name":\s*"){_PROBE_NAME}(",\s*"(?:arguments|parameters)":\s*)'
-    rf'{{"{_PROBE_KEY}":\s*1}}(\s*}}\s*</tool_call>)'
-)
-
-
-@dataclass(frozen=True, slots=True)
-class CallNotation:
-    """How a model writes a call: `begin`, its name, `middle`, its arguments as JSON, `end`."""
-
-    begin: str
-    middle: str
-    end: str
-
-
-def call_notation(tokenizer: Tokenizer, template: str | None) -> CallNotation | None:
-    """The notation in which the chat template writes earlier calls, which is the one that the model was trained on.
-    None unless that is JSON in <tool_call> tags of plain text: only those cannot be mistaken for anything else."""
-    function = {"name": _PROBE_NAME, "arguments": {_PROBE_KEY: 1}}
-    call = {"id": "call00000", "type": "function", "function": function}
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "-"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    options = {} if template is None else {"chat_template": template}
-    try:
-        written = _WRITTEN_CALL.search(tokenizer.apply_chat_template(messages, **options))
-    except InvalidRequest:  # a template for conversations without calls
-        return None
-    if written is None or any(token in written.group() for token in tokenizer.control_tokens):
-        return None
-    return CallNotation(*written.groups())
 
 
 def call_constraint(body: ChatBody, notation: CallNotation | None, params: dict[str, Any]) -> dict[str, Any]:
@@ -86,16 +50,11 @@ def call_constraint(body: ChatBody, notation: CallNotation | None, params: dict[
         return {"json_schema": {"anyOf": [call_schema([_typed(each) for each in functions]), document]}}
     if notation is None or _CONSTRAINTS & params.keys():
         return {}
-    structures = [
-        {
-            "begin": f"{notation.begin}{function.name}{notation.middle}",
-            "schema": _typed(function)["parameters"] if function.strict else {"type": "object"},
-            "end": notation.end,
-        }
-        for function in functions
+    loosely = {"parameters": {"type": "object"}}
+    allowed = [
+        _typed(function) if function.strict else {"name": function.name, **loosely} for function in functions
     ]
-    tag = {"triggers": [_TAG], "structures": structures, "stop_after_first": body.parallel_tool_calls is False}
-    return {"structural_tag": tag}
+    return {"structural_tag": call_tag(allowed, notation, only_one=body.parallel_tool_calls is False)}
 
 
 _CONSTRAINTS = {"regex", "json_schema", "ebnf", "structural_tag"}
@@ -174,7 +133,7 @@ class AnswerSplitter:
                 self._is_call = True
                 return ""
             self._has_begun = bool(start)
-        before, tag, _ = self._held.partition(_TAG)
+        before, tag, _ = self._held.partition(CALL_TAG)
         if tag:
             self._is_call = self._is_tagged = True
         elif not final:
@@ -220,7 +179,7 @@ class AnswerSplitter:
 
 
 _HEAD = re.compile(
-    rf'(?:{_TAG}|[\[,])?\s*{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={{)'
+    rf'(?:{CALL_TAG}|[\[,])?\s*{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={{)'
 )
 _TAIL = re.compile(r"\s*\}")
 _TAGGED_TAIL = re.compile(r"\s*\}\s*</tool_call>")
@@ -259,5 +218,5 @@ def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _half_tag(text: str) -> int:
-    lengths: Sequence[int] = range(min(len(_TAG) - 1, len(text)), 0, -1)
-    return next((n for n in lengths if _TAG.startswith(text[-n:])), 0)
+    lengths: Sequence[int] = range(min(len(CALL_TAG) - 1, len(text)), 0, -1)
+    return next((n for n in lengths if CALL_TAG.startswith(text[-n:])), 0)

@@ -14,8 +14,9 @@ from aiohttp import web
 
 from sgl.errors import ConfigError, InvalidRequest
 from sgl.lang.reasoning import reasoning_format
+from sgl.lang.tools import CallNotation, call_notation
 from sgl.runtime.server import sse
-from sgl.runtime.server.calls import AnswerSplitter, CallNotation, Piece, call_constraint, call_notation
+from sgl.runtime.server.calls import AnswerSplitter, Piece, call_constraint
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.errors import NoSuchModel, json_response
 from sgl.runtime.server.logprobs import CompletionLogprobs, chat_logprobs
@@ -165,7 +166,9 @@ class OpenAIApi:
 
     @cached_property
     def _notation(self) -> CallNotation | None:
-        return call_notation(self._service.tokenizer, self._service.chat_template)
+        tokenizer, template = self._service.tokenizer, self._service.chat_template
+        options: dict[str, Any] = {} if template is None else {"chat_template": template}
+        return call_notation(lambda turns: tokenizer.apply_chat_template(turns, **options), tokenizer.control_tokens)
 
     # ── chats ───────────────────────────────────────────────────────────────────────────────────────────────────
 
