@@ -6,7 +6,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import jsonschema
 import pytest
 
 from sgl import Engine
-from sgl.errors import GrammarError, InvalidRequest, RegexSyntaxError, UnsupportedSchema
+from sgl.errors import EngineDead, GrammarError, InvalidRequest, RegexSyntaxError, RequestTimeout, UnsupportedSchema
+from sgl.grammar.service import CompileService
 from tests.tiny_models import tiny_checkpoint
 
 PERSON: dict[str, Any] = {
@@ -177,6 +181,57 @@ def test_a_text_that_the_vocabulary_cannot_spell_is_refused(tmp_path: Path) -> N
         result = engine.generate(input_ids=[2], sampling_params={"regex": "abx"})
         assert result["meta_info"]["finish_reason"]["err_type"] == "GrammarError"
         assert engine.generate(input_ids=[2], sampling_params={"regex": "abc"})["text"] == "abc"
+
+
+def test_prompts_are_computed_while_constraints_compile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gates = {name: threading.Event() for name in ("ab", "abc", "(a", "abcd")}
+    compile_now = CompileService._compile
+
+    def compile_later(self: CompileService, constraint: Any) -> Any:
+        assert gates[json.loads(constraint.source)].wait(30)
+        return compile_now(self, constraint)
+
+    monkeypatch.setattr(CompileService, "_compile", compile_later)
+    with Engine(folder, dtype="float32", check_ledger=True) as engine, ThreadPoolExecutor(8) as threads:
+
+        def ask(regex: str, **options: Any) -> Future[Any]:
+            params = {"regex": regex, "max_new_tokens": 20}
+            return threads.submit(engine.generate, prompt="so much for that", sampling_params=params, **options)
+
+        def until(running: int) -> None:
+            end = time.monotonic() + 20
+            while engine.get_server_info()["internal_states"][0]["num_running_reqs"] != running:
+                assert time.monotonic() < end
+
+        late = ask("ab", timeout=0.2)
+        with pytest.raises(RequestTimeout):
+            late.result()
+        first = ask("ab")
+        until(1)
+        free = engine.generate("so much for that", {"max_new_tokens": 5, "ignore_eos": True})
+        assert len(free["output_ids"]) == 5
+        assert not first.done()
+        second, wrong = ask("abc", rid="second"), ask("(a")
+        until(3)
+        gates["ab"].set()
+        assert first.result()["text"] == "ab"
+        gates["(a"].set()
+        with pytest.raises(RegexSyntaxError):
+            wrong.result()
+        until(1)
+        engine.abort("second")
+        assert second.result()["meta_info"]["finish_reason"]["type"] == "abort"
+        again = ask("abc")
+        until(1)
+        gates["abc"].set()
+        assert again.result()["text"] == "abc"
+        assert engine.check_ledger() == []
+        stopped = ask("abcd")
+        until(1)
+        engine.shutdown()
+        with pytest.raises(EngineDead):
+            stopped.result()
+        gates["abcd"].set()
 
 
 def test_jumps_give_the_same_texts_in_fewer_steps(folder: Path) -> None:

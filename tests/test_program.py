@@ -192,8 +192,8 @@ def spy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     seen: list[list[int]] = []
     submissions = engine._intake.submissions
 
-    def record(ask: Any) -> Any:
-        pairs = submissions(ask)
+    def record(ask: Any, **options: Any) -> Any:
+        pairs = submissions(ask, **options)
         seen.extend(submission.request.prompt_ids.tolist() for submission, _ in pairs)
         return pairs
 

@@ -29,6 +29,8 @@ settings_strategy = st.builds(
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(0, 2**31)),
+        st.tuples(st.just("hold"), st.integers(0, 2**31)),
+        st.tuples(st.just("let go"), st.integers(0, 100)),
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("abort"), st.integers(0, 100)),
         st.tuples(st.just("flush"), st.just(0)),
@@ -47,9 +49,12 @@ def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
     driver = Driver(setting)
     requests: list[Request] = []
     for action, value in plan:
-        if action == "add":
+        if action in ("add", "hold"):
             requests.append(random_request(len(requests), value, setting.context))
+            requests[-1].is_held = action == "hold"
             driver.scheduler.add(requests[-1])
+        elif action == "let go" and requests:
+            driver.scheduler.let_go(requests[value % len(requests)])
         elif action == "step":
             for _ in range(value):
                 driver.step()
@@ -66,6 +71,12 @@ def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
         elif action == "flush":
             driver.scheduler.memory.cache.reset()
             driver.check()
+    while driver.step():
+        assert not any(request.is_held and request.output_ids for request in requests)
+    driver.check()
+    for request in requests:
+        assert request.is_held or request.phase is Phase.DONE
+        driver.scheduler.let_go(request)
     driver.run()
     driver.check()
     for request in requests:
@@ -98,6 +109,27 @@ def test_followers_wait_for_a_prefix_that_is_being_computed_and_then_hit_it() ->
     computed = sum(int(batch.q_lens.sum()) for batch in driver.runner.batches)
     assert [r.cached_len for r in requests] == [0] + [32] * 5
     assert computed <= 33 + 5 * 1 + 6 * 2
+
+
+def test_a_prompt_that_is_held_is_computed_but_for_its_last_token_and_keeps_nobody_waiting() -> None:
+    stem = list(range(32))
+    held, other = make_request(0, [*stem, 40, 41], 2), make_request(1, [*stem, 40, 42], 2)
+    held.is_held = True
+    driver = Driver(Setting(budget=64, overlap=False))
+    driver.runner.keep_batches = True
+    driver.scheduler.add(held)
+    driver.scheduler.add(other)
+    while driver.step():
+        pass
+    assert driver.runner.batches[0].q_lens.tolist() == [33]
+    assert other.phase is Phase.DONE
+    assert other.cached_len == 32
+    assert not held.output_ids
+    driver.scheduler.let_go(held)
+    driver.run()
+    assert driver.runner.batches[-2].q_lens.tolist() == [1]
+    for request in (held, other):
+        assert_right(request)
 
 
 def test_a_retracted_request_resumes_as_a_prefix_hit_with_the_same_tokens() -> None:

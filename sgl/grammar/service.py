@@ -145,7 +145,10 @@ class CompileService:
             self._closers.put(process)
         with self._lock:
             flight = self._flights.get(constraint)
-            if closed is not None and flight is not None and flight.done() and flight.exception() is None:
+        if closed is None or flight is None or flight.exception() is not None:  # waits: it may end after this
+            return
+        with self._lock:
+            if self._flights.get(constraint) is flight:
                 self._flights[constraint] = Future()
                 self._flights[constraint].set_result(self._with(closed, constraint))
 

@@ -19,7 +19,7 @@ from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.closure import Standing, close
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
+from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, Encode, MatcherCursor
 from sgl.grammar.service import MAX_CLOSED_STATES, CompileService
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import JsonWhitespace
@@ -33,13 +33,23 @@ _WORDS_OF_BYTES = 8  # where most vocabularies have single bytes, one of which i
 
 
 class Guide:
-    """Follows one request's output through its constraint."""
+    """Follows one request's output through its constraint, once that is compiled and `start` was called."""
 
-    def __init__(self, cursor: Cursor) -> None:
-        self._cursor = cursor
+    def __init__(self, flight: Future[Grammar | ClosedGrammar], encode: Encode) -> None:
+        self.flight = flight
+        self._encode = encode
+        self._cursor: Cursor
         self._failure: GrammarError | None = None
         self._pinned: list[int] = []  # the tokens that follow for certain, last first
         self._was_pinned = False
+
+    def start(self) -> None:
+        """Take up the grammar, for which it waits. Raises what compiling ended in."""
+        grammar = self.flight.result()
+        if isinstance(grammar, ClosedGrammar):
+            self._cursor = ClosedCursor(grammar, self._encode)
+        else:
+            self._cursor = MatcherCursor(grammar, self._encode)
 
     def next(self, remaining: int) -> TokenMask | None:
         """What the next token may be, with `remaining` tokens to come; None, after which `accept` raises, if no token
@@ -122,20 +132,13 @@ class Constraints:
         return service.vocabulary, Standing(closed, closed.start)
 
     def guides(self, params: SamplingParams) -> list[Guide | None]:
-        """What guides each of a request's n samples; None where it is free.
-
-        Raises InvalidRequest without a tokenizer, and GrammarError for a constraint that cannot be compiled.
-        """
+        """What guides each of a request's n samples; None where it is free. Raises as `announce`."""
         flight = self.announce(params)
-        if flight is None:
-            return [None] * params.n
-        grammar = flight.result()
-        if isinstance(grammar, ClosedGrammar):
-            return [Guide(ClosedCursor(grammar, self._encode)) for _ in range(params.n)]
-        return [Guide(MatcherCursor(grammar, self._encode)) for _ in range(params.n)]
+        return [None if flight is None else Guide(flight, self._encode) for _ in range(params.n)]
 
     def announce(self, params: SamplingParams) -> Future[Grammar | ClosedGrammar] | None:
-        """Begin to compile what `guides` will be asked for; None where that is nothing. Raises as `guides`."""
+        """Compile the constraint of a request, unless that is done or under way; None if it has none. The future raises
+        GrammarError for one that cannot be compiled. Raises InvalidRequest without a tokenizer."""
         given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
         if not given:
             return None

@@ -13,8 +13,8 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -127,7 +127,9 @@ class Engine:
         Raises InvalidRequest, QueueFull and EngineDead, before anything is queued where possible.
         """
         arguments = locals()
-        return self._stream(self._prepare(arguments)) if stream else self._wait(self._parts(arguments))
+        return (
+            self._stream(self._prepare(arguments)) if stream else self._wait(self._prepare(arguments, waits=False))
+        )
 
     async def async_generate(
         self,
@@ -176,7 +178,7 @@ class Engine:
         prepared = Prepared(Call(is_list=True))
         for ask in asks:
             prepared.add(self._intake.submissions(ask), None)
-        results = self._wait([prepared])
+        results = self._wait(prepared)
         scores = []
         for ids, result in zip(full, results, strict=True):
             logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]
@@ -322,24 +324,15 @@ class Engine:
             with contextlib.suppress(EngineDead):
                 self._loop.abort(unfinished)
 
-    def _prepare(self, arguments: Mapping[str, Any]) -> Prepared:
-        whole, *rest = self._parts(arguments)
-        for part in rest:
-            whole.extend(part)
-        return whole
-
-    def _parts(self, arguments: Mapping[str, Any]) -> Iterator[Prepared]:
-        """The requests of a call, in parts that are ready: of a list, those behind a constraint that is still being
-        compiled are a part of their own."""
+    def _prepare(self, arguments: Mapping[str, Any], *, waits: bool = True) -> Prepared:
+        """The requests of a call. `waits` until what they are constrained to is compiled, and raises what that ends in;
+        else a request ends in it."""
         asks, is_list = asks_of({name: value for name, value in arguments.items() if name != "self"})
-        part = Prepared(Call(is_list))
-        compiling = [self._intake.announce(ask) for ask in asks] if is_list else [None]
-        for ask, flight in zip(asks, compiling, strict=True):
-            if flight is not None and not flight.done() and part.submissions:
-                yield part
-                part = Prepared(part.call)
-            part.add(self._intake.submissions(ask), ask.rid)
-        yield part
+        flights = [self._intake.announce(ask) for ask in asks]
+        prepared = Prepared(Call(is_list), [flight for flight in flights if flight is not None])
+        for ask in asks:
+            prepared.add(self._intake.submissions(ask, waits=waits), ask.rid)
+        return prepared
 
     def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
         """The tokens of prefix + candidate, and from where they are scored."""
@@ -367,19 +360,19 @@ class Engine:
 
     # ── waiting for outputs ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _wait(self, parts: Iterable[Prepared]) -> Any:
-        sink, submitted = ThreadSink(self._loop), list[Prepared]()
+    def _wait(self, prepared: Prepared) -> Any:
+        sink, call = ThreadSink(self._loop), prepared.call
+        self.submit(prepared, sink)
         try:
-            for part in parts:
-                self.submit(part, sink)
-                submitted.append(part)
-            call = submitted[0].call
             while call.unfinished:
-                call.absorb(sink.get())
+                output = sink.get()
+                call.absorb(output)
+                if output.finish_reason is not None and output.finish_reason.error is not None:
+                    for flight in filter(Future.done, prepared.compiling):
+                        flight.result()
             return call.result()
         finally:
-            for part in submitted:
-                self.release(part)
+            self.release(prepared)
 
     def _stream(self, prepared: Prepared) -> _Events:
         sink = ThreadSink(self._loop)
@@ -411,6 +404,7 @@ class Prepared:
     """The requests of one call of generate, and what will come of them."""
 
     call: Call
+    compiling: list[Future[Any]] = field(default_factory=list)  # what they are constrained to
     submissions: list[Submission] = field(default_factory=list)
     rids: dict[str, list[int]] = field(
         default_factory=dict
@@ -420,14 +414,6 @@ class Prepared:
     def uids(self) -> list[int]:
         """Of the requests."""
         return [submission.request.uid for submission in self.submissions]
-
-    def extend(self, other: Prepared) -> None:
-        """Take in another part of the same call. Raises InvalidRequest if a rid is there already."""
-        for rid in other.rids:
-            if rid in self.rids:
-                raise InvalidRequest(f"rid {rid!r} is given to two requests", param="rid")
-        self.submissions += other.submissions
-        self.rids |= other.rids
 
     def add(self, pairs: list[tuple[Submission, NativeResult]], rid: str | None) -> None:
         """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""

@@ -92,12 +92,13 @@ class Intake:
         return self._constraints.warm_up()
 
     def announce(self, ask: Ask) -> Future[Any] | None:
-        """Begin to compile the constraint of an ask, if it has one; `submissions` waits for it."""
+        """Compile the constraint of an ask, if it has one; see `Constraints.announce`."""
         ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
         return self._constraints.announce(params)
 
-    def submissions(self, ask: Ask) -> list[tuple[Submission, NativeResult]]:
-        """A submission for each of the n samples, and the empty result that will collect its outputs."""
+    def submissions(self, ask: Ask, *, waits: bool = True) -> list[tuple[Submission, NativeResult]]:
+        """A submission for each of the n samples, and the empty result that will collect its outputs. `waits` until the
+        constraint is compiled, and raises the GrammarError in which that ends; else the request ends in it."""
         ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
         prompt_ids = self.prompt_ids(ask)
         logprob_start = self._logprob_start(ask, len(prompt_ids))
@@ -110,6 +111,8 @@ class Intake:
             if value is not None and not isinstance(value, str):
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
         guides = self._constraints.guides(params)
+        if waits and guides[0] is not None:
+            guides[0].flight.result()
         now = time.monotonic()
         made = []
         for sample in range(params.n):

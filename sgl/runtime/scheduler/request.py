@@ -64,6 +64,7 @@ class Request:
     num_retractions: int = 0
     num_forced: int = 0  # output tokens that followed for certain and were not sampled
 
+    is_held: bool = False  # its last known token is not computed: what may follow is not known yet
     tick: int = 0  # the scheduling round in which it arrived
     row: int = -1
     target_len: int = 0  # known tokens at admission: prefill ends there
@@ -84,6 +85,11 @@ class Request:
     def num_known(self) -> int:
         """Prompt and output tokens that the host knows."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def ready_len(self) -> int:
+        """How many of the tokens known at admission may be computed."""
+        return self.target_len - self.is_held
 
     @property
     def is_done(self) -> bool:

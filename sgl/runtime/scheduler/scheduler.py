@@ -122,6 +122,10 @@ class Scheduler:
             if not request.params.ignore_eos:
                 self._lengths.finished(len(request.output_ids), request.max_new_tokens)
 
+    def let_go(self, request: Request) -> None:
+        """Let the last token of a request that is held be computed."""
+        request.is_held = False
+
     def append(self, request: Request, token_ids: Sequence[int]) -> None:
         """Give a request tokens that follow for certain behind its last one: the next step computes them, and
         samples what comes then. For a request that was just advanced. A step under way, which computes that last
@@ -179,16 +183,20 @@ class Scheduler:
                 self.counters.steps += 1
                 return self._commit(decodes, chunks, setups)
             stuck = [request for request in self._running.values() if request.phase is Phase.PREFILL]
-            if len(stuck) < 2:
+            held = [request for request in stuck if request.is_held]
+            if held and (len(held) < len(stuck) or any(not request.is_held for request in self.queue)):
+                self._retract(held[-1])
+            elif not held and len(stuck) > 1:
+                self._retract(stuck[-1])  # all wait for pages that only they hold
+            else:
                 return None
-            self._retract(stuck[-1])  # all wait for pages that only they hold
 
     def launched(self, step: Step) -> None:
         """To be called once the batch is on its way: what it computes of prompts may be shared from the next
         step on, since steps run in order."""
         for request in step.requests[step.num_decodes :]:
             self.memory.share(request)
-            if request.phase is not Phase.PREFILL:
+            if self._rows.kv_len[request.row] >= request.ready_len:
                 self.memory.prompt_is_computed(request)
 
     def handle(self, step: Step, result: StepResult) -> list[Request]:
@@ -253,7 +261,7 @@ class Scheduler:
                 break
             if request.phase is Phase.PREFILL:
                 start = int(self._rows.kv_len[request.row])
-                end = self.memory.reach(request, min(request.target_len, start + budget))
+                end = self.memory.reach(request, min(request.ready_len, start + budget))
                 if end > start:
                     chunks.append(Chunk(request, start, end))
                     budget -= end - start
@@ -273,13 +281,17 @@ class Scheduler:
                 continue  # a token of its own is under way
             if self.memory.is_computed_elsewhere(request):
                 continue
+            if request.is_held and (
+                request.num_retractions or self.memory.current_match(request).length == request.num_known - 1
+            ):
+                continue  # it has given way, or nothing is left to compute
             if not self._give_row(request, simulation):
                 if self.queue.is_aged(request):
                     break
                 bypassed += 1
                 continue
             start = request.tree_len
-            end = self.memory.reach(request, min(request.target_len, start + budget))
+            end = self.memory.reach(request, min(request.ready_len, start + budget))
             chunks.append(Chunk(request, start, end))
             budget -= end - start
             output_ids = np.array(request.output_ids, np.int32)
