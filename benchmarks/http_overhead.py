@@ -112,12 +112,10 @@ class LeanClient:
         body = json.dumps({"text": prompt, "sampling_params": self._params, "stream": True}).encode()
         head = f"POST /generate HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        while (line := await reader.readline()) != b"0\r\n":  # the last chunk
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
-            elif not line:
-                raise ConnectionError("the server hung up")
-        await reader.readline()
+        end = b"\n\n\r\n"  # of an event, and of the chunk that brings it
+        while not (chunk := await reader.readuntil(end)).endswith(b"data: [DONE]" + end):
+            yield json.loads(chunk[chunk.index(b"data: ") + 6 :])
+        await reader.readuntil(b"0\r\n\r\n")  # the last chunk
         self._idle.append(connection)
 
     def close(self) -> None:

@@ -22,13 +22,14 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # proxies of the nginx kind would collect events otherwise
 }
 DONE = b"data: [DONE]\n\n"
+_JSON = json.JSONEncoder(separators=(",", ":"))
 _SMALL = 1 << 15  # bytes that a transport with nothing unsent takes without waiting for the client
 
 
 def event(data: Any, event_id: int | None = None) -> bytes:
     """One event. JSON has no raw newlines, so one line is enough."""
     head = "" if event_id is None else f"id: {event_id}\n"
-    return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    return f"{head}data: {_JSON.encode(data)}\n\n".encode()
 
 
 class _EventStream(web.StreamResponse):
