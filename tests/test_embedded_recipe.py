@@ -18,16 +18,23 @@ from tools.train_embedded.patterns import Sequence, say
 from tools.train_embedded.records import attribute_example, record_example
 from tools.train_embedded.toolcalls import read_tools, tool_example
 from tools.train_embedded.train import Encoder
-from tools.train_embedded.values import CURRENCIES, Values
+from tools.train_embedded.values import CURRENCIES, Values, read_synonyms
 
 TOKENIZER = Path(sgl.__file__).parent / "models" / "embedded" / "tokenizer.json"
 
 
-def sayings(patterns: Iterable[Sequence], count: int) -> set[str]:
-    """What patterns say, with their slots' names for values, in lower case and without punctuation."""
-    rng = random.Random(0)
+def sayings(patterns: Iterable[Sequence], count: int, *, share_changed: float = 0.0) -> set[str]:
+    """What patterns say, with their slots' names for values, in lower case and without punctuation; so many of the
+    words that have synonyms replaced by those."""
+    rng, synonyms = random.Random(0), read_synonyms()
+
+    def literal(text: str) -> str:
+        words = (rng.choice(synonyms.get(word.lower(), [word])) if rng.random() < share_changed else word
+                 for word in text.split(" "))  # fmt: skip
+        return " ".join(words)
+
     texts = (
-        say(pattern, rng, lambda slot: "" if slot.setting is not None else f"{{{slot.name}}}")
+        say(pattern, rng, lambda slot: "" if slot.setting is not None else f"{{{slot.name}}}", literal)
         for pattern in patterns
         for _ in range(count)
     )
@@ -42,6 +49,8 @@ def test_no_held_out_pattern_says_what_a_learnt_one_says() -> None:
         scraps = [p.sequence for p in known.scraps]
         pairs.append(([p.sequence for p in held.heads], [*(p.sequence for p in known.heads), *scraps]))
         pairs.append(([p.sequence for p in held.tails], [*(p.sequence for p in known.tails), *scraps]))
+        for held_patterns, known_patterns in pairs[-2:]:
+            assert not sayings(held_patterns, 40) & sayings(known_patterns, 40, share_changed=0.3)
     for held_task, known_task in zip(read_classes("eval")[0], read_classes("train")[0], strict=True):
         for held_label, known_label in zip(held_task.labels, known_task.labels, strict=True):
             pairs.append((held_label.patterns, known_label.patterns))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.train_embedded.attributes import ENDINGS
 from tools.train_embedded.classify import Question, put
 from tools.train_embedded.domains import cased
 from tools.train_embedded.prompts import STOP, Example, Field, extraction
@@ -75,6 +76,13 @@ class Corpora:
         )
         lists["common"] = sorted(
             word for word, count in seen.items() if count >= 4 and word not in phrases("English")[:30]
+        )
+        for name, endings in ENDINGS.items():
+            lists[f"common_{name}"] = [word for word in lists["common"] if word.endswith(endings) and len(word) > 4]
+        prose = " ".join(texts)
+        lists["sentences"] = sorted(set(re.findall(r"(?<=[.!?] )[A-Z][^A-Z\d.!?\"“”‘’_]{15,80}[.!?](?= )", prose)))
+        lists["clauses"] = sorted(
+            set(re.findall(rf"(?<=, )(?:{'|'.join(phrases('conjunctions'))})(?: [a-z']+){{2,8}}(?=[,.;!])", prose))
         )
         lists["scraps"] = sorted(
             {scrap.strip(" '") for text in texts for scrap in re.findall(r"(?:\b[a-z']{1,11} ){2,7}", text)}

@@ -34,8 +34,8 @@ def dialogue_example(values: Values, split: str) -> Example:
         Field(keys[name], "number" if kinds[name] in DECIMALS else type_of(telling.drawn(name).data))
         for name in names
     ]
-    asks_for_summary = rng.random() < 0.6
-    fixed = rng.random() < 0.5
+    fixed = rng.random() < 0.5  # a system message says what to ask for
+    asks_for_summary = not fixed or rng.random() < 0.4
     if fixed:
         ending = (
             "When you have them all, answer with JSON"
@@ -52,7 +52,7 @@ def dialogue_example(values: Values, split: str) -> Example:
             continue
         example.turn("assistant", rng.choice(phrases("asks")).format(spoken(keys[name])))
         example.turn("user", _told(telling, name, names, said))
-    if rng.random() < 0.12:
+    if asks_for_summary and rng.random() < 0.12:
         name = rng.choice(names)
         example.turn("assistant", "Anything else?")
         telling.said[name] = telling.drawn(name)
@@ -65,8 +65,7 @@ def dialogue_example(values: Values, split: str) -> Example:
             ]
         )
         example.turn("user", change.format(spoken(keys[name]), telling.said[name].text))
-        if asks_for_summary:
-            example.turn("assistant", "Okay, I have changed it.")
+        example.turn("assistant", "Okay, I have changed it.")
     elif asks_for_summary:
         example.turn(
             "assistant",

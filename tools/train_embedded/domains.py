@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import random
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.train_embedded.patterns import Sequence, parse, slots_of
+from tools.train_embedded.patterns import Sequence, parse, say, slots_of
 
 PERSPECTIVES = {
     "h1": [{"S": "I", "P": "my", "O": "me", "is": "am", "has": "have", "s": ""}],
@@ -36,6 +37,7 @@ class Pattern:
     kind: str
     sequence: Sequence
     slots: frozenset[str]
+    tight: frozenset[str]  # of these, the ones that may stand next to another with only a space between
 
 
 @dataclass(slots=True)
@@ -72,8 +74,15 @@ def read_domains(split: str) -> list[Domain]:
                 raise ValueError(f"no field {sorted(unknown)} in {domain.nouns[0]}: {line}")
             if ("!" in line.partition(" ")[0]) == (split == "eval"):
                 patterns = {"t": domain.tails, "c": domain.scraps}.get(kind, domain.heads)
-                patterns.append(Pattern(kind, sequence, slots))
+                patterns.append(Pattern(kind, sequence, slots, _tight(sequence)))
     return [domain for domain in domains if domain.heads]
+
+
+def _tight(sequence: Sequence) -> frozenset[str]:
+    rng = random.Random(0)
+    said = [say(sequence, rng, lambda slot: "" if slot.setting else f"<{slot.name}>") for _ in range(12)]
+    pairs = (pair for text in said for pair in re.findall(r"<(\w+)>(?= ?<(\w+)>)", text))
+    return frozenset(name for pair in pairs for name in pair)
 
 
 def spoken(key: str) -> str:

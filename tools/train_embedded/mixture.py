@@ -16,10 +16,10 @@ from tools.train_embedded.values import Values
 SHARES = {
     "extraction": 54,
     "corpora": 8,
-    "classification": 18,
+    "classification": 19,
     "tools": 12,
     "dialogues": 5,
-    "stories": 3,
+    "stories": 2,
     "books": 1,
 }
 
@@ -39,4 +39,5 @@ def examples(corpora: Corpora, seed: int) -> Iterator[Example]:
     }
     names, shares = list(SHARES), list(SHARES.values())
     while True:
+        values.is_plain = False
         yield make[rng.choices(names, shares)[0]]()

@@ -117,6 +117,8 @@ class Decoder(nn.Module):
         """ids: int64 [rows, length]. Returns hidden states [rows, length, hidden_size] to be multiplied with the
         embedding."""
         x = self.embed_tokens(ids)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         cos, sin = self.cos[: ids.shape[1]].to(x.dtype), self.sin[: ids.shape[1]].to(x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)
@@ -124,11 +126,11 @@ class Decoder(nn.Module):
 
 
 def loss_of(
-    hidden: torch.Tensor, embedding: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    hidden: torch.Tensor, embedding: torch.Tensor, ids: torch.Tensor, picked: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Weighted mean of the next tokens' cross-entropies. ids, weights: [rows, length]; a token's weight is that of
-    predicting it."""
-    logits = functional.linear(hidden[:, :-1], embedding.to(hidden.dtype)).float()
-    losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-    wanted = weights[:, 1:].flatten()
-    return (losses * wanted).sum() / wanted.sum().clamp(min=1.0)
+    """Weighted mean of the cross-entropies of the tokens that follow some. hidden: [rows, length, hidden_size]; ids:
+    [rows, length]; picked: int [n], flat positions, none of them the last of a row; weights: [n]."""
+    logits = functional.linear(hidden.flatten(0, 1).index_select(0, picked), embedding.to(hidden.dtype)).float()
+    following = ids.flatten().index_select(0, picked + 1).long()
+    losses = functional.cross_entropy(logits, following, reduction="none")
+    return (losses * weights).sum() / weights.sum()

@@ -38,7 +38,7 @@ def asked_fields(telling: Telling) -> tuple[list[Field], dict[str, str], dict[st
     kept = rng.choice([0.9, 0.9, 0.6])
     names = [name for name in names if rng.random() < kept] or names[:1]
     unsaid = [name for name in domain.fields if not telling.data(name)[1]]
-    if rng.random() < 0.3:
+    if rng.random() < 0.35:
         names += rng.sample(unsaid, min(len(unsaid), rng.randint(1, 2)))
     rng.shuffle(names)
     fields, sources, record = [], {}, {}
@@ -158,6 +158,7 @@ ATTRIBUTE_KINDS = phrases("attribute_kinds")
 def attribute_example(values: Values, split: str) -> Made:
     """Like `record_example`, about something with attributes of any name: what a key means must come from the text."""
     rng = values.rng
+    values.is_plain = True
     said: dict[str, Value] = {}
     for _ in range(rng.choice([1, 2, 2, 3, 3, 4, 5, 6])):
         label = values.word("noun") if rng.random() < 0.5 else values.common()
@@ -170,7 +171,7 @@ def attribute_example(values: Values, split: str) -> Made:
         thing=rng.choice([values.name_like(), values.draw("thing").text])
     )
     parts = [opener] if rng.random() < 0.4 else []
-    parts += [attribute_clause(rng, label, value.text, split) for label, value in said.items()]
+    parts += [attribute_clause(values, label, value.text) for label, value in said.items()]
     joint = rng.choice([", ", ". ", ". ", "; ", "\n", " and "])
     if joint in (". ", "\n"):
         parts = [_sentence_case(part, said) if rng.random() < 0.8 else part for part in parts]
@@ -212,6 +213,7 @@ SAID_AS = {"age": ["{} years old", "aged {}", "a {}-year-old"], "thing": ["the {
 def loose_example(values: Values, split: str) -> Made:
     """Values of different kinds between scraps of books, to be told by their form and nothing else."""
     rng = values.rng
+    values.is_plain = True
     kinds = rng.sample(phrases("forms"), rng.choice([1, 2, 2, 3, 3, 4]))
     pieces, record = [], {}
     for kind in kinds:
@@ -235,6 +237,6 @@ def loose_example(values: Values, split: str) -> Made:
 def extraction_example(values: Values, split: str) -> Example:
     """One of the three sources, put to the model."""
     source = values.rng.random()
-    make = record_example if source < 0.66 else attribute_example if source < 0.85 else loose_example
+    make = record_example if source < 0.73 else attribute_example if source < 0.88 else loose_example
     text, fields, record, noun, shots = make(values, split)
     return extraction(text, fields, record, noun, values.rng, shots)

@@ -7,12 +7,16 @@ import re
 from tools.train_embedded.attributes import attribute_clause
 from tools.train_embedded.domains import PERSPECTIVES, Domain, Pattern, spoken
 from tools.train_embedded.patterns import Slot, say
-from tools.train_embedded.values import NUMBER_WORDS, Value, Values, phrases
+from tools.train_embedded.values import NUMBER_WORDS, Value, Values, phrases, read_lists, read_synonyms
 
 TELLING = frozenset(phrases("telling"))
 VAGUE = frozenset(phrases("vague"))
 AROUND = frozenset(phrases("around"))  # kinds of values before which other words often stand
 PLAIN = frozenset(phrases("plain"))  # kinds of values that are known by their form
+COLORED = ("thing", "product")  # kinds of values that may begin with a color
+COLORS = frozenset(
+    word for split in ("train", "eval") for name in read_lists(split)["color"] for word in name.split()
+)
 
 
 class Telling:
@@ -23,9 +27,11 @@ class Telling:
         self.values = values
         self.rng = values.rng
         self.said: dict[str, Value] = {}
-        self.wear = (
-            values.rng.choice([0.08, 0.15, 0.25]) if values.split == "train" and values.rng.random() < 0.4 else 0.0
-        )
+        self.tight: frozenset[str] = frozenset()  # slots with nothing but a space between them and the next
+        self.is_terse = False  # nothing but a space stands between any two values
+        is_learnt = values.split == "train"
+        self.wear = values.rng.choice([0.06, 0.12, 0.2]) if is_learnt and values.rng.random() < 0.3 else 0.0
+        self.change = values.rng.choice([0.1, 0.2, 0.4]) if is_learnt and values.rng.random() < 0.6 else 0.0
 
     def value(self, slot: Slot) -> str:
         """The text of a slot's value, drawn at its first mention."""
@@ -35,7 +41,7 @@ class Telling:
         elif name not in self.said:
             self.said[name] = self.drawn(name)
             kind = self.domain.fields[name].kind
-            if kind in AROUND and self.values.split == "train" and self.rng.random() < 0.06:
+            if kind in AROUND and not self.values.is_plain and self.rng.random() < 0.06:
                 return f"{self.rng.choice(phrases(f'around_{kind}'))} {self.said[name].text}"
         return self.said[name].text
 
@@ -52,8 +58,12 @@ class Telling:
             return self.values.orders()
         if kind.kind.startswith("list "):
             return self.values.several(kind.kind.removeprefix("list "))
+        open_ended = self.values.split == "train" and not self.wear and not self.is_terse
+        self.values.is_plain = not open_ended or name in self.tight
         taken = {word for value in self.said.values() for word in _words(value.text)}
-        for _ in range(5):
+        if kind.kind in COLORED and any(other.kind == "color" for other in self.domain.fields.values()):
+            taken |= COLORS
+        for _ in range(8):
             value = self.values.draw(kind.kind.partition(".")[0])
             if not taken & _words(value.text):
                 break
@@ -62,13 +72,13 @@ class Telling:
     def text(self) -> str:
         """A whole text; `said` then holds what it says."""
         style = self.rng.random() if self.values.split == "train" else 1.0
-        if style < 0.08:
+        if style < 0.06:
             return self._labelled()
         head = self.rng.choice(self.domain.heads)
         words = self.rng.choice(PERSPECTIVES[head.kind])
-        if style < 0.26 and self.domain.scraps:
+        if style < 0.2 and self.domain.scraps:
             text = self._scraps()
-        elif style < 0.34 and self.domain.tails:
+        elif style < 0.28 and self.domain.tails:
             text = self.sentence(self.rng.choice(self.domain.tails), words)
         else:
             text = self.sentence(head, words)
@@ -82,24 +92,41 @@ class Telling:
             text = f"{self.rng.choice(phrases('before'))} {text}"
         elif style < 1.0 and self.rng.random() < 0.04:
             text = f"{self.values.phrase().capitalize()}{self.rng.choice([':', ',', ' -', '!', '.'])} {text}"
+        if style < 1.0 and "clauses" in self.values.corpora:
+            text = self._amid_others(text)
         if self.rng.random() < 0.12:
             text += ("" if text[-1] in ".!?" else ".") + " " + self.rng.choice(phrases("after"))
         return re.sub(r"  +", " ", text)
 
+    def _amid_others(self, text: str) -> str:
+        """Now and then with words from books before or behind it, which say nothing of the thing."""
+        form, pick = self.rng.random(), lambda name: self.rng.choice(self.values.corpora[name])
+        if form < 0.12:
+            return f"{text.rstrip('.!?')}{self.rng.choice([', ', ', ', ' ', ' - '])}{pick('clauses')}."
+        if form < 0.16:
+            return f"{pick('sentences')} {text}"
+        return f"{text}{'' if text[-1] in '.!?' else '.'} {pick('sentences')}" if form < 0.2 else text
+
     def sentence(self, pattern: Pattern, words: dict[str, str]) -> str:
         """A pattern with `words` for the person it speaks of."""
-        literal = self._worn if self.wear else str
+        literal = self._changed if self.wear or self.change else str
+        self.tight = pattern.tight
         text = say(pattern.sequence, self.rng, self.value, literal).strip() or self.values.common()
         return re.sub(r"<(S|P|O|is|has|s)>", lambda match: words[match[1]], text)
 
-    def _worn(self, text: str) -> str:
-        """Some words left out or put in place of others, so that no one word is all there is to go by. Those beside a
-        value are never replaced: nothing would tell where the value begins."""
-        words = text.split(" ")
+    def _changed(self, text: str) -> str:
+        """Some words said otherwise, and some left out or replaced by any others, so that no one word is all there is
+        to go by. Those beside a value are never replaced by any others: nothing would tell where the value begins."""
+        words, rng = text.split(" "), self.rng
         for i, word in enumerate(words):
-            if word.isalpha() and word.islower() and word not in TELLING and self.rng.random() < self.wear:
+            others = self.change and read_synonyms().get(word.lower())
+            if others and rng.random() < self.change:
+                words[i] = rng.choice(others)
+                if word[0].isupper():
+                    words[i] = words[i][0].upper() + words[i][1:]
+            elif word.isalpha() and word.islower() and word not in TELLING and rng.random() < self.wear:
                 inside = 2 <= i < len(words) - 2
-                words[i] = self.values.common() if inside and self.rng.random() < 0.6 else ""
+                words[i] = self.values.common() if inside and rng.random() < 0.6 else ""
         return " ".join(words)
 
     def _go_on(self, text: str, words: dict[str, str]) -> str:
@@ -124,7 +151,7 @@ class Telling:
                 return text
             label = spoken(rng.choice([n for n in self.domain.fields[name].names if n not in VAGUE] or [name]))
             value = self.value(Slot(name))
-            more = attribute_clause(rng, label, value, self.values.split)
+            more = attribute_clause(self.values, label, value)
         joint = rng.choices(
             [". ", ", ", "; ", " and ", " - ", "\n", " (", "! "], [8, 3, 1, 2.5, 0.5, 0.5, 0.5, 0.7]
         )[0]
@@ -141,6 +168,8 @@ class Telling:
     def _scraps(self) -> str:
         """As people type in haste: pieces in any order, with little between them."""
         rng = self.rng
+        joint = rng.choice([", ", ", ", ", ", "; ", " - ", " / ", " | ", "\n", ". ", " "])
+        self.is_terse = joint == " "
         chosen: list[Pattern] = []
         for scrap in rng.sample(self.domain.scraps, len(self.domain.scraps)):
             if not any(scrap.slots & other.slots for other in chosen):
@@ -150,7 +179,7 @@ class Telling:
         pieces = [self.sentence(scrap, {}) for scrap in chosen[: max(1, count - len(forms))]]
         pieces += [form.format(self.value(Slot(name))) for name, form in forms[: count - len(pieces)]]
         rng.shuffle(pieces)
-        text = rng.choice([", ", ", ", ", ", "; ", " - ", " / ", " | ", "\n", ". ", " "]).join(pieces)
+        text = joint.join(pieces)
         if rng.random() < 0.25:
             lead = rng.choice(phrases("leads")).format(rng.choice(self.domain.nouns).replace("_", " "))
             text = f"{lead[0].upper()}{lead[1:]} {text}"

@@ -22,7 +22,7 @@ from tools.train_embedded.muon import Muon
 from tools.train_embedded.prompts import Example
 from tools.train_embedded.tokenizer import CONTEXT
 
-ROUND = 64  # lengths are padded to multiples of it: a handful of shapes
+ROUND = 32  # lengths are padded to multiples of it
 SHORT = 192  # tokens
 PIECE = re.compile(r"<\|[a-z_]+\|>|[^\W\d_]+|.", re.DOTALL)
 SHORT_ANSWER = 6  # tokens, the end of the turn among them
@@ -41,36 +41,47 @@ class Recipe:
     learning_rate: float = 5e-3
     warmup: int = 200  # steps
     weight_decay: float = 0.02
-    prompt_weight: float = 0.1  # of tokens that the model reads, beside 1 of those that it is to write
+    read_share: float = (
+        0.1  # of the tokens that the model reads, how many it is to foretell beside those it is to write
+    )
     short_weight: float = 4.0  # of tokens in answers of few, which would drown among the many of records
     seed: int = 1
     workers: int = 14
 
 
-class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Endless batches: ids int16 and weights uint8 (0 padding, else as Encoder has them), both [rows, length]."""
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Token ids int16 [rows, length]; flat positions int32 [n] whose next token counts; whether that is one of a short
+answer, bool [n]."""
+
+
+class Batches(IterableDataset[Batch]):
+    """Endless batches."""
 
     def __init__(self, corpora: Corpora, tokenizer: str, recipe: Recipe) -> None:
         self.corpora, self.tokenizer, self.recipe = corpora, tokenizer, recipe
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         seed = self.recipe.seed * 1000 + (worker.id if worker else 0)
         encode = Encoder(Tokenizer.from_str(self.tokenizer))
         stream = examples(self.corpora, seed)
         order = np.random.default_rng(seed)
         short = self.recipe.short_batches // max(1, self.recipe.workers)
+        later: list[tuple[list[int], list[int]]] = []  # too long for the first batches
         for made in itertools.count():
-            limit = SHORT if made * POOL < short else CONTEXT
-            rows: list[tuple[list[int], list[int]]] = []
-            tokens = 0
+            is_first = made * POOL < short
+            share = 0 if is_first else -(-len(later) // 10)
+            rows, later = later[:share], later[share:]
+            tokens = sum(len(row[0]) for row in rows)
             while tokens < POOL * self.recipe.batch_tokens:
                 row = encode(next(stream))
-                if len(row[0]) <= limit:
+                if is_first and len(row[0]) > SHORT:
+                    later.append(row)
+                elif len(row[0]) <= CONTEXT:
                     rows.append(row)
                     tokens += len(row[0])
             rows.sort(key=lambda row: len(row[0]), reverse=True)
-            batches = list(_padded(rows, self.recipe.batch_tokens))
+            batches = list(_padded(rows, self.recipe, order))
             for i in order.permutation(len(batches)):
                 yield batches[i]
 
@@ -102,18 +113,19 @@ class Encoder:
         return ids, weights
 
 
-def _padded(
-    rows: list[tuple[list[int], list[int]]], batch_tokens: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _padded(rows: list[tuple[list[int], list[int]]], recipe: Recipe, rng: np.random.Generator) -> Iterator[Batch]:
     while rows:
         length = -(-len(rows[0][0]) // ROUND) * ROUND
-        taken, rows = rows[: batch_tokens // length], rows[batch_tokens // length :]
+        count = recipe.batch_tokens // length
+        taken, rows = rows[:count], rows[count:]
         ids = np.zeros((len(taken), length), np.int16)
-        weights = np.zeros((len(taken), length), np.uint8)
-        for i, (row, wanted) in enumerate(taken):
+        kinds = np.zeros((len(taken), length), np.uint8)
+        for i, (row, kind) in enumerate(taken):
             ids[i, : len(row)] = row
-            weights[i, : len(row)] = wanted
-        yield torch.from_numpy(ids), torch.from_numpy(weights)
+            kinds[i, : len(row) - 1] = kind[1:]  # of the token that follows
+        flat = kinds.ravel()
+        (picked,) = np.nonzero((flat > 1) | ((flat == 1) & (rng.random(flat.size) < recipe.read_share)))
+        yield torch.from_numpy(ids), torch.from_numpy(picked.astype(np.int32)), torch.from_numpy(flat[picked] == 3)
 
 
 def train(
@@ -149,7 +161,6 @@ def train(
             others, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=device == "cuda"
         ),
     ]
-    scale = torch.tensor([0.0, recipe.prompt_weight, 1.0, recipe.short_weight], device=device)
     start, seen, total = time.perf_counter(), 0, torch.zeros((), device=device)
     with log.open("a", encoding="utf-8") as lines:
         step, progress, waited = 0, 0.0, 0.0
@@ -159,13 +170,12 @@ def train(
             progress = elapsed / (60 * recipe.minutes) if recipe.minutes else step / recipe.steps
             rate = recipe.learning_rate * min(step / recipe.warmup, _cosine(progress))
             asked = time.perf_counter()
-            ids, weights = next(batches)
+            ids, picked, is_short = (part.to(device, non_blocking=True) for part in next(batches))
             waited += time.perf_counter() - asked
-            ids = ids.to(device, non_blocking=True).long()
-            weights = scale[weights.to(device, non_blocking=True).long()]
+            weights = 1.0 + (recipe.short_weight - 1.0) * is_short
             with torch.autocast(device, torch.bfloat16):
-                hidden = model(ids)
-                loss = loss_function(hidden, model.embed_tokens.weight, ids, weights)
+                hidden = model(ids.long())
+                loss = loss_function(hidden, model.embed_tokens.weight, ids, picked, weights)
             loss.backward()
             total += loss.detach()
             seen += ids.numel()

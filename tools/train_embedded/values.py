@@ -90,6 +90,17 @@ def phrases(name: str) -> list[str]:
     return dict(_read("phrases.txt"))[name].split("|")
 
 
+@functools.cache
+def read_synonyms() -> dict[str, list[str]]:
+    """synonyms.txt: for each word the others of the first group that holds it."""
+    known: dict[str, list[str]] = {}
+    for line in (Path(__file__).parent / "synonyms.txt").read_text(encoding="utf-8").splitlines():
+        group = line.split("|") if not line.startswith("#") else []
+        for word in group:
+            known.setdefault(word, [other for other in group if other != word])
+    return known
+
+
 def _read(name: str) -> list[tuple[str, str]]:
     lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
     pairs = (line.partition(": ") for line in lines if line and not line.startswith("#"))
@@ -124,6 +135,7 @@ class Values:
         self.split = split
         self.lists = read_lists(split)
         self.corpora = corpora or {}
+        self.is_plain = split == "eval"  # listed values stay as they are, without words that may be anything
         self.person_words: list[str] = []  # of the last person drawn: mail addresses often spell it
 
     def draw(self, kind: str) -> Value:
@@ -156,8 +168,12 @@ class Values:
         return text if len(text) > 2 else text + rng.choice("nrslk") + rng.choice("aeo")
 
     def name_like(self) -> str:
-        """A made-up word with a capital."""
-        return self.made_up().capitalize()
+        """A made-up word with a capital, now and then two joined by a mark."""
+        name = self.made_up().capitalize()
+        if self.rng.random() < 0.05:
+            other = self.made_up(1, 2)
+            name = self.rng.choice([f"{name}'{other}", f"{name}-{other.capitalize()}", f"{name[:2]}'{other}"])
+        return name
 
     def digits(self, count: int) -> str:
         """So many digits."""
@@ -248,13 +264,13 @@ class Values:
 
     def _of_list(self, name: str) -> Value:
         text, form = self.word(name), self.rng.random()
-        if name in CLOSED or form < 0.6 or self.split == "eval":
+        if name in CLOSED or form < 0.7 or self.is_plain:
             return Value(text, text.removeprefix("the ") if name == "venue" else text)
-        if form < 0.72:
-            text = f"{self.phrase(1, 1)} {text}" if form < 0.66 else f"{text} {self.phrase(1, 1)}"
+        if form < 0.78:
+            text = f"{self.phrase(1, 1)} {text}" if form < 0.74 else f"{text} {self.phrase(1, 1)}"
             return Value(text, text)
         start = f"{text.split()[0]} " if name in PHRASAL else ""
-        text = start + (self.phrase(1, 1) if form < 0.85 else self.phrase())
+        text = start + (self.phrase(1, 1) if form < 0.88 else self.phrase())
         return Value(text, text)
 
     def _phrase(self) -> Value:
