@@ -95,8 +95,9 @@ def read_synonyms() -> dict[str, list[str]]:
     """synonyms.txt: for each word the others of the first group that holds it."""
     known: dict[str, list[str]] = {}
     for line in (Path(__file__).parent / "synonyms.txt").read_text(encoding="utf-8").splitlines():
-        group = line.split("|") if not line.startswith("#") else []
-        for word in group:
+        replaced, _, more = line.partition("||")
+        group = [*replaced.split("|"), *(more.split("|") if more else [])]
+        for word in replaced.split("|") if not line.startswith("#") else []:
             known.setdefault(word, [other for other in group if other != word])
     return known
 
