@@ -134,6 +134,20 @@ def test_so_many_bytes_end_the_text_from_everywhere(schema: Any, seed: int) -> N
         place = following
 
 
+def test_what_is_needed_counts_what_can_still_follow() -> None:
+    def needed(schema: Any, text: bytes) -> int:
+        closed = closed_of(vocabulary(), json_schema=schema).closed
+        place = advance(closed, closed.start, text)
+        assert place is not None
+        return closed.needed(place, 1)
+
+    assert needed(PERSON, b"") == len(b'{"name":"a","age":0,"tags":[],"ok":true}')
+    assert needed(PERSON, b'{"name":"ab","age":7,"tags":["a"') == len(b'"a"],"ok":true}')
+    assert needed(PERSON, b'{"name":"ab","age":7,"tags":[],"ok":') == len(b"true}")
+    shallow, deep = (needed(NESTED, b'{"v":1,"next":' * depth + b'{"v":') for depth in (1, 9))
+    assert deep == shallow + 8
+
+
 def test_an_arena_that_is_full_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     words = vocabulary()
     grammars = [closed_of(words, regex=f"[a-z]{{{n}}}\\d") for n in range(1, 7)]
@@ -278,7 +292,8 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """In steps beside free rows, replayed or not. Masks are worked out on the device, once automata are closed, but for
-    the last of documents that nest without end: what such a one needs, `Closed.needed` can only bound."""
+    documents that nest without end: the host has those that are deep, and the last masks before the budget is used up,
+    where `Closed.needed` can only bound what is needed."""
     sizes = {"head_dim": 128, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
     tiny_checkpoint(tmp_path, with_tokenizer=True, **sizes)
     kinds: list[dict[str, Any]] = [
@@ -297,7 +312,9 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
             [state] = engine.get_server_info()["internal_states"]
             return state["device_masks"], state["host_masks"]
 
-        engine.generate(prompt=["the answer is"] * len(params), sampling_params=params)  # automata are closed by then
+        engine.generate(
+            prompt=["the answer is"] * len(params), sampling_params=params
+        )  # automata are closed by then
         for jump_cost in (engine._loop._jump_cost, 0.0, 100.0):
             engine._loop._jump_cost = jump_cost
             for is_nested in (False, True):
@@ -310,7 +327,8 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
                 on_device, on_host = np.subtract(counted(), before)
-                assert on_device > 3 * on_host if is_nested else not on_host
+                assert on_device
+                assert is_nested or not on_host
                 for result, its in zip(results, chosen, strict=True):
                     if is_nested:
                         jsonschema.validate(json.loads(result["text"]), NESTED)

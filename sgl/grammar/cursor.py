@@ -6,6 +6,7 @@ holds its arrays, until the token budget comes near.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -20,6 +21,7 @@ from sgl.grammar.place import advance
 from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
+_MOST_MARGIN = 16  # tokens
 Encode = Callable[[str], Sequence[int]]
 MAX_DEPTH: Final = 32
 """Frames on the stack of a place that is left to others."""
@@ -45,11 +47,14 @@ class Cursor(Protocol):
 
 
 class MatcherCursor:
-    """A cursor that works masks out itself. encode: the tokenizer's own, without special tokens around the text."""
+    """A cursor that works masks out itself. encode: the tokenizer's own, without special tokens around the text. text:
+    what was read before, which the grammar allows."""
 
-    def __init__(self, grammar: Grammar, encode: Encode) -> None:
+    def __init__(self, grammar: Grammar, encode: Encode, text: bytes = b"") -> None:
         self._encode = encode
         self._matcher = grammar.matcher()
+        is_allowed = self._matcher.accept_bytes(text)
+        assert is_allowed, "it was read in the same grammar"
         self._vocabulary = grammar.vocabulary
 
     def mask(self, remaining: int | None) -> Int32Array:
@@ -90,9 +95,13 @@ class ClosedGrammar:
         return self._grammar
 
 
+_turns = itertools.count()
+
+
 class ClosedCursor:
     """A cursor in a closed automaton. Where the stack is deep, or so few tokens may come that the text could be left
-    without its end, it becomes a `MatcherCursor`."""
+    without its end, it becomes a `MatcherCursor`: some a little earlier than they have to, so that those that began
+    together do not all read their texts again within one step."""
 
     def __init__(self, grammar: ClosedGrammar, encode: Encode) -> None:
         self._grammar = grammar
@@ -102,7 +111,8 @@ class ClosedCursor:
         self._most_opened = grammar.vocabulary.most_opened
         self._encode = encode
         self._place = grammar.closed.start
-        self._accepted: list[int] = []
+        self._text = bytearray()
+        self._margin = next(_turns) % _MOST_MARGIN
         self._is_finished = False
         self._host: MatcherCursor | None = None
 
@@ -113,11 +123,10 @@ class ClosedCursor:
             depth = opened
             while frame is not None:
                 depth, frame = depth + 1, frame.parent
-            if depth <= MAX_DEPTH and (remaining > FAR or remaining > self._closed.needed(self._place, opened)):
+            far = remaining - self._margin
+            if depth <= MAX_DEPTH and (far > FAR or far > self._closed.needed(self._place, opened)):
                 return Standing(self._closed, self._place)
-            self._host = MatcherCursor(self._grammar.grammar(), self._encode)
-            for token_id in self._accepted:
-                self._host.accept(token_id)
+            self._host = MatcherCursor(self._grammar.grammar(), self._encode, bytes(self._text))
         return self._host.mask(remaining)
 
     def accept(self, token_id: int) -> bool:
@@ -134,7 +143,7 @@ class ClosedCursor:
         if place is None:
             return False
         self._place = place
-        self._accepted.append(token_id)
+        self._text += data
         return True
 
     def forced(self, output_ids: Sequence[int]) -> list[int]:

@@ -337,10 +337,16 @@ class Walk:
             self.groups.append(np.array(self.trie.twins[node], np.int32))
 
     def _group_plain(self, tokens: Int32Array) -> None:
-        """As `_group`, of tokens that go on with plain characters alone from one node: their number decides."""
-        if self.groups is not None:
-            chars = self.chars[tokens]
-            self.groups += [tokens[chars == number] for number in np.unique(chars)]
+        """As `_group`, of tokens that go on with plain characters alone from one node: their number decides, where
+        anything is counted."""
+        if self.groups is None:
+            return
+        if not self.automaton.has_counters:
+            self.groups.append(tokens)
+            return
+        chars = self.chars[tokens].astype(np.int16)  # sorted in one pass
+        order = np.argsort(chars, kind="stable")
+        self.groups += np.split(tokens[order], np.flatnonzero(np.diff(chars[order])) + 1)
 
     def _move(
         self,

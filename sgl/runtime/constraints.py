@@ -125,9 +125,10 @@ class Constraints:
         service = self._started()
         service.start()
         _ = service.vocabulary.trie, self._encode("{")  # each takes half a second the first time
-        automaton = compile_grammar(json_schema=True, vocabulary=service.vocabulary).automaton
-        assert automaton is not None, "it was made from a schema"
-        closed = close(automaton, MAX_CLOSED_STATES)
+        grammar = compile_grammar(json_schema=True, vocabulary=service.vocabulary)
+        assert grammar.automaton is not None, "it was made from a schema"
+        grammar.matcher().mask(remaining=1)
+        closed = close(grammar.automaton, MAX_CLOSED_STATES)
         assert closed is not None, "any JSON has few states"
         return service.vocabulary, Standing(closed, closed.start)
 
