@@ -57,9 +57,9 @@ class Served:
         return requests.post(self.url + "/generate", json=body, timeout=60, **options)
 
     def engine_pids(self) -> list[int]:
-        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        pids = [int(pid) for thread in threads for pid in thread.read_text().split()]
-        return [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        """Those of the processes that the server's fork server has forked."""
+        [forker] = [pid for pid in _children(self.process.pid) if b"forkserver" in _command(pid)]
+        return _children(forker)
 
     def stop(self, number: int = signal.SIGTERM) -> str:
         """Its log."""
@@ -70,6 +70,15 @@ class Served:
     def log(self) -> str:
         self._log.seek(0)
         return self._log.read()
+
+
+def _children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 @pytest.fixture(scope="module")
