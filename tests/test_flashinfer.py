@@ -128,7 +128,7 @@ def test_any_step_equals_attention_written_out(
     rows = [*decodes, *prompts]
     case = Case(rows, page_size=4, windows=windows, shared=min(shared, -(-rows[0][1] // 4)))
     backend = flashinfer.FlashInferAttention(case.shape, prefill=prefill)
-    backend._least_saved = 1
+    backend._least_saved = backend._least_work = 1
     backend.plan(case.step)
     for window in windows:
         near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))
@@ -183,6 +183,26 @@ def test_the_right_way_for_each_step() -> None:
     case.page_table[2:10, 0] = np.arange(50, 58)
     assert backend.variant(case.step) == 1, "one group, and rows by themselves"
     assert [len(group.rows) for group in backend._groups] == [10]
+
+
+def test_short_prompts_attend_together_to_what_all_of_them_share() -> None:
+    """Where that is much, fa3 is the faster for it, and nothing else is between them."""
+    for prefill, rows, least, num_common in (
+        ("fa3", [(1, 60), (7, 40), (5, 60)], 32 * 12, 8),
+        ("fa3", [(7, 40), (5, 60)], 32 * 12 + 1, 0),
+        ("fa3", [(7, 40)], 1, 0),
+        ("fa3", [(7, 7), (5, 60)], 1, 0),
+        ("fa3", [(130, 170), (140, 180)], 1, 0),
+        ("fa2", [(7, 40), (5, 60)], 1, 0),
+    ):
+        case = Case(rows, page_size=4, shared=min(9, min(kv_len for _, kv_len in rows) // 4))
+        backend = flashinfer.FlashInferAttention(case.shape, prefill=prefill)
+        backend._least_work = least
+        backend.plan(case.step)
+        assert backend._planned_step is not None
+        common = backend._planned_step.common
+        assert (0 if common is None else int(common.page_starts[1])) == num_common
+        near(backend.run(case.query, case.key_cache, case.value_cache), case.expected())
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,20 @@ def test_parts_of_a_product_are_added_by_the_norm(
     check_sum(residual_, residual)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_product_is_added_to_the_residual_one_way_or_another(captured: bool, has_bias: bool) -> None:
+    x, residual, weight = (draw(*shape, dtype=torch.bfloat16) for shape in ((9, 96), (9, 64), (64,)))
+    matrix, bias = draw(64, 96) / 10, draw(64, seed=5) if has_bias else None
+    summed = linear.linear(x.float(), matrix.bfloat16().float(), bias) + residual.float()
+    residual_ = residual.to(DEVICE, copy=True)
+    bias_ = None if bias is None else bias.bfloat16().to(DEVICE)
+    left = linear.linear_add(x.to(DEVICE), matrix.bfloat16().to(DEVICE), bias_, residual_, captured=captured)
+    normed = norm.add_rms_norm(left, residual_, weight.to(DEVICE), 1e-5)
+    check_sum(residual_, summed.bfloat16())
+    check_sum(normed, norm.rms_norm(summed, weight.float(), 1e-5).bfloat16())
+
+
 def test_a_product_is_not_cut_where_its_tiles_fill_the_gpu() -> None:
     x, matrix = (draw(n, 256, dtype=torch.float16).to(DEVICE) for n in (130, 300))
     assert parts_triton.linear_parts(x, matrix, None, 29) is None

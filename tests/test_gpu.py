@@ -103,6 +103,31 @@ def test_rows_that_share_a_prefix_attend_to_it_once(strangers: int) -> None:
     assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache)) < 1e-2
 
 
+def test_prompts_that_share_a_prefix_attend_to_it_once() -> None:
+    case = Case(
+        [(1, 700), *((20 + row, 2100 + row) for row in range(60))],
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=128,
+        device="cuda",
+        dtype=torch.bfloat16,
+    )
+    needs_flashinfer(case)
+    if not flashinfer.has_fa3(case.shape):
+        pytest.skip("fa3 is for Hopper")
+    case.page_table[1:, :120] = case.page_table[1, :120]
+    backend = flashinfer.FlashInferAttention(case.shape, prefill="fa3")
+    backend._least_work = 1
+    with no_waiting():
+        backend.plan(case.step)
+        actual = backend.run(case.query, case.key_cache, case.value_cache)
+    assert backend._planned_step is not None
+    assert backend._planned_step.common is not None
+    oracle = TorchAttention(case.shape)
+    oracle.plan(case.step)
+    assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache)) < 1e-2
+
+
 def test_captured_attention_replays_other_steps_of_as_many_rows() -> None:
     rng = np.random.default_rng(0)
     for num_rows in (1, 3, 16, 70):

@@ -49,16 +49,25 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
     return (wide if bias is None else wide + bias.float()).to(x.dtype)
 
 
-def linear_parts(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
-    """`linear`, or on a GPU, where that is faster, float32 [parts, T, n] that add up to it: for `norm.add_rms_norm`, of
-    steps that are captured, since its kernel takes longer to launch."""
-    if x.is_cuda and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor):
-        from sgl.kernels import parts_triton
+def linear_add(
+    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
+) -> torch.Tensor | None:
+    """What is left to add to residual [T, n], in place, until `linear` has been: for `norm.add_rms_norm`.
 
-        processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-        parts = parts_triton.linear_parts(x, matrix, bias, processors)
-        if parts is not None:
-            return parts
+    On a GPU in 16 bits None, the product itself having added; or, of a step that is captured, since their kernel takes
+    longer to launch, float32 [parts, T, n] to be summed, where that is faster. Both round once, after the sum.
+    """
+    if x.is_cuda and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor):
+        if captured:
+            from sgl.kernels import parts_triton
+
+            processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+            parts = parts_triton.linear_parts(x, matrix, bias, processors)
+            if parts is not None:
+                return parts
+        if bias is None:
+            torch.addmm(residual, x, matrix.t(), out=residual)
+            return None
     return linear(x, matrix, bias)
 
 

@@ -29,11 +29,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return wide.mul_(scale).to(x.dtype).mul_(weight)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Add x to residual in place, and return the normalised sum; x, residual: [..., n], contiguous.
 
-    x may also be what `linear.linear_parts` made, float32 [parts, ..., n]: all of them are added.
+    x may also be float32 [parts, ..., n], all of which are added, or None: `linear.linear_add` returns either.
     """
+    if x is None:
+        return rms_norm(residual, weight, eps)
     if x.is_cuda:
         from sgl.kernels import fused_triton
 

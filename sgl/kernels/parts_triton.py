@@ -23,7 +23,7 @@ _WARPS, _STAGES = 4, 4
 def linear_parts(
     x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, num_processors: int
 ) -> torch.Tensor | None:
-    """`linear.linear_parts` with as many programs as there are multiprocessors, at most; None: one part would do."""
+    """float32 [parts, T, n], with as many programs as there are multiprocessors, at most; None: one part would do."""
     num_tokens, width = x.shape
     size = len(matrix)
     token_tiles = triton.cdiv(num_tokens, _TOKENS)

@@ -4,8 +4,8 @@ The rows at a step's beginning that bring one token each are its decodes; the ot
 from host integers: FlashInfer's planner cuts the work up in C++, writes it to a pinned buffer and copies it
 asynchronously. Its wrapper classes are left out, since they walk Python lists and copy from pageable memory.
 
-Keys that many decodes share are attended to once for all of them, as by a prompt, and the results are merged (cascade
-attention), where that saves more than it costs.
+Keys that many decodes share, or all prompts, are attended to once for all of them, as by one prompt, and the results
+are merged (cascade attention), where that saves more than it costs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ _FLOAT_WORKSPACE = 128 << 20  # bytes at least; partial results of rows that sev
 _PINNED = 6  # buffers of the planner's results, written again so many plans later
 _SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others have brought to the L2 cache (H200)
 _COMMON_SECONDS = 40e-6  # a layer; what shared prefixes must save to be worth two more kernels
+_COMMON_WORK = (
+    1 << 23
+)  # tokens of short prompts times keys that all share, for fa3 to gain more than the merge takes
 _MAX_GROUPS = 16  # of rows that share a prefix, in a step; captured launches have room for so many
 _SHORT_PROMPT = 128  # tokens of a step's prompts on average; fewer count as short
 _TILE = 128  # query tokens (fa3), or those times heads of a kv head (fa2), in a block at most
@@ -93,6 +96,7 @@ class _Planned:
     decodes: DecodePlan | None
     shared: _Shared | None
     prompts: dict[int | None, _Part]
+    common: _Part | None  # keys that all prompts share and that their own parts leave out
 
 
 class FlashInferAttention:
@@ -125,6 +129,11 @@ class FlashInferAttention:
         self._planned_step: _Planned | None = None
         key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.cache_dtype.itemsize
         self._least_saved = int(_COMMON_SECONDS * _SHARED_BANDWIDTH / key_bytes)  # keys
+        self._least_work = _COMMON_WORK
+        if prefill != self.short_prefill:  # what a step with common keys needs is there before the first one
+            self._workspace("prompts in common", None)
+            some = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
+            self._merge(some, torch.zeros(2, 1, shape.num_heads, device=shape.device), some)
 
     def plan(self, step: AttentionStep) -> None:
         """See `AttentionBackend.plan`."""
@@ -137,20 +146,29 @@ class FlashInferAttention:
             if groups:
                 host, *indices = self._shared(num_decodes, groups)
                 *uploaded, tokens, places = self._uploader.upload(*host.arrays(), *indices)
-                shared = _Shared(tokens, places, self._shared_part(host, num_decodes, uploaded, for_graph=False))
-        prompts = {}
+                part = self._shared_part(host, num_decodes, uploaded, "common", for_graph=False)
+                shared = _Shared(tokens, places, part)
+        prompts, common = {}, None
         if num_decodes < len(step.q_lens):
-            host = RaggedRows.of(step, slice(num_decodes, None), self._shape.page_size)
-            query_starts, page_starts, pages, last_page_lens = self._uploader.upload(*host.arrays())
-            is_short = int(host.query_starts[-1]) < _SHORT_PROMPT * len(host.kv_lens)
+            rows = slice(num_decodes, None)
+            num_tokens = int(step.q_lens[rows].sum())
+            is_short = num_tokens < _SHORT_PROMPT * (len(step.q_lens) - num_decodes)
             kernel = self.short_prefill if is_short else self.prefill
+            num_common = 0 if kernel == self.prefill else self._common_pages(step, rows)
+            if num_common:
+                host = _one_row(num_tokens, step.page_table[num_decodes, :num_common], self._shape.page_size)
+                uploaded = self._uploader.upload(*host.arrays())
+                common = self._shared_part(host, num_tokens, uploaded, "prompts in common", for_graph=False)
+            skipped = np.full(len(step.q_lens) - num_decodes, num_common, np.int32)
+            host = RaggedRows.of(step, rows, self._shape.page_size, skipped)
+            query_starts, page_starts, pages, last_page_lens = self._uploader.upload(*host.arrays())
             for window in self._shape.windows:
                 workspace = self._workspace("prefill", window)
                 plan = self._plan_rows(host, kernel, window, workspace, causal=True)
                 prompts[window] = _Part(
                     query_starts, page_starts, pages, last_page_lens, kernel, _CAUSAL, plan, workspace
                 )
-        self._planned_step = _Planned(decodes, shared, prompts)
+        self._planned_step = _Planned(decodes, shared, prompts, common)
 
     def variants(self, num_rows: int) -> range:
         """See `GraphAttention.variants`: each row by itself, and with keys in common."""
@@ -173,12 +191,12 @@ class FlashInferAttention:
             self._uploader.upload_into(self._common_inputs, *arrays)
             query_starts, page_starts, last_page_lens, tokens, places, pages = carve(self._common_inputs, arrays)
             uploaded = [query_starts, page_starts, pages, last_page_lens]
-            part = self._shared_part(host, num_rows, uploaded, for_graph=True)
+            part = self._shared_part(host, num_rows, uploaded, "common", for_graph=True)
             before = self._graph_plans.setdefault(num_rows, list(part.plan))
             assert before == list(part.plan), "captured launches read the plan where it was"
             shared = _Shared(tokens, places, part)
         decodes = self._decode.plan_for_graph(step, self._skipped(num_rows, groups))
-        self._planned_step = _Planned(decodes, shared, {})
+        self._planned_step = _Planned(decodes, shared, {}, None)
 
     def _find_groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
         """Groups of the first rows, decodes, whose common prefix is worth attending to once for all of them."""
@@ -186,14 +204,21 @@ class FlashInferAttention:
         kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
         if self._shape.windows != (None,) or len(np.unique(page_table[:, 0])) == num_rows:
             return []
-        past = (int(kv_lens.min()) - 1) // page_size
-        differs = (page_table[:, :past] != page_table[0, :past]).any(axis=0)
-        common = int(differs.argmax()) if differs.any() else past
+        common = _num_common(page_table[:, : (int(kv_lens.min()) - 1) // page_size])
         if (num_rows - 1) * common * page_size >= self._least_saved:
             return [SharedPrefix(np.arange(num_rows), page_table[0, :common].astype(np.int64))]
         q_lens = step.q_lens[:num_rows]
         groups = shared_prefixes(q_lens, kv_lens, page_table, page_size, self._least_saved, max_q=1)
         return sorted(groups, key=lambda group: -(len(group.rows) - 1) * len(group.pages))[:_MAX_GROUPS]
+
+    def _common_pages(self, step: AttentionStep, rows: slice) -> int:
+        """How many leading pages short prompts are to attend to together."""
+        q_lens, page_size = step.q_lens[rows], self._shape.page_size
+        if self._shape.windows != (None,) or len(q_lens) == 1:
+            return 0
+        past = int((step.kv_lens[rows] - q_lens).min()) // page_size
+        num_pages = _num_common(step.page_table[rows, :past])
+        return num_pages if num_pages * page_size * int(q_lens.sum()) >= self._least_work else 0
 
     def _skipped(self, num_rows: int, groups: list[SharedPrefix]) -> Int32Array:
         """How many leading pages of each row are attended to for its group."""
@@ -224,12 +249,12 @@ class FlashInferAttention:
         return rows, tokens, places
 
     def _shared_part(
-        self, host: RaggedRows, num_rows: int, uploaded: list[torch.Tensor], *, for_graph: bool
+        self, host: RaggedRows, num_rows: int, uploaded: list[torch.Tensor], name: str, *, for_graph: bool
     ) -> _Part:
         # fa3 splits no keys: it is the faster one where its blocks, of a head each, occupy the GPU.
         num_blocks = -(-num_rows // _TILE) * self._shape.num_heads
         kernel: PrefillKernel = self.prefill if 5 * num_blocks >= 2 * self._num_sms else "fa2"
-        workspace = self._workspace("common", None)
+        workspace = self._workspace(name, None)
         num_tokens = num_rows if for_graph else None
         plan = self._plan_rows(
             host, kernel, None, workspace, causal=False, num_tokens=num_tokens, for_graph=for_graph
@@ -261,9 +286,22 @@ class FlashInferAttention:
                 common = Common(common_out, lse, step.shared.places)
             self._decode.run(step.decodes, some, key_cache, value_cache, window, some_out, common)
         if step.prompts:
-            part = step.prompts[window]
-            self._attend(part, query[num_decodes:], key_cache, value_cache, window, out[num_decodes:])
+            part, some, some_out = step.prompts[window], query[num_decodes:], out[num_decodes:]
+            if step.common is None:
+                self._attend(part, some, key_cache, value_cache, window, some_out)
+            else:
+                common_out = torch.empty_like(some)
+                lses = torch.empty(2, *some.shape[:2], dtype=torch.float32, device=query.device)
+                self._attend(part, some, key_cache, value_cache, window, some_out, lses[0])
+                self._attend(step.common, some, key_cache, value_cache, None, common_out, lses[1])
+                self._merge(some_out, lses, common_out)
         return out
+
+    @staticmethod
+    def _merge(out: torch.Tensor, lses: torch.Tensor, other: torch.Tensor) -> None:
+        from sgl.kernels.attention.merge_triton import merge_
+
+        merge_(out, lses[0], other, lses[1])
 
     def _attend(
         self,
@@ -366,6 +404,23 @@ class FlashInferAttention:
     def _pinned_buffer() -> tuple[torch.Tensor, torch.cuda.Event]:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return torch.empty(_INT_WORKSPACE, dtype=torch.uint8, pin_memory=True), event
+
+
+def _num_common(pages: Int32Array) -> int:
+    """How many leading pages [B, n] are the same in all rows."""
+    differs = (pages != pages[0]).any(axis=0)
+    return int(differs.argmax()) if differs.any() else pages.shape[1]
+
+
+def _one_row(num_tokens: int, pages: Int32Array, page_size: int) -> RaggedRows:
+    """All tokens of prompts as one row over full pages."""
+    return RaggedRows(
+        query_starts=np.array([0, num_tokens], np.int32),
+        page_starts=np.array([0, len(pages)], np.int32),
+        pages=pages,
+        last_page_lens=np.array([page_size], np.int32),
+        kv_lens=np.array([len(pages) * page_size], np.int32),
+    )
 
 
 def _window_left(window: int | None) -> int:

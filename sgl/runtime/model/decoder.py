@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sgl.kernels.activation import silu_and_mul
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.linear import linear, linear_parts
+from sgl.kernels.linear import linear, linear_add
 from sgl.kernels.norm import add_rms_norm, rms_norm
 from sgl.kernels.qkv import rotate_and_store
 from sgl.kernels.rope import rotary_rows
@@ -73,17 +73,13 @@ class Decoder:
         launches are for a CUDA graph, so that it does not count how long one takes.
         """
         config = self.config
-        product = linear_parts if captured else linear
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
         residual = functional.embedding(input_ids, self.weights.embedding)
         if len(input_ids) == 1 and self.device.type == "cuda":
             return self._forward_single(residual, rotary, kv, slots, attention)
-        x: torch.Tensor | None = None
+        rest: torch.Tensor | None = None  # what is not yet in the residual
         for index, layer in enumerate(self.weights.layers):
-            if x is None:
-                x = rms_norm(residual, layer.input_norm, config.rms_norm_eps)
-            else:
-                x = add_rms_norm(x, residual, layer.input_norm, config.rms_norm_eps)
+            x = add_rms_norm(rest, residual, layer.input_norm, config.rms_norm_eps)
             keys, values = kv.keys[index], kv.values[index]
             qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
             norm, eps = self._qk_norms[index], config.rms_norm_eps
@@ -95,12 +91,11 @@ class Decoder:
                 x = attention.run(query, keys, values, config.windows[index]).index_select(0, wanted)
             else:
                 x = attention.run(query, keys, values, config.windows[index])
-            x = product(x.flatten(1), layer.output, layer.output_bias)
-            x = add_rms_norm(x, residual, layer.post_attention_norm, config.rms_norm_eps)
+            rest = linear_add(x.flatten(1), layer.output, layer.output_bias, residual, captured=captured)
+            x = add_rms_norm(rest, residual, layer.post_attention_norm, config.rms_norm_eps)
             x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = product(x, layer.down, layer.down_bias)
-        assert x is not None, "a decoder has layers"
-        return add_rms_norm(x, residual, self.weights.norm, config.rms_norm_eps)
+            rest = linear_add(x, layer.down, layer.down_bias, residual, captured=captured)
+        return add_rms_norm(rest, residual, self.weights.norm, config.rms_norm_eps)
 
     def _forward_single(
         self,
