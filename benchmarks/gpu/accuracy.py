@@ -9,6 +9,7 @@ float32 (bfloat16's own is the yardstick) and against bfloat16, and how often th
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,9 +60,8 @@ def main() -> None:
     arguments = parser.parse_args()
     config = ModelConfig.from_pretrained(arguments.model)
     first = config.bos_token_id if config.bos_token_id is not None else 1
-    with Engine(
-        arguments.model, device="cuda", dtype="bfloat16", skip_tokenizer_init=True, random_seed=0
-    ) as engine:
+    options: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "triton", "skip_tokenizer_init": True}
+    with Engine(arguments.model, device="cuda", random_seed=0, **options) as engine:
         params = {"temperature": 1.0, "max_new_tokens": arguments.tokens - 1, "ignore_eos": True}
         results = engine.generate(input_ids=[[first]] * arguments.rows, sampling_params=params)
     rows = [[first, *result["output_ids"]] for result in results]
