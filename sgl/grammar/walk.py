@@ -339,7 +339,7 @@ class Walk:
     def _group_plain(self, tokens: Int32Array) -> None:
         """As `_group`, of tokens that go on with plain characters alone from one node: their number decides, where
         anything is counted."""
-        if self.groups is None:
+        if self.groups is None or not len(tokens):
             return
         if not self.automaton.has_counters:
             self.groups.append(tokens)
