@@ -31,7 +31,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.program": (
         "sgl.runtime.intake",
         "sgl.runtime.outlet",
-        "sgl.lang.chat",
+        "sgl.lang.nodes",
         "sgl.lang.ir_check",
         "sgl.lang.tools",
     ),
@@ -50,7 +50,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.sampling_params": ("sgl.errors",),
     "sgl.runtime.config": ("sgl.errors",),
     "sgl.runtime": (),  # its __init__.py
-    "sgl.lang": ("sgl.lang.chat", "sgl.lang.ir_check", "sgl.lang.tools"),
+    "sgl.lang": ("sgl.lang.nodes", "sgl.lang.ir_check", "sgl.lang.tools"),
+    "sgl.lang.nodes": ("sgl.lang.chat", "sgl.lang.ir"),
     "sgl.lang.chat": ("sgl.errors",),
     "sgl.lang.ir_check": ("sgl.lang.ir", "sgl.lang.choices", "sgl.lang.reasoning"),
     "sgl.lang.choices": ("sgl.errors",),

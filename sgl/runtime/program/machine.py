@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -17,13 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from sgl.errors import BackendError, EngineDead, RequestTimeout, SglError
+from sgl.errors import EngineDead, RequestTimeout, SglError
 from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate
+from sgl.lang.nodes import Steps, Turns
 from sgl.runtime.intake import Intake
 from sgl.runtime.loop import EngineLoop, Output, Submission, Timer
 from sgl.runtime.outlet import Outlet
-from sgl.runtime.program.stream import Call, Steps, Stream
+from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.scheduler.leases import Leases
 
@@ -48,24 +48,13 @@ class Services:
     lease_ttl: float  # seconds, at most
 
 
-class StreamFailedError(Exception):
-    """The stream cannot go on, and whoever caused it has been told."""
+class Machine(Turns[Stream]):
+    """The life of one program."""
 
-
-class Machine:
-    """The life of one program. `start(stream)` gives the work of a stream that has just been added."""
-
-    def __init__(
-        self, services: Services, program: ir.Program, sink: ir.Sink, start: Callable[[Stream], Steps[None]]
-    ) -> None:
-        self.is_final = False  # the client sends nothing more
+    def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
+        super().__init__(sink)
         self._services = services
         self._program = program
-        self._sink = sink
-        self._start = start
-        self._is_over = False
-        self._ready: deque[Stream] = deque()
-        self._undrained: set[Stream] = set()
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # made in this turn
         self._calls: dict[int, Call] = {}  # by uid
@@ -88,24 +77,11 @@ class Machine:
 
     # ---- the loop's thread: what steps of streams use
 
-    def emit(self, event: ir.Event) -> None:
-        """Tell the client."""
-        if not self._is_over:
-            self._sink(event)
-
-    def add(self, stream: Stream) -> None:
+    def add(self, stream: Stream, steps: Steps[None]) -> None:
         """Execute a stream from now on."""
-        self._undrained.add(stream)
+        super().add(stream, steps)
         if stream.lease is not None:
             self._leasing.add(stream)
-        stream.steps = self._start(stream)
-        self.wake(stream)
-
-    def wake(self, stream: Stream) -> None:
-        """Resume a stream in this turn: what it waits for may have come."""
-        if not stream.is_ready and stream in self._undrained:
-            stream.is_ready = True
-            self._ready.append(stream)
 
     def call(self, call: Call) -> Steps[None]:
         """Submit the requests and wait for all of them. Raises what ended one of them."""
@@ -199,24 +175,14 @@ class Machine:
         except Exception as error:
             self._fail(error)
 
-    def _resume(self, stream: Stream) -> None:
-        assert stream.steps is not None, "it has been added"
-        stream.is_ready = False
-        try:
-            next(stream.steps)
-            return
-        except StopIteration:
-            pass
-        except StreamFailedError:
-            stream.is_failed = True
-        except Exception as error:
-            stream.is_failed = True
-            self.emit(ir.NodeFailed(stream.id, stream.position, _known(error)))
-        stream.is_drained = True
+    def _drained(self, stream: Stream) -> None:
         self.release(stream)
-        self._undrained.discard(stream)
-        if stream.parent is not None:
-            self.wake(stream.parent)
+        super()._drained(stream)
+
+    def _known(self, error: Exception) -> SglError:
+        if not isinstance(error, SglError):
+            logger.error("a program failed", exc_info=error)
+        return super()._known(error)
 
     # ---- the loop's thread: leases and the end
 
@@ -252,7 +218,7 @@ class Machine:
         """Fail the program as a whole."""
         if not self._is_over:
             with suppress(Exception):
-                self._sink(ir.NodeFailed(None, None, _known(error)))
+                self._sink(ir.NodeFailed(None, None, self._known(error)))
             self._end()
 
     def _end(self) -> None:
@@ -294,13 +260,3 @@ class Machine:
 
 def _nothing() -> None:
     """An action for a turn that only goes on."""
-
-
-def _known(error: Exception) -> SglError:
-    """The error, as one that a client knows."""
-    if isinstance(error, SglError):
-        return error
-    logger.error("a program failed", exc_info=error)
-    wrapped = BackendError(f"{type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -1,30 +1,29 @@
-"""What the nodes of a program mean on an engine: a session takes segments and answers with the events of `ir`.
+"""A program on an engine: its gens and selects as requests, its constants as their prompts.
 
-A stream's nodes are executed in order by a generator that yields where it has to wait: for requests, for another
-stream, for the client. Constants are only noted down: they become part of the next gen's or select's prompt, and
-cost nothing where none follows. `machine` keeps the generators going.
+Constants are only noted down: they become part of the next gen's or select's prompt, and cost nothing where none
+follows. What the other nodes mean says `sgl.lang.nodes`; `machine` keeps the streams going.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from sgl.errors import InvalidRequest, ProgramError, nearest_name
+from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import ir
 from sgl.lang.chat import as_template
 from sgl.lang.choices import Scores, method_named
 from sgl.lang.ir_check import Checker, program_from_wire
+from sgl.lang.nodes import Interpreter, Steps
 from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
 from sgl.lang.tools import CallNotation, call_tag
 from sgl.runtime.intake import Ask
 from sgl.runtime.loop import Submission
 from sgl.runtime.native import NativeResult
-from sgl.runtime.program.machine import Machine, Services, StreamFailedError
-from sgl.runtime.program.stream import Call, Steps, Stream
+from sgl.runtime.program.machine import Machine, Services
+from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
 from sgl.runtime.sampling_params import SamplingParams
@@ -42,7 +41,7 @@ Pairs: TypeAlias = list[tuple[Submission, NativeResult]]
 T = TypeVar("T")
 
 
-class ProgramSession:
+class ProgramSession(Interpreter[Stream]):
     """One program on one engine. Segments are checked where they are sent, against the limits of `ir_check`.
 
     `cancel` may be called at any time, also twice; `Done` acknowledges it.
@@ -51,18 +50,12 @@ class ProgramSession:
     def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
         """Raises InvalidRequest."""
         is_text = isinstance(program.chat_template, str | None)  # in one process it may be an object
-        checked = program if is_text else replace(program, chat_template=None)
-        self._program = program_from_wire(ir.to_json(checked))
+        checked = program_from_wire(ir.to_json(program if is_text else replace(program, chat_template=None)))
+        chosen = program.chat_template or services.template
+        self._machine = Machine(services, checked, sink)
+        super().__init__(checked, None if chosen is None else as_template(chosen), self._machine)
         self._checker = Checker(self._program)
         self._services = services
-        chosen = program.chat_template or services.template
-        self._template = None if chosen is None else as_template(chosen)
-        self._streams: dict[int, Stream] = {}
-        self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams whose fork has not been executed yet
-        self._values: dict[tuple[int, int], str] = {}  # texts of nodes, for those that refer to them
-        self._awaited: dict[tuple[int, int], list[Stream]] = {}  # nodes that streams wait for
-        self._answers: dict[tuple[int, int], tuple[ir.Turn, ...]] = {}  # to tool_results nodes
-        self._machine = Machine(services, self._program, sink, self._steps)
 
     def cancel(self) -> None:
         """Give up the whole program and release what it holds. Never blocks."""
@@ -75,174 +68,13 @@ class ProgramSession:
 
     # ── on the loop's thread ────────────────────────────────────────────────────────────────────────────────────
 
-    def _receive(self, segment: ir.Segment) -> None:
-        if not self._streams:
-            self._add(Stream(0, ""))
-        for stream_id, node in segment.nodes:
-            stream = self._streams.get(stream_id)
-            if stream is None:
-                self._early.setdefault(stream_id, deque()).append(node)
-            else:
-                stream.queue.append(node)
-                self._machine.wake(stream)
-                if stream.is_failed:
-                    self._fail_dependents(stream)
-        for stream_id, index, turns in segment.answers:
-            self._answers[stream_id, index] = turns
-            if stream_id in self._streams:
-                self._machine.wake(self._streams[stream_id])
-        if segment.final:
-            self._machine.is_final = True
-            for stream in self._streams.values():
-                self._machine.wake(stream)
+    def _new_stream(self, stream_id: int, path: str, parent: Stream | None) -> Stream:
+        if parent is not None:
+            parent.unencoded = merged(parent.unencoded)
+        return Stream(stream_id, path, parent)
 
-    def _add(self, stream: Stream) -> None:
-        self._streams[stream.id] = stream
-        stream.queue.extend(self._early.pop(stream.id, ()))
-        self._machine.add(stream)
-
-    def _steps(self, stream: Stream) -> Steps[None]:
-        """Execute the stream's nodes until it is closed or the program ends."""
-        try:
-            while True:
-                while stream.queue:
-                    yield from self._execute(stream, stream.queue.popleft())
-                    stream.position += 1
-                if stream.is_closed or self._machine.is_final:
-                    return
-                yield
-        except Exception:
-            stream.is_failed = True
-            self._fail_dependents(stream)
-            raise
-
-    def _fail_dependents(self, stream: Stream) -> None:
-        """Let those who wait for a value of a failed stream look again; what it would have forked has failed too."""
-        for (stream_id, _), waiting in self._awaited.items():
-            if stream_id == stream.id:
-                for other in waiting:
-                    self._machine.wake(other)
-        while stream.queue:
-            node = stream.queue.popleft()
-            for child in node.children if isinstance(node, ir.Fork) else ():
-                failed = self._streams[child] = Stream(child, "")
-                failed.is_failed = failed.is_drained = True
-                failed.queue = self._early.pop(child, failed.queue)
-                self._fail_dependents(failed)
-
-    # ── nodes ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _execute(self, stream: Stream, node: ir.Node) -> Steps[None]:
-        match node:
-            case ir.Text():
-                stream.append(node.text)
-            case ir.Arg():
-                stream.append(self._program.args[node.name])
-            case ir.Gen():
-                yield from self._gen(stream, node)
-            case ir.Select():
-                yield from self._select(stream, node)
-            case ir.RoleBegin():
-                self._role_begin(stream, node.role)
-            case ir.RoleEnd():
-                self._role_end(stream, node.role)
-            case ir.Ref():
-                yield from self._ref(stream, node)
-            case ir.ScopeBegin():
-                stream.scopes.append(len(stream.written))
-            case ir.ScopeEnd():
-                self._set_value(stream, stream.text_since(stream.scopes.pop()))
-            case ir.SetVar():
-                pass
-            case ir.Fork():
-                stream.unencoded = merged(stream.unencoded)
-                for i, child in enumerate(node.children):
-                    self._add(Stream(child, ir.branch_path(stream.path, stream.position, i), stream))
-            case ir.Join():
-                yield from self._join(stream, node)
-            case ir.ToolResults():
-                yield from self._tool_results(stream)
-            case ir.Media():
-                raise InvalidRequest(f"this engine's model takes no {node.kind}s", param="media")
-            case _:
-                raise AssertionError(f"{node!r} was checked on arrival")
-
-    def _done(self, stream: Stream, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
-        """Keep a node's text and tell the client."""
-        self._set_value(stream, text)
-        self._machine.emit(ir.NodeDone(stream.id, stream.position, text, value, meta))
-
-    def _set_value(self, stream: Stream, text: str) -> None:
-        key = (stream.id, stream.position)
-        self._values[key] = text
-        for waiting in self._awaited.pop(key, ()):
-            self._machine.wake(waiting)
-
-    def _role_begin(self, stream: Stream, role: str) -> None:
-        if self._template is None:
-            raise InvalidRequest("roles need a chat template and this model has none: pass chat_template=")
-        begin = self._template.begin(stream.roles, role)
-        if begin.system is not None:
-            stream.roles += ("system",)
-        stream.append(begin.text, is_template=True)
-        stream.role = role
-        self._done(stream, begin.text, begin.text, {} if begin.system is None else {"system": begin.system})
-
-    def _role_end(self, stream: Stream, role: str) -> None:
-        assert self._template is not None, "a turn is open"
-        text = self._template.end(stream.roles, role)
-        stream.append(text, is_template=True)
-        stream.roles += (role,)
-        stream.role = None
-        self._done(stream, text, text, {})
-
-    def _ref(self, stream: Stream, node: ir.Ref) -> Steps[None]:
-        key = (node.stream, node.index)
-        while key not in self._values:
-            target = self._streams.get(node.stream)
-            if target is not None and target.is_failed:
-                raise ProgramError("the node it refers to failed")
-            self._awaited.setdefault(key, []).append(stream)
-            yield
-        text = ir.apply_functions(self._values[key], node.functions)
-        stream.append(text)
-        self._done(stream, text, text, {})
-
-    def _join(self, stream: Stream, node: ir.Join) -> Steps[None]:
-        children = [self._streams[child] for child in node.children]
-        for child in children:
-            child.is_closed = True
-            self._machine.wake(child)
-        while not all(child.is_drained for child in children):
-            yield
-        if any(child.is_failed for child in children):
-            raise StreamFailedError
-        if node.mode == "append":
-            for text, is_template in (piece for child in children for piece in child.written):
-                stream.append(text, is_template=is_template)
-
-    def _tool_results(self, stream: Stream) -> Steps[None]:
-        key = (stream.id, stream.position)
-        self._machine.emit(ir.Need(*key))
-        while key not in self._answers:
-            yield
-        turns = self._answers.pop(key)
-        start = len(stream.written)
-        messages = []
-        for turn in turns:
-            if turn.role is None or self._template is None:
-                stream.append(turn.content)
-                continue
-            stream.append(self._template.begin(stream.roles, turn.role).text, is_template=True)
-            stream.append(turn.content)
-            stream.append(self._template.end(stream.roles, turn.role), is_template=True)
-            stream.roles += (turn.role,)
-            message = {"role": turn.role, "content": turn.content, "name": turn.name, "tool_call_id": turn.call_id}
-            messages.append({name: value for name, value in message.items() if value is not None})
-        text = stream.text_since(start)
-        self._done(stream, text, text, {"messages": messages})
-
-    # ── nodes that need the model ───────────────────────────────────────────────────────────────────────────────
+    def _media(self, stream: Stream, node: ir.Media) -> None:
+        raise InvalidRequest(f"this engine's model takes no {node.kind}s", param="media")
 
     def _gen(self, stream: Stream, node: ir.Gen) -> Steps[None]:
         asks = self._asks(stream, node)

@@ -3,54 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from sgl.lang import ir
+from sgl.lang import nodes
+from sgl.lang.nodes import Piece
 from sgl.runtime.loop import Output, Submission
 from sgl.runtime.native import NativeResult
-from sgl.runtime.program.tokens import NO_TOKENS, Piece, StreamTokens
+from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
 from sgl.runtime.scheduler.leases import Lease
 
-T = TypeVar("T")
-Steps: TypeAlias = Generator[None, None, T]
-"""Work of a stream; yields where it has to wait, and looks again whenever it is resumed."""
 
-
-class Stream:
-    """One append-only text under execution. A branch starts as its parent stands: all it takes over is shared."""
+class Stream(nodes.Stream):
+    """A stream with its tokens and their pages, which a branch shares."""
 
     def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
-        self.id = stream_id
-        self.path = path
-        self.parent = parent
-        self.queue: deque[ir.Node] = deque()
-        self.steps: Steps[None] | None = None
-        self.is_ready = False  # to be resumed
-        self.is_closed = False  # joined: no node follows
-        self.is_drained = False  # nothing is left to do
-        self.is_failed = False
-        self.position = 0
-        self.written: list[Piece] = []  # since the fork
-        self.scopes: list[int] = []  # where in `written` the open scopes begin
+        super().__init__(stream_id, path, parent)
         self.tokens: StreamTokens = NO_TOKENS if parent is None else parent.tokens
         self.unencoded: list[Piece] = [] if parent is None else list(parent.unencoded)
-        self.roles: tuple[str, ...] = () if parent is None else parent.roles
-        self.role: str | None = None if parent is None else parent.role
         self.lease: Lease | None = None if parent is None else parent.lease
         if self.lease is not None:
             self.lease.num_holders += 1
 
     def append(self, text: str, *, is_template: bool = False) -> None:
         """Add text, to be encoded when a request needs it."""
+        super().append(text, is_template=is_template)
         if text:
-            self.written.append((text, is_template))
             self.unencoded.append((text, is_template))
-
-    def text_since(self, start: int) -> str:
-        """What was written from entry `start` of `written` on."""
-        return "".join(text for text, _ in self.written[start:])
 
 
 class Call:

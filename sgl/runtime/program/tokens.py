@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TypeAlias
 
 import numpy as np
 
+from sgl.lang.nodes import Piece
 from sgl.lang.tools import CallNotation, call_notation
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.text.tokenizer import Tokenizer
-
-Piece: TypeAlias = tuple[str, bool]  # text, and whether a chat template wrote it
 
 _WINDOW = 16  # tokens encoded again where text is added to a long run; half of them must come out as before
 _ANCHORS = ("\n", "\x01", "a", "0")  # what may stand before a text without merging with it

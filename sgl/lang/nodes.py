@@ -1,0 +1,320 @@
+"""What the nodes of a program mean, whoever executes them.
+
+A stream's nodes are executed in order by a generator that yields where it has to wait: for a generation, for another
+stream, for the client. `Interpreter` makes these generators and `Turns` resumes them; gens, selects and media are left
+to those who derive from them: `sgl.lang.steps` for backends of single calls, `sgl.runtime.program` for an engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from sgl.errors import BackendError, InvalidRequest, ProgramError, SglError
+from sgl.lang import ir
+from sgl.lang.chat import ChatTemplate
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Stream")
+Piece: TypeAlias = tuple[str, bool]  # text, and whether a chat template wrote it
+Steps: TypeAlias = Generator[None, None, T]
+"""Work of a stream; yields where it has to wait, and looks again whenever it is resumed."""
+
+
+class StreamFailedError(Exception):
+    """The stream cannot go on, and whoever caused it has been told."""
+
+
+class Stream:
+    """One append-only text under execution. A branch starts as its parent stands."""
+
+    def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
+        self.id = stream_id
+        self.path = path
+        self.parent = parent
+        self.queue: deque[ir.Node] = deque()
+        self.steps: Steps[None] | None = None
+        self.is_ready = False  # to be resumed
+        self.is_closed = False  # joined: no node follows
+        self.is_drained = False  # nothing is left to do
+        self.is_failed = False
+        self.position = 0
+        self.written: list[Piece] = []  # since the fork
+        self.scopes: list[int] = []  # where in `written` the open scopes begin
+        self.roles: tuple[str, ...] = () if parent is None else parent.roles  # of the closed turns
+        self.role: str | None = None if parent is None else parent.role  # of the open one
+
+    def append(self, text: str, *, is_template: bool = False) -> None:
+        """Add text."""
+        if text:
+            self.written.append((text, is_template))
+
+    def text_since(self, start: int) -> str:
+        """What was written from entry `start` of `written` on."""
+        return "".join(text for text, _ in self.written[start:])
+
+    def begin_turn(self, role: str) -> None:
+        """What is appended from here on is in a turn of that role."""
+        self.role = role
+
+    def end_turn(self) -> dict[str, Any]:
+        """Close the open turn; returns it as a message."""
+        message, self.role = {"role": self.role}, None
+        return message
+
+    def add_turn(self, message: dict[str, Any]) -> None:
+        """Take in a closed turn."""
+        self.roles += (message["role"],)
+
+
+class Turns(Generic[S]):
+    """Which streams of a program wait, and which may go on."""
+
+    def __init__(self, sink: ir.Sink) -> None:
+        self.is_final = False  # the client sends nothing more
+        self._sink = sink
+        self._is_over = False
+        self._ready: deque[S] = deque()
+        self._undrained: set[S] = set()
+
+    def emit(self, event: ir.Event) -> None:
+        """Tell the client."""
+        if not self._is_over:
+            self._sink(event)
+
+    def add(self, stream: S, steps: Steps[None]) -> None:
+        """Do a stream's work from now on."""
+        self._undrained.add(stream)
+        stream.steps = steps
+        self.wake(stream)
+
+    def wake(self, stream: S) -> None:
+        """Resume a stream in this turn: what it waits for may have come."""
+        if not stream.is_ready and stream in self._undrained:
+            stream.is_ready = True
+            self._ready.append(stream)
+
+    def _resume(self, stream: S) -> None:
+        assert stream.steps is not None, "it has been added"
+        stream.is_ready = False
+        try:
+            next(stream.steps)
+            return
+        except StopIteration:
+            pass
+        except StreamFailedError:
+            stream.is_failed = True
+        except Exception as error:
+            stream.is_failed = True
+            self.emit(ir.NodeFailed(stream.id, stream.position, self._known(error)))
+        self._drained(stream)
+
+    def _drained(self, stream: S) -> None:
+        """A stream has nothing left to do."""
+        stream.is_drained = True
+        self._undrained.discard(stream)
+        if stream.parent is not None:
+            self.wake(stream.parent)  # type: ignore[arg-type]  # it is of the same class
+
+    def _known(self, error: Exception) -> SglError:
+        """The error, as one that a client knows."""
+        if isinstance(error, SglError):
+            return error
+        wrapped = BackendError(f"{type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        return wrapped
+
+
+class Interpreter(ABC, Generic[S]):
+    """Takes the segments of one program, which have been checked, and answers with the events of `ir`."""
+
+    def __init__(self, program: ir.Program, template: ChatTemplate | None, turns: Turns[S]) -> None:
+        self._program = program
+        self._template = template
+        self._turns = turns
+        self._streams: dict[int, S] = {}
+        self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams whose fork has not been executed yet
+        self._values: dict[tuple[int, int], str] = {}  # texts of nodes, for those that refer to them
+        self._awaited: dict[tuple[int, int], list[S]] = {}  # nodes that streams wait for
+        self._answers: dict[tuple[int, int], tuple[ir.Turn, ...]] = {}  # to tool_results nodes
+
+    @abstractmethod
+    def _new_stream(self, stream_id: int, path: str, parent: S | None) -> S:
+        """A stream, of the kind that is executed here."""
+
+    @abstractmethod
+    def _gen(self, stream: S, node: ir.Gen) -> Steps[None]: ...
+
+    @abstractmethod
+    def _select(self, stream: S, node: ir.Select) -> Steps[None]: ...
+
+    @abstractmethod
+    def _media(self, stream: S, node: ir.Media) -> None: ...
+
+    def _receive(self, segment: ir.Segment) -> None:
+        if not self._streams:
+            self._add(self._new_stream(0, "", None))
+        for stream_id, node in segment.nodes:
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                self._early.setdefault(stream_id, deque()).append(node)
+            else:
+                stream.queue.append(node)
+                self._turns.wake(stream)
+                if stream.is_failed:
+                    self._fail_dependents(stream)
+        for stream_id, index, turns in segment.answers:
+            self._answers[stream_id, index] = turns
+            if stream_id in self._streams:
+                self._turns.wake(self._streams[stream_id])
+        if segment.final:
+            self._turns.is_final = True
+            for stream in self._streams.values():
+                self._turns.wake(stream)
+
+    def _add(self, stream: S) -> None:
+        self._streams[stream.id] = stream
+        stream.queue.extend(self._early.pop(stream.id, ()))
+        self._turns.add(stream, self._steps(stream))
+
+    def _steps(self, stream: S) -> Steps[None]:
+        """Execute the stream's nodes until it is closed or the program ends."""
+        try:
+            while True:
+                while stream.queue:
+                    yield from self._execute(stream, stream.queue.popleft())
+                    stream.position += 1
+                if stream.is_closed or self._turns.is_final:
+                    return
+                yield
+        except Exception:
+            stream.is_failed = True
+            self._fail_dependents(stream)
+            raise
+
+    def _fail_dependents(self, stream: S) -> None:
+        """Let those who wait for a value of a failed stream look again; what it would have forked has failed too."""
+        for (stream_id, _), waiting in self._awaited.items():
+            if stream_id == stream.id:
+                for other in waiting:
+                    self._turns.wake(other)
+        while stream.queue:
+            node = stream.queue.popleft()
+            for child in node.children if isinstance(node, ir.Fork) else ():
+                failed = self._streams[child] = self._new_stream(child, "", None)
+                failed.is_failed = failed.is_drained = True
+                failed.queue = self._early.pop(child, failed.queue)
+                self._fail_dependents(failed)
+
+    def _execute(self, stream: S, node: ir.Node) -> Steps[None]:
+        match node:
+            case ir.Text():
+                stream.append(node.text)
+            case ir.Arg():
+                stream.append(self._program.args[node.name])
+            case ir.Gen():
+                yield from self._gen(stream, node)
+            case ir.Select():
+                yield from self._select(stream, node)
+            case ir.RoleBegin():
+                self._role_begin(stream, node.role)
+            case ir.RoleEnd():
+                self._role_end(stream, node.role)
+            case ir.Media():
+                self._media(stream, node)
+            case ir.Ref():
+                yield from self._ref(stream, node)
+            case ir.ScopeBegin():
+                stream.scopes.append(len(stream.written))
+            case ir.ScopeEnd():
+                self._set_value(stream, stream.text_since(stream.scopes.pop()))
+            case ir.SetVar():
+                pass
+            case ir.Fork():
+                for i, child in enumerate(node.children):
+                    path = ir.branch_path(stream.path, stream.position, i)
+                    self._add(self._new_stream(child, path, stream))
+            case ir.Join():
+                yield from self._join(stream, node)
+            case ir.ToolResults():
+                yield from self._tool_results(stream)
+            case _:
+                raise AssertionError(f"{node!r} was checked on arrival")
+
+    def _done(self, stream: S, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
+        """Keep the text of the present node and tell the client."""
+        self._set_value(stream, text)
+        self._turns.emit(ir.NodeDone(stream.id, stream.position, text, value, meta))
+
+    def _write(
+        self, stream: S, text: str, meta: dict[str, Any] | None = None, *, is_template: bool = False
+    ) -> None:
+        """Append the text of the present node, which is all that it brings."""
+        stream.append(text, is_template=is_template)
+        self._done(stream, text, text, meta or {})
+
+    def _set_value(self, stream: S, text: str) -> None:
+        key = (stream.id, stream.position)
+        self._values[key] = text
+        for waiting in self._awaited.pop(key, ()):
+            self._turns.wake(waiting)
+
+    def _role_begin(self, stream: S, role: str) -> None:
+        if self._template is None:
+            raise InvalidRequest("roles need a chat template and there is none: pass chat_template=")
+        begin = self._template.begin(stream.roles, role)
+        if begin.system is not None:
+            stream.add_turn({"role": "system", "content": begin.system})
+        self._write(stream, begin.text, {} if begin.system is None else {"system": begin.system}, is_template=True)
+        stream.begin_turn(role)
+
+    def _role_end(self, stream: S, role: str) -> None:
+        assert self._template is not None, "a turn is open"
+        message = stream.end_turn()
+        self._write(stream, self._template.end(stream.roles, role), is_template=True)
+        stream.add_turn(message)
+
+    def _ref(self, stream: S, node: ir.Ref) -> Steps[None]:
+        key = (node.stream, node.index)
+        while key not in self._values:
+            target = self._streams.get(node.stream)
+            if target is not None and target.is_failed:
+                raise ProgramError("the node it refers to failed")
+            self._awaited.setdefault(key, []).append(stream)
+            yield
+        self._write(stream, ir.apply_functions(self._values[key], node.functions))
+
+    def _join(self, stream: S, node: ir.Join) -> Steps[None]:
+        children = [self._streams[child] for child in node.children]
+        for child in children:
+            child.is_closed = True
+            self._turns.wake(child)
+        while not all(child.is_drained for child in children):
+            yield
+        if any(child.is_failed for child in children):
+            raise StreamFailedError
+        if node.mode == "append":
+            for text, is_template in [piece for child in children for piece in child.written]:
+                stream.append(text, is_template=is_template)
+
+    def _tool_results(self, stream: S) -> Steps[None]:
+        key = (stream.id, stream.position)
+        self._turns.emit(ir.Need(*key))
+        while key not in self._answers:
+            yield
+        start = len(stream.written)
+        messages = []
+        for turn in self._answers.pop(key):
+            if turn.role is None or self._template is None:
+                stream.append(turn.content)
+                continue
+            stream.append(self._template.begin(stream.roles, turn.role).text, is_template=True)
+            stream.append(turn.content)
+            stream.append(self._template.end(stream.roles, turn.role), is_template=True)
+            message = {"role": turn.role, "content": turn.content, "name": turn.name, "tool_call_id": turn.call_id}
+            messages.append({name: value for name, value in message.items() if value is not None})
+            stream.add_turn(messages[-1])
+        text = stream.text_since(start)
+        self._done(stream, text, text, {"messages": messages})
