@@ -1,9 +1,9 @@
 """What HTTP costs over the engine in the same process: time to first token, and a streamed token at 64 streams.
 
-    python benchmarks/http_overhead.py [--model FOLDER] [--streams 64] [--tokens 64] [--in-process]
+    python benchmarks/http_overhead.py [--model FOLDER] [--streams 64] [--tokens 64]
 
 The smaller the model, the more of what is measured is the way of a token. The server's engine is in a process of its
-own, as with `sgl serve`, or with `--in-process` the very one that is compared with.
+own, as with `sgl serve`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from sgl.cli.logs import configure_logging
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.handle import EngineHandle
-from sgl.runtime.server.local import LocalEngine
 from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
@@ -38,22 +36,19 @@ async def main() -> None:
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--in-process", action="store_true")
     options = parser.parse_args()
     engine_options: dict[str, Any] = {"model_path": options.model, "max_total_tokens": 65536}
     params = {"temperature": 0, "max_new_tokens": options.tokens, "ignore_eos": True}
 
-    engine = LocalEngine(Engine(**engine_options))
-    handle: EngineHandle = engine
-    if not options.in_process:
-        configure = partial(configure_logging, "error", "text")
-        handle = EngineProcess(EngineConfig.from_options(engine_options), configure=configure)
-        await handle.start()
+    engine = Engine(**engine_options)
+    configure = partial(configure_logging, "error", "text")
+    handle = EngineProcess(EngineConfig.from_options(engine_options), configure=configure)
+    await handle.start()
     async with serving(Service(ServerConfig(), handle), listen("127.0.0.1", 0)) as url:
         client = LeanClient(url, params)
         direct, http = await measured([partial(direct_stream, engine, params), client.stream], options.streams)
         client.close()
-    await engine.close()
+    engine.shutdown()
     await handle.close()
 
     print(f"{'median of rounds':24}{'engine':>12}{'HTTP':>12}{'added':>12}{'ratio':>8}{'least added':>14}")
@@ -91,8 +86,8 @@ async def measured(ways: list[Any], num_streams: int) -> list[dict[str, list[flo
     return found
 
 
-async def direct_stream(handle: LocalEngine, params: dict[str, Any], prompt: str) -> AsyncIterator[Any]:
-    async for event in handle.stream(prompt=prompt, sampling_params=params):
+async def direct_stream(engine: Engine, params: dict[str, Any], prompt: str) -> AsyncIterator[Any]:
+    async for event in await engine.async_generate(prompt, params, stream=True):
         yield event
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import requests
 
+from sgl.lang import ir
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.local import LocalEngine
+from sgl.runtime.server.handle import EngineHandle, Method, ProgramSession
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
 from tests.tiny_models import edit_json, tiny_checkpoint
@@ -29,6 +32,45 @@ def chat_checkpoint(folder: Path) -> Path:
     path = tiny_checkpoint(folder, with_tokenizer=True, max_position_embeddings=512)
     edit_json(path / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
     return path
+
+
+class LocalEngine(EngineHandle):
+    """An engine in the server's own process, so that tests may look into it; see EngineHandle."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.config = engine.config
+        self.tokenizer = engine.tokenizer
+
+    async def generate(self, **arguments: Any) -> Any:
+        return await self._engine.async_generate(**arguments)
+
+    async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
+        events = await self._engine.async_generate(**arguments, stream=True)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield event
+
+    def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
+        loop = asyncio.get_running_loop()
+
+        def on_loop(event: ir.Event) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(sink, event)
+
+        return self._engine.open_program(program, on_loop)
+
+    async def call(self, method: Method, *arguments: Any) -> Any:
+        return await asyncio.to_thread(getattr(self._engine, method), *arguments)
+
+    def heartbeat_age(self) -> float:
+        return self._engine.heartbeat_age()
+
+    def silence(self) -> float:
+        return 0.0
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._engine.shutdown)
 
 
 class LiveServer:

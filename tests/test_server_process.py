@@ -241,9 +241,8 @@ def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Ser
     assert server.process.wait(30) == 0
 
 
-def test_programs_and_engines_of_one_process_can_be_served(serve: Callable[..., Served]) -> None:
-    """The language's own client, over a server without an engine process."""
-    server = serve("--in-process", "--api-key", "secret", "--served-model-name", "tiny")
+def test_programs_come_with_a_key_and_an_interrupt_ends_the_server(serve: Callable[..., Served]) -> None:
+    server = serve("--api-key", "secret", "--served-model-name", "tiny")
     backend = sgl.RuntimeEndpoint(server.url, api_key="secret")
 
     state = program.run(backend=backend)

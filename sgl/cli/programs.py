@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import runpy
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,6 +19,7 @@ from rich.console import Console
 
 from sgl.errors import BackendError, ConfigError
 from sgl.lang.api import set_default_backend
+from sgl.lang.backends.launch import Runtime
 from sgl.lang.backends.server import RuntimeEndpoint
 
 
@@ -74,25 +73,12 @@ def _execute(options: argparse.Namespace, backend: Any) -> None:
 
 @contextlib.contextmanager
 def _own_server(model: str | None) -> Iterator[str]:
-    """The URL of a server of this process, for as long as the context lasts."""
-    from sgl.runtime.config import ServerConfig
-    from sgl.runtime.engine import Engine
-    from sgl.runtime.server.local import LocalEngine
-    from sgl.runtime.server.serve import listen, serving
-    from sgl.runtime.server.service import Service
-
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="sgl-trace", daemon=True)
-    thread.start()
-    with Engine(model_path=model) as engine:
-        context = serving(Service(ServerConfig(), LocalEngine(engine)), listen("127.0.0.1", 0))
-        try:
-            yield asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result()
-        finally:
-            asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
+    """The URL of a server that lasts as long as the context."""
+    runtime = Runtime(model_path=model)
+    try:
+        yield runtime.url
+    finally:
+        runtime.shutdown()
 
 
 def _get(url: str, api_key: str | None, path: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import logging
 import time
 from functools import partial
@@ -17,7 +16,6 @@ from sgl.cli.logs import configure_logging
 from sgl.cli.options import configs
 from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig, ServerConfig
-from sgl.runtime.server.handle import EngineHandle
 from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.serve import listen, serve_until_stopped
 from sgl.runtime.server.service import Service
@@ -42,16 +40,9 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
     tracer = _tracer(config)
     bound = listen(config.host, config.port)
     logger.info("starting the engine with %s", engine_config.model_name)
-    engine: EngineHandle
-    if config.in_process:
-        from sgl.runtime.engine import Engine
-        from sgl.runtime.server.local import LocalEngine
-
-        engine = LocalEngine(await asyncio.to_thread(Engine, **dataclasses.asdict(engine_config)))
-    else:
-        configure = partial(configure_logging, config.log_level, config.log_format)
-        engine = EngineProcess(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)
-        await engine.start()
+    configure = partial(configure_logging, config.log_level, config.log_format)
+    engine = EngineProcess(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)
+    await engine.start()
     service = Service(config, engine, chat_template=template, tracer=tracer)
 
     def on_ready(url: str) -> None:

@@ -141,8 +141,6 @@ class ServerConfig:
     """Seconds that running requests get to finish after SIGTERM."""
     watchdog_timeout: PositiveFloat = 300.0
     """Seconds one step of the engine may take before its process is restarted."""
-    in_process: bool = False
-    """Run the engine in the server's own process: quicker to start, and lost with it when it crashes."""
     chat_template: str | None = None
     """A file with a Jinja chat template to use instead of the model's own."""
     reasoning_parser: str | None = None

@@ -1,5 +1,4 @@
-"""What the server asks of an engine. `local` answers it by an engine in the server's process, `process` by one in a
-process of its own."""
+"""What the server asks of an engine; `process` answers it by one in a process of its own."""
 
 from __future__ import annotations
 

@@ -168,7 +168,9 @@ class OpenAIApi:
     def _notation(self) -> CallNotation | None:
         tokenizer, template = self._service.tokenizer, self._service.chat_template
         options: dict[str, Any] = {} if template is None else {"chat_template": template}
-        return call_notation(lambda turns: tokenizer.apply_chat_template(turns, **options), tokenizer.control_tokens)
+        return call_notation(
+            lambda turns: tokenizer.apply_chat_template(turns, **options), tokenizer.control_tokens
+        )
 
     # ── chats ───────────────────────────────────────────────────────────────────────────────────────────────────
 

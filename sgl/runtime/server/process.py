@@ -1,4 +1,4 @@
-"""An engine in a process of its own, as the server's event loop sees it: started, watched, restarted.
+"""The engine's process, as the server's event loop sees it: started, watched, restarted.
 
 While there is none, whoever asks gets EngineDead, and so does whoever was waiting when it ended.
 """
@@ -26,7 +26,7 @@ from sgl.runtime.loop import Detail, Output
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.native import Call, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
-from sgl.runtime.server.handle import Method, ProgramSession
+from sgl.runtime.server.handle import EngineHandle, Method, ProgramSession
 from sgl.runtime.server.identity import request_id, working_for
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -37,8 +37,8 @@ _MAX_DELAY = 30.0  # seconds between two tries to start
 _IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
 
 
-class EngineProcess:
-    """See EngineHandle. All methods and callbacks run on the event loop that called `start`."""
+class EngineProcess(EngineHandle):
+    """An engine in a process of its own. All methods and callbacks run on the event loop that called `start`."""
 
     def __init__(
         self, config: EngineConfig, *, configure: Callable[[], None], watchdog_timeout: float = 300.0
@@ -73,14 +73,12 @@ class EngineProcess:
         self._spawn(self._watch())
 
     async def generate(self, **arguments: Any) -> Any:
-        """See EngineHandle."""
         async with self._call("generate", arguments) as waiter:
             while not waiter.is_complete:
                 call, _ = await waiter.progress()
             return call.result()
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """See EngineHandle."""
         async with self._call("generate", {**arguments, "stream": True}) as waiter:
             while not waiter.is_complete:
                 # What waited while the client or the server was slow becomes one event a request: whoever falls
@@ -90,7 +88,6 @@ class EngineProcess:
                     yield call.event(uid)
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
-        """See EngineHandle."""
         channel = self._up()
         call_id = next(self._ids)
         self._waiting[call_id] = waiter = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
@@ -98,23 +95,19 @@ class EngineProcess:
         return _RemoteSession(channel, call_id)
 
     async def call(self, method: Method, *arguments: Any) -> Any:
-        """See EngineHandle."""
         async with self._call("call", method, arguments) as waiter:
             return (await waiter.items())[0]
 
     def heartbeat_age(self) -> float:
-        """See EngineHandle."""
         if not self._is_up:
             return math.inf
         silent = self.silence()
         return self._age + silent if self._age > 0 or silent > _SILENT_SECONDS else 0.0
 
     def silence(self) -> float:
-        """See EngineHandle."""
         return time.monotonic() - self._heard
 
     async def close(self) -> None:
-        """See EngineHandle."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -321,8 +314,8 @@ class _ProgramWaiter:
         self._sink(item)
 
 
-class _RemoteSession:
-    """See handle.ProgramSession."""
+class _RemoteSession(ProgramSession):
+    """A program on the engine's side of the channel."""
 
     def __init__(self, channel: LoopChannel, call_id: int) -> None:
         self._channel = channel
