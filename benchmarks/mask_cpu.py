@@ -154,10 +154,10 @@ def steps(
     output: list[int] = []
     chosen = done = 0
     while done < len(text):
-        run = forced_tokens(matcher, vocabulary, output, plain) if jumps else []
+        run, draft = forced_tokens(matcher, vocabulary, output, plain) if jumps else ([], None)
         if not run:
             run = encode(text[done:])[:1]
-            chosen += 1
+            chosen += draft != run[0]  # one that was drafted is confirmed in the step before
         for token_id in run:
             assert matcher.accept(token_id)
             done += len(vocabulary.token_bytes[token_id])

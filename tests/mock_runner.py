@@ -74,7 +74,7 @@ class MockRunner:
         if self.keep_batches:
             self.batches.append(batch)
         written: set[int] = set()
-        tokens, at, inputs = [], 0, {}
+        tokens, at, inputs, checks = [], 0, {}, {}
         for b, (row, q_len, kv_len) in enumerate(
             zip(batch.rows.tolist(), batch.q_lens.tolist(), batch.kv_lens.tolist(), strict=True)
         ):
@@ -95,12 +95,15 @@ class MockRunner:
                 scored = [self._score(slots[: start + j + 1], int(t)) for j, t in enumerate(targets)]
                 inputs[b] = Logprobs(np.array(scored, np.float32))
             tokens.append(_choose(sum(self.kv[slot] for slot in slots), self.seeds[row]) % VOCAB)
+            if b in batch.drafts:
+                assert q_len > 1
+                checks[b] = _choose(sum(self.kv[slot] for slot in slots[:-1]), self.seeds[row]) % VOCAB
         if under_way is not None:
             under_way()
         for b in np.flatnonzero(batch.samples).tolist():
             self.next_token[batch.rows[b]] = tokens[b]
         tokens = [token if samples else -1 for token, samples in zip(tokens, batch.samples.tolist(), strict=True)]
-        return MockPending(StepResult(np.array(tokens, np.int32), input_logprobs=inputs))
+        return MockPending(StepResult(np.array(tokens, np.int32), checks, input_logprobs=inputs))
 
     def _score(self, slots: list[int], target: int) -> float:
         return expected_score(sum(self.kv[slot] for slot in slots), target)

@@ -251,11 +251,11 @@ def spell(
     output: list[int] = []
     steps, done = 0, 0
     while done < len(text):
-        run = forced_tokens(matcher, vocabulary, output, encode) if jumps else []
+        run, draft = forced_tokens(matcher, vocabulary, output, encode) if jumps else ([], None)
         if not run:
             run = encode(text[done:])[:1]
             assert mask_of(matcher, vocabulary)[run[0]]
-            steps += 1
+            steps += draft != run[0]
         for token_id in run:
             assert matcher.accept(token_id)
             done += len(vocabulary.token_bytes[token_id])

@@ -24,6 +24,7 @@ settings_strategy = st.builds(
     radix=st.sampled_from([True, True, True, False]),
     policy=st.sampled_from(["lpm", "fcfs", "priority", "dfs-weight"]),
     conservativeness=st.sampled_from([1.0, 0.01]),
+    drafts=st.booleans(),
 )
 
 actions = st.lists(
@@ -96,6 +97,18 @@ def run_all(setting: Setting, requests: list[Request]) -> Driver:
     for request in requests:
         assert_right(request)
     return driver
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafts_change_no_token_and_those_that_stand_save_steps(overlap: bool) -> None:
+    steps = []
+    for drafts in (False, True):
+        requests = [make_request(uid, [uid, 5, uid + 9], 24) for uid in range(1, 9)]
+        driver = run_all(Setting(drafts=drafts, overlap=overlap, num_pages=200), requests)
+        driver.check()
+        steps.append(driver.scheduler.counters.steps)
+        assert bool(driver.scheduler.counters.verified_tokens) == drafts
+    assert overlap or steps[1] < steps[0]  # with run-ahead a row sits out the step that it saves
 
 
 def test_followers_wait_for_a_prefix_that_is_being_computed_and_then_hit_it() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from sgl.grammar.budget import FAR
 from sgl.grammar.closure import Closed, Standing
 from sgl.grammar.compiler import Grammar
-from sgl.grammar.jump import closed_forced_tokens, forced_tokens
+from sgl.grammar.jump import Jump, closed_forced_tokens, forced_tokens
 from sgl.grammar.place import advance
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -39,8 +40,11 @@ class Cursor(Protocol):
     def accept(self, token_id: int) -> bool:
         """Go on by a token; False, and nothing changed, if it is not allowed."""
 
-    def forced(self, output_ids: Sequence[int]) -> list[int]:
-        """The tokens that follow the output for certain; see `jump.py`."""
+    def forced(self, output_ids: Sequence[int]) -> Jump:
+        """What follows the output; see `jump.py`."""
+
+    def behind(self, draft: int) -> Cursor | None:
+        """A cursor behind a token that `forced` drafted and what it told; None if that is not allowed."""
 
     def is_complete(self) -> bool:
         """Whether the output matches and nothing can follow it."""
@@ -65,9 +69,15 @@ class MatcherCursor:
         """See `Cursor`."""
         return self._matcher.accept(token_id)
 
-    def forced(self, output_ids: Sequence[int]) -> list[int]:
+    def forced(self, output_ids: Sequence[int]) -> Jump:
         """See `Cursor`."""
         return forced_tokens(self._matcher, self._vocabulary, output_ids, self._encode)
+
+    def behind(self, draft: int) -> MatcherCursor | None:
+        """See `Cursor`."""
+        other = copy(self)
+        other._matcher = self._matcher.copy()
+        return other if other.accept(draft) else None
 
     def is_complete(self) -> bool:
         """See `Cursor`."""
@@ -146,14 +156,19 @@ class ClosedCursor:
         self._text += data
         return True
 
-    def forced(self, output_ids: Sequence[int]) -> list[int]:
+    def forced(self, output_ids: Sequence[int]) -> Jump:
         """See `Cursor`."""
         if self._host is not None:
             return self._host.forced(output_ids)
         if self._is_finished or self._closed.only_byte[self._place.state] < 0:
-            return []
+            return Jump([])
         vocabulary = self._grammar.vocabulary
-        return closed_forced_tokens(self._closed, self._place, vocabulary, output_ids, self._encode)
+        return Jump(closed_forced_tokens(self._closed, self._place, vocabulary, output_ids, self._encode))
+
+    def behind(self, draft: int) -> MatcherCursor | None:
+        """See `Cursor`."""
+        assert self._host is not None, "without one there are no drafts"
+        return self._host.behind(draft)
 
     def is_complete(self) -> bool:
         """See `Cursor`."""

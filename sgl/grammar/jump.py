@@ -2,12 +2,13 @@
 
 Where a grammar leaves no choice, the text that follows is known. It is cut into tokens as the tokenizer would have
 cut it in its context, and only as far as no continuation could have been cut otherwise: an output with jumps is
-tokenised like one without.
+tokenised like one without. If one token is left of that text, it is likely: a draft, for the sampler to confirm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +26,30 @@ _FEW_WORDS = 256
 _ANCHOR = "\n"  # before the tail, so that a tokenizer that marks the beginning of a text marks this one
 
 
+class Jump(NamedTuple):
+    """What follows an output."""
+
+    token_ids: list[int]
+    """Tokens that every allowed continuation begins with."""
+    draft: int | None = None
+    """One that is likely behind them, after which the text has a choice."""
+
+
 def forced_tokens(
     matcher: Matcher,
     vocabulary: Vocabulary,
     output_ids: Sequence[int],
     encode: Callable[[str], Sequence[int]],
-) -> list[int]:
-    """Token ids that every allowed continuation begins with.
+) -> Jump:
+    """How every allowed continuation begins.
 
     output_ids: what was generated so far; the matcher stands behind it and stays there. encode: the tokenizer's
     own, without special tokens around the text.
     """
     forced = matcher.forced_bytes()
-    return _stable(matcher, vocabulary, _cut(forced, vocabulary, output_ids, encode), forced)
+    ids = _cut(forced, vocabulary, output_ids, encode)
+    kept = _stable(matcher, vocabulary, ids, forced)
+    return Jump(ids[:kept], ids[kept] if len(ids) == kept + 1 else None)
 
 
 def closed_forced_tokens(
@@ -47,7 +59,7 @@ def closed_forced_tokens(
     output_ids: Sequence[int],
     encode: Callable[[str], Sequence[int]],
 ) -> list[int]:
-    """As `forced_tokens`, from a place in a closed automaton."""
+    """As `forced_tokens`, from a place in a closed automaton and without the draft."""
     forced, end = closed.run(place)
     kept: list[int] = []
     at = 0
@@ -106,19 +118,15 @@ def _spills(closed: Closed, end: Place, vocabulary: Vocabulary, forced: bytes) -
     return False
 
 
-def _stable(matcher: Matcher, vocabulary: Vocabulary, ids: list[int], forced: bytes) -> list[int]:
-    """The leading tokens behind which no allowed token reaches beyond the forced bytes."""
+def _stable(matcher: Matcher, vocabulary: Vocabulary, ids: list[int], forced: bytes) -> int:
+    """How many of the leading tokens no allowed token that reaches beyond the forced bytes could stand for."""
     cursor = matcher.copy()
-    allowed = np.zeros(vocabulary.words, np.int32)
-    kept: list[int] = []
     left = len(forced)
-    for token_id in ids:
-        cursor.fill_mask(allowed)
-        if _reach(allowed, vocabulary) > left or not cursor.accept(token_id):
-            break  # another cut of what follows may begin here
-        kept.append(token_id)
+    for number, token_id in enumerate(ids):
+        if _reach(cursor.mask(), vocabulary) > left or not cursor.accept(token_id):
+            return number  # another cut of what follows may begin here
         left -= int(vocabulary.lengths[token_id])
-    return kept
+    return len(ids)
 
 
 def _reach(allowed: Int32Array, vocabulary: Vocabulary) -> int:

@@ -59,14 +59,26 @@ class Batch:
     score_targets: dict[int, Int32Array] = field(default_factory=dict)
     """Per scored b: the tokens that follow the query indices from score_from[b] on, [n <= q_len - score_from[b]];
     exactly those n positions are scored."""
+    drafts: set[int] = field(default_factory=set)
+    """Each b, among those that sample, whose last token is a draft: such a row samples at the position before as well,
+    and where that gives the draft, what it samples from its last position counts too."""
     token_masks: list[TokenMask | None] | None = None
-    """[S] what each row that samples may sample, in order; None: everything. No list: no row is constrained. May be
+    """[S] what may be sampled at each position of `sampling`; None: everything. No list: no row is constrained. May be
     set while the forward pass is under way, see `Runner.launch`."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """Per b: ids whose logprobs are wanted at every scored and sampled position."""
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def sampling(self) -> tuple[Int64Array, Int64Array]:
+        """The S positions that are sampled from: b of each, rising, and how many tokens of its row come behind it."""
+        rows = np.flatnonzero(self.samples)
+        if not self.drafts:
+            return rows, np.zeros(len(rows), np.int64)
+        rows = np.sort(np.concatenate((rows, np.array(list(self.drafts), np.int64))))
+        return rows, np.append(rows[1:] == rows[:-1], False).astype(np.int64)
 
 
 @dataclass(slots=True)
@@ -84,6 +96,7 @@ class StepResult:
     """What one step computed, on the host."""
 
     next_tokens: Int32Array  # [B]; -1 in rows that do not sample
+    checks: dict[int, int] = field(default_factory=dict)  # by b of drafts: what was sampled in place of the draft
     output_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = 1
     input_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = len(score_targets[b])
 

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from copy import copy
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +21,7 @@ from sgl.grammar.closure import Standing, close
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, Encode, MatcherCursor
+from sgl.grammar.jump import Jump
 from sgl.grammar.service import MAX_CLOSED_STATES, CompileService
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import JsonWhitespace
@@ -42,6 +44,8 @@ class Guide:
         self._failure: GrammarError | None = None
         self._pinned: list[int] = []  # the tokens that follow for certain, last first
         self._was_pinned = False
+        self._draft = -1
+        self._behind: Guide | None = None  # where the draft leads
 
     def start(self) -> None:
         """Take up the grammar, for which it waits. Raises what compiling ended in."""
@@ -66,24 +70,39 @@ class Guide:
             return None
         return mask
 
-    def accept(self, token_id: int) -> None:
-        """Go on by a token. Raises GrammarError."""
+    def check(self) -> None:
+        """Raises the GrammarError in which finding the mask of a token ended: it may have been any."""
         if self._failure is not None:
             raise self._failure
-        if not self._cursor.accept(token_id):
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token. Raises GrammarError where it may not be."""
+        behind, self._behind = self._behind, None
+        if behind is not None and token_id == self._draft:
+            self._cursor, self._failure = behind._cursor, behind._failure
+        elif not self._cursor.accept(token_id):
             raise GrammarError(f"token {token_id} is none that the constraint allows here")
         self._was_pinned = bool(self._pinned)
         if self._pinned:
             self._pinned.pop()
 
-    def forced(self, output_ids: Sequence[int]) -> list[int]:
-        """The tokens that follow the output for certain; see `grammar.jump`. None behind one that was pinned: a run is
-        cut in the same places whether it is appended or sampled."""
-        return [] if self._was_pinned else self._cursor.forced(output_ids)
+    def next_behind(self, draft: int, remaining: int) -> TokenMask | None:
+        """As `next`, behind a draft that will be the next token, or not."""
+        cursor = self._cursor.behind(draft)
+        if cursor is None:
+            return None
+        self._draft, self._behind = draft, copy(self)
+        self._behind._cursor = cursor
+        return self._behind.next(remaining)
+
+    def forced(self, output_ids: Sequence[int]) -> Jump:
+        """What follows the output; see `grammar.jump`. Nothing behind a token that was pinned: a run is cut in the same
+        places whether it is appended or sampled."""
+        return Jump([]) if self._was_pinned else self._cursor.forced(output_ids)
 
     def pin(self, token_ids: Sequence[int]) -> None:
-        """Let these be the next tokens: what `forced` returned."""
-        self._pinned = list(reversed(token_ids))
+        """Let these be the next tokens, if there are any: what `forced` returned."""
+        self._pinned = list(reversed(token_ids)) or self._pinned
 
     def is_complete(self) -> bool:
         """Whether the output matches and nothing can follow it."""

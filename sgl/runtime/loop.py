@@ -194,9 +194,7 @@ class EngineLoop:
         """Run an action between two steps, after those posted before; it must not raise. Raises EngineDead."""
         with self._gate:
             if self._stopping or self._death is not None:
-                raise EngineDead(
-                    "the engine is shut down" if self._death is None else _death_note(self._death)
-                ) from (self._death)
+                raise EngineDead(self._note()) from self._death
             self._inbox.put(action)
 
     # ---- the loop's thread
@@ -238,10 +236,9 @@ class EngineLoop:
         try:
             if idle:
                 self._round_began = None
-                due = max(0.0, self._timers[0].when - time.monotonic()) if self._timers else math.inf
-                due = min(due, _HELD_SECONDS) if self._is_held else due
-                self._is_held = False
-                self._inbox.get(timeout=None if due == math.inf else due)()
+                due = self._timers[0].when - time.monotonic() if self._timers else threading.TIMEOUT_MAX
+                longest, self._is_held = _HELD_SECONDS if self._is_held else threading.TIMEOUT_MAX, False
+                self._inbox.get(timeout=max(0.0, min(due, longest)))()
             end = time.monotonic() + _DRAIN_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
                 self._inbox.get_nowait()()
@@ -270,10 +267,8 @@ class EngineLoop:
                 raise RuntimeError("the scheduler has work and schedules nothing")
         if flying is not None:
             self._handle(*flying)
-        if self._check_ledger:
-            problems = self.scheduler.memory.check()
-            if problems:
-                raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
+        if self._check_ledger and (problems := self.scheduler.memory.check()):
+            raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
 
     def _launch_constrained(self, step: Step, due: tuple[Step, PendingStep] | None) -> PendingStep:
         """Launch a step, and handle the one before while it computes: what may be sampled hangs on its tokens."""
@@ -290,11 +285,13 @@ class EngineLoop:
         """Say what the constrained rows of a step may sample; what those do that have ended nobody will read."""
         batch, counters = step.batch, self.scheduler.counters
         masks: list[TokenMask | None] = []
-        for b in np.flatnonzero(batch.samples).tolist():
-            request = step.requests[b]
+        for b, comes_draft in zip(*map(np.ndarray.tolist, batch.sampling), strict=True):
+            request, mask = step.requests[b], None
             guide = request.owner.guide
-            is_read = guide is not None and not request.is_done and request.uid not in step.dropped
-            mask = guide.next(request.max_new_tokens - len(request.output_ids)) if is_read else None
+            if guide is not None and not request.is_done and request.uid not in step.dropped:
+                remaining = request.max_new_tokens - len(request.output_ids)
+                is_behind = b in batch.drafts and not comes_draft
+                mask = guide.next_behind(request.draft, remaining - 1) if is_behind else guide.next(remaining)
             counters.host_masks += isinstance(mask, np.ndarray)
             counters.device_masks += isinstance(mask, Standing)
             masks.append(mask)
@@ -337,17 +334,19 @@ class EngineLoop:
         return reason or (FinishReason("length") if len(ids) >= request.max_new_tokens else None)
 
     def _jump(self, submission: Submission, guide: Guide) -> FinishReason | None:
-        """Append the tokens that follow for certain, where that is worth it; the reason if they end the request. Not
-        for requests whose every token is to be scored or counted by the sampler."""
+        """Append the tokens that follow for certain and try a draft, where that is worth it; the reason if they end the
+        request. Not for requests whose every token is to be scored or counted by the sampler."""
         request = submission.request
         if request.top_logprobs >= 0 or request.params.has_penalties:
             return None
         room = request.max_new_tokens - len(request.output_ids)
-        forced = guide.forced(request.output_ids)[:room]
-        if not forced:
-            return None
-        # Each of them saves its row a step, but for one that the step under way would have sampled.
-        if len(forced) <= self._overlap + self._jump_cost * self.scheduler.num_running:
+        jump = guide.forced(request.output_ids)
+        forced = jump.token_ids[:room]
+        # With run-ahead, a row whose draft is verified would sit out the step that it might save.
+        draft = None if self._overlap or len(forced) + 2 > room else jump.draft
+        # Each saves its row a step, but for one that the step under way would have sampled.
+        saved = len(forced) + (draft is not None)
+        if saved <= self._overlap + self._jump_cost * self.scheduler.num_running:
             guide.pin(forced)
             return None
         reason = None
@@ -356,20 +355,22 @@ class EngineLoop:
             if reason is not None:
                 forced = forced[:num_read]
                 break
-        self.scheduler.append(request, forced)
+        self.scheduler.append(request, forced, draft)
         if reason is None and guide.is_complete():
             reason = FinishReason("stop")
         return reason or (FinishReason("length") if len(forced) == room else None)
 
     def _read(self, submission: Submission, token: int) -> FinishReason | None:
         """Follow the output by one token, in its text and its constraint; the reason if it ends the request."""
-        request, text = submission.request, submission.text
+        request, text, guide = submission.request, submission.text, submission.guide
+        if guide is not None:
+            guide.check()
         if token in request.stop_ids:
             if submission.is_incremental and request.params.no_stop_trim and text is not None:
                 submission.pieces += text.feed(token)
             return FinishReason("stop", token)
-        if submission.guide is not None:
-            submission.guide.accept(token)
+        if guide is not None:
+            guide.accept(token)
         if submission.is_incremental and text is not None:
             submission.pieces += text.feed(token)
             if text.matched is not None:
@@ -436,9 +437,9 @@ class EngineLoop:
                 else:
                     guide.flight.add_done_callback(partial(self._guide_is_ready, submission, guide))
 
-    def _guide_is_ready(self, submission: Submission, guide: Guide, flight: Future[Any]) -> None:
+    def _guide_is_ready(self, submission: Submission, guide: Guide, _: Future[Any]) -> None:
         with contextlib.suppress(EngineDead):
-            self.post(lambda: self._begin_guide(submission, guide))
+            self.post(partial(self._begin_guide, submission, guide))
 
     def _begin_guide(self, submission: Submission, guide: Guide) -> None:
         """Let a request go on whose constraint is compiled, or end it if that failed."""
@@ -484,14 +485,15 @@ class EngineLoop:
                 self._inbox.get_nowait()()  # late submissions are answered below
         except queue.Empty:
             pass
-        note = "the engine is shut down" if self._death is None else _death_note(self._death)
-        error = EngineDead(note)
+        error = EngineDead(self._note())
         error.__cause__ = self._death
         for submission in list(self._live.values()):
             self._emit(submission, FinishReason("abort", error=error))
         self._live.clear()
         self._flush()
 
-
-def _death_note(death: BaseException) -> str:
-    return f"the engine stopped on an error: {type(death).__name__}: {death}"
+    def _note(self) -> str:
+        death = self._death
+        if death is None:
+            return "the engine is shut down"
+        return f"the engine stopped on an error: {type(death).__name__}: {death}"

@@ -25,8 +25,7 @@ class PackedStep:
     token_ids: Int64Array  # [T], 0 where the device fills in
     from_device: Int64Array  # indices into T that take the row's last sampled token
     from_rows: Int64Array  # their request rows
-    last: Int64Array  # [S] index into T of the last token of each row that samples
-    sampling: Int64Array  # [S] the batch's b of those rows
+    last: Int64Array  # [S] index into T of each token that is sampled behind
 
 
 def pack(batch: Batch, pages: npt.NDArray[np.int32], page_size: int) -> PackedStep:
@@ -39,13 +38,12 @@ def pack(batch: Batch, pages: npt.NDArray[np.int32], page_size: int) -> PackedSt
     token_ids = batch.token_ids.astype(np.int64)
     from_device = np.flatnonzero(token_ids == FROM_DEVICE)
     token_ids[from_device] = 0
-    sampling = np.flatnonzero(batch.samples)
+    sampling, behind = batch.sampling
     return PackedStep(
         positions=positions,
         slots=slots,
         token_ids=token_ids,
         from_device=from_device,
         from_rows=batch.rows[of_row[from_device]].astype(np.int64),
-        last=ends[sampling] - 1,
-        sampling=sampling,
+        last=ends[sampling] - 1 - behind,
     )

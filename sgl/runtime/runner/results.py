@@ -172,7 +172,7 @@ class PendingStep:
         inputs: DeviceLogprobs | None,
         downloader: Downloader,
     ) -> None:
-        """ids: int64 [S], of the rows that sample. Starts the copy; later work on the stream is not waited for."""
+        """ids: int64 [S], of the batch's `sampling`. Starts the copy; later work on the stream is not waited for."""
         self._batch = batch
         self._output = output
         self._inputs = inputs
@@ -185,8 +185,12 @@ class PendingStep:
         """Block until the step's results are on the host. To be called once."""
         arrays = iter(self._land())
         next_tokens: Int32Array = np.full(len(self._batch), -1, np.int32)
-        next_tokens[self._batch.samples] = next(arrays)
-        result = StepResult(next_tokens)
+        sampled = next(arrays)
+        rows, behind = self._batch.sampling
+        next_tokens[rows] = sampled  # the last of a row counts
+        result = StepResult(
+            next_tokens, dict(zip(rows[behind > 0].tolist(), sampled[behind > 0].tolist(), strict=True))
+        )
         if self._output is not None:
             result.output_logprobs = self._output.split(arrays)
         if self._inputs is not None:

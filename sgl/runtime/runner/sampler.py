@@ -39,7 +39,7 @@ _NO_IDS: Int64Array = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """One token for each of the S rows that sample, on the device."""
+    """One token for each of the S positions that are sampled from, on the device."""
 
     ids: torch.Tensor  # int64 [S]
     logprobs: DeviceLogprobs | None  # of the rows that want them
@@ -115,14 +115,15 @@ class Sampler:
         self._set_occurrences([setup for setup in setups if setup.params.has_penalties])
 
     def __call__(self, logits: torch.Tensor, batch: Batch) -> SampleOutput:
-        """Sample for the S rows of the batch that ask for it, in its order, and note the tokens in `next_tokens`.
+        """Sample at the batch's S positions, in its order, and note the tokens in `next_tokens`; of rows with drafts,
+        whose next tokens the host says, any.
 
         logits: float32 [S, V], contiguous; changed in place. Never waits for the device.
         """
-        sampling_rows = np.flatnonzero(batch.samples)
-        assert logits.shape == (len(sampling_rows), self._vocab_size), "one row of logits for each that samples"
+        sampling_rows, behind = batch.sampling
+        assert logits.shape == (len(sampling_rows), self._vocab_size), "a row of logits for each position"
         rows = batch.rows[sampling_rows].astype(np.int64)
-        positions = batch.kv_lens[sampling_rows].astype(np.int64)  # of the tokens being sampled
+        positions = batch.kv_lens[sampling_rows].astype(np.int64) - behind  # of the tokens being sampled
         wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
         penalised = np.flatnonzero(self._has_penalties[rows])
         edits = self._edits(rows, positions)

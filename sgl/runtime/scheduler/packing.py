@@ -13,7 +13,7 @@ from sgl.runtime.scheduler.rows import RowTable
 
 @dataclass(slots=True)
 class Chunk:
-    """Known tokens [start, end) of a request, computed in one step."""
+    """Known tokens [start, end) of a request, and its draft if that is within, computed in one step."""
 
     request: Request
     start: int
@@ -23,6 +23,12 @@ class Chunk:
     def is_last(self) -> bool:
         """Whether all known tokens are computed with it."""
         return self.end == self.request.target_len
+
+    @property
+    def token_ids(self) -> Int32Array:
+        """[end - start]"""
+        ids, draft = self.request.known_ids(), self.request.draft
+        return (ids if draft is None else np.append(ids, np.int32(draft)))[self.start : self.end]
 
 
 def assemble(
@@ -41,7 +47,7 @@ def assemble(
     table.kv_len[chunk_rows] = ends
     rows = np.concatenate((decode_rows, chunk_rows))
     token_ids = [np.full(len(decodes), FROM_DEVICE, np.int32)]
-    token_ids += [chunk.request.known_ids()[chunk.start : chunk.end] for chunk in chunks]
+    token_ids += [chunk.token_ids for chunk in chunks]
     batch = Batch(
         rows=rows,
         q_lens=np.concatenate((np.ones(len(decodes), np.int32), ends - starts)),
@@ -57,6 +63,8 @@ def assemble(
         request = chunk.request
         wants_next = request.max_new_tokens > 0 or request.top_logprobs >= 0
         batch.samples[b] = chunk.is_last and wants_next
+        if chunk.is_last and request.draft is not None:
+            batch.drafts.add(b)
         _score(batch, b, chunk)
     for b, request in enumerate(decodes + [chunk.request for chunk in chunks]):
         if request.top_logprobs >= 0:

@@ -23,6 +23,7 @@ class Phase(Enum):
     WAITING = "waiting"  # in the queue: new, or retracted
     PREFILL = "prefill"  # has a row; known tokens are still to be computed
     DECODE = "decode"  # has a row; every step samples one more token
+    VERIFY = "verify"  # has a row; a draft is being verified, and what follows hangs on the result
     DRAINING = "draining"  # its last token is sampled on the device, the result is under way
     DONE = "done"
 
@@ -67,7 +68,8 @@ class Request:
     is_held: bool = False  # its last known token is not computed: what may follow is not known yet
     tick: int = 0  # the scheduling round in which it arrived
     row: int = -1
-    target_len: int = 0  # known tokens at admission: prefill ends there
+    target_len: int = 0  # known tokens at admission, and a draft: prefill ends there
+    draft: int | None = None  # a token that may be the next: computed with what is known, and kept if it is sampled
     shared_pages: int = 0  # leading pages that the cache lent at admission
     scored_len: int = 0  # next prompt position whose logits are still wanted
     node: Node | None = None  # the locked cache node, which covers the first tree_len tokens

@@ -57,6 +57,7 @@ class Counters:
     cached_tokens: int = 0  # of those, found in the cache
     generated_tokens: int = 0  # sampled
     forced_tokens: int = 0  # output tokens that followed for certain
+    verified_tokens: int = 0  # output tokens that were drafts, each a step less
     host_masks: int = 0  # token masks of constrained rows that the host found
     device_masks: int = 0  # and those that were worked out on the device
     retractions: int = 0
@@ -126,10 +127,13 @@ class Scheduler:
         """Let the last token of a request that is held be computed."""
         request.is_held = False
 
-    def append(self, request: Request, token_ids: Sequence[int]) -> None:
+    def append(self, request: Request, token_ids: Sequence[int], draft: int | None = None) -> None:
         """Give a request tokens that follow for certain behind its last one: the next step computes them, and
-        samples what comes then. For a request that was just advanced. A step under way, which computes that last
-        token, samples for nothing: its token is dropped."""
+        samples what comes then; with a draft of that, which is computed as well, perhaps two. For a request that was
+        just advanced. A step under way, which computes that last token, samples for nothing: its token is dropped.
+        A draft alone changes nothing then."""
+        if not token_ids and self._rows.kv_len[request.row] == request.num_known:
+            return
         request.output_ids.extend(token_ids)
         request.num_forced += len(token_ids)
         self.counters.forced_tokens += len(token_ids)
@@ -138,10 +142,16 @@ class Scheduler:
             if request in step.requests:
                 step.dropped.add(request.uid)
         if request.phase is Phase.DECODE:
-            request.phase = Phase.PREFILL
-            request.target_len = request.num_known
-            self._rows.samples_left[request.row] = request.max_new_tokens - len(request.output_ids)
-            self._decodes = None
+            self._extend(request)
+            request.draft = draft
+            request.target_len += draft is not None
+
+    def _extend(self, request: Request) -> None:
+        """Let the known tokens of a request that decodes be computed next."""
+        request.phase = Phase.PREFILL
+        request.target_len = request.num_known
+        self._rows.samples_left[request.row] = request.max_new_tokens - len(request.output_ids)
+        self._decodes = None
 
     @property
     def num_running(self) -> int:
@@ -199,31 +209,47 @@ class Scheduler:
             if self._rows.kv_len[request.row] >= request.ready_len:
                 self.memory.prompt_is_computed(request)
 
-    def handle(self, step: Step, result: StepResult) -> list[Request]:
-        """Take in a step's result; returns the requests that have one more output token, or that wanted none and
-        are computed. Requests that ended meanwhile are passed over."""
+    def handle(self, step: Step, result: StepResult) -> Iterator[Request]:
+        """Take in a step's result; yields the requests that have one more output token, or that wanted none and are
+        computed, those whose draft stands twice. Requests that ended meanwhile are passed over."""
         for b, logprobs in result.input_logprobs.items():
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
             step.requests[b].output_logprobs.append(logprobs)
         self._flying.remove(step)
-        advanced: list[Request] = []
         tokens, split = result.next_tokens.tolist(), step.num_decodes
         for request, token in zip(step.requests[:split], tokens, strict=False):
             phase = request.phase
             if phase is not Phase.DONE and request.uid not in step.dropped:
                 request.output_ids.append(token)
-                advanced.append(request)
                 if phase is Phase.WAITING:  # retracted meanwhile: what it may match has changed
                     request.match = None
+                self.counters.generated_tokens += 1
+                yield request
         for b, request in enumerate(step.requests[split:], split):
             if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:
                 request.match = None
+                if b in result.checks:
+                    yield from self._verified(request, result.checks[b], tokens[b])
+                    continue
                 if request.max_new_tokens:
                     request.output_ids.append(tokens[b])
-                advanced.append(request)
-        self.counters.generated_tokens += len(advanced)
-        return advanced
+                self.counters.generated_tokens += 1
+                yield request
+
+    def _verified(self, request: Request, check: int, token: int) -> Iterator[Request]:
+        """Advance a request by what was sampled in place of its draft, and if it is that, by what was sampled then."""
+        stands = check == request.draft
+        self._rows.kv_len[request.row] -= not stands  # what was computed of the draft will be written over
+        request.draft, request.phase = None, Phase.DECODE
+        for number, sampled in enumerate((check, token) if stands else (check,)):
+            request.output_ids.append(sampled)
+            self.counters.generated_tokens += 1
+            self.counters.verified_tokens += number
+            yield request
+            if request.phase is not Phase.DECODE:  # it has ended, or was given tokens
+                return
+        self._extend(request)
 
     # ── what goes into a batch ──────────────────────────────────────────────────────────────────────────────────
 
@@ -262,6 +288,8 @@ class Scheduler:
             if request.phase is Phase.PREFILL:
                 start = int(self._rows.kv_len[request.row])
                 end = self.memory.reach(request, min(request.ready_len, start + budget))
+                if request.draft is not None and end < request.target_len:  # it is verified at once or not at all
+                    request.draft, request.target_len = None, request.num_known
                 if end > start:
                     chunks.append(Chunk(request, start, end))
                     budget -= end - start
@@ -365,7 +393,8 @@ class Scheduler:
         requests = decodes + [chunk.request for chunk in chunks]
         for chunk in chunks:
             if chunk.is_last:
-                chunk.request.phase = Phase.DECODE if chunk.request.max_new_tokens else Phase.DRAINING
+                wants_more = Phase.DECODE if chunk.request.draft is None else Phase.VERIFY
+                chunk.request.phase = wants_more if chunk.request.max_new_tokens else Phase.DRAINING
                 self._decodes = None
         sampling = batch.rows[batch.samples]
         self._rows.samples_left[sampling] -= 1
@@ -389,6 +418,7 @@ class Scheduler:
         pages in the tree when it returns is a prefix hit."""
         self._leave(request)
         request.phase = Phase.WAITING
+        request.draft = None
         request.num_retractions += 1
         self.counters.retractions += 1
         self._lengths.retracted()
@@ -396,7 +426,8 @@ class Scheduler:
 
     def _youngest(self) -> Request | None:
         """The running request to retract first: lowest priority, then latest admitted. Never the only one."""
-        candidates = [request for request in self._running.values() if request.phase is not Phase.DRAINING]
+        under_way = Phase.DRAINING, Phase.VERIFY
+        candidates = [request for request in self._running.values() if request.phase not in under_way]
         if len(candidates) < 2:
             return None
         if self.limits.schedule_policy == "priority":
