@@ -151,7 +151,7 @@ def _add_bench(commands: Any) -> None:
         group.add_argument("--json", action="store_true", help="print it as JSON")
         group.add_argument("--output", metavar="FILE", help="write it as JSON to a file as well")
         if kind == "serving":
-            text = "draw it as well: FILE.html needs nothing else; .png, .svg and .pdf need sgl[plot]"
+            text = "draw it as well, as .html, .png, .svg or .pdf; needs sgl[plot]"
             group.add_argument("--plot", metavar="FILE", help=text)
             add_load(parser, _URL)
         add_dataset(parser)
