@@ -13,6 +13,7 @@ TELLING = frozenset(phrases("telling"))
 VAGUE = frozenset(phrases("vague"))
 AROUND = frozenset(phrases("around"))  # kinds of values before which other words often stand
 PLAIN = frozenset(phrases("plain"))  # kinds of values that are known by their form
+CALLED = frozenset(phrases("called"))  # kinds of values that one may be told to visit, ask or join
 COLORED = ("thing", "product")  # kinds of values that may begin with a color
 COLORS = frozenset(
     word for split in ("train", "eval") for name in read_lists(split)["color"] for word in name.split()
@@ -101,6 +102,10 @@ class Telling:
     def _amid_others(self, text: str) -> str:
         """Now and then with words from books before or behind it, which say nothing of the thing."""
         form, pick = self.rng.random(), lambda name: self.rng.choice(self.values.corpora[name])
+        called = [value.text for name, value in self.said.items() if self.domain.fields[name].kind in CALLED]
+        if called and form > 0.94:
+            mark = self.rng.choice(["! ", ". ", ": "])
+            return f"{self.rng.choice(phrases('calls'))} {self.rng.choice(called)}{mark}{text}"
         if form < 0.12:
             return f"{text.rstrip('.!?')}{self.rng.choice([', ', ', ', ' ', ' - '])}{pick('clauses')}."
         if form < 0.16:
