@@ -8,8 +8,9 @@ results back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -209,33 +210,35 @@ class Scheduler:
             if self._rows.kv_len[request.row] >= request.ready_len:
                 self.memory.prompt_is_computed(request)
 
-    def handle(self, step: Step, result: StepResult) -> Iterator[Request]:
-        """Take in a step's result; yields the requests that have one more output token, or that wanted none and are
-        computed, those whose draft stands twice. Requests that ended meanwhile are passed over."""
+    def handle(self, step: Step, result: StepResult) -> Iterable[Request]:
+        """Take in a step's result; the requests that have one more output token, or that wanted none and are computed.
+        Those whose draft stands come twice: to be gone through once. Requests that ended meanwhile are passed over."""
         for b, logprobs in result.input_logprobs.items():
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
             step.requests[b].output_logprobs.append(logprobs)
         self._flying.remove(step)
+        advanced: list[Request] = []
+        verified: list[Iterator[Request]] = []
         tokens, split = result.next_tokens.tolist(), step.num_decodes
         for request, token in zip(step.requests[:split], tokens, strict=False):
             phase = request.phase
             if phase is not Phase.DONE and request.uid not in step.dropped:
                 request.output_ids.append(token)
+                advanced.append(request)
                 if phase is Phase.WAITING:  # retracted meanwhile: what it may match has changed
                     request.match = None
-                self.counters.generated_tokens += 1
-                yield request
         for b, request in enumerate(step.requests[split:], split):
             if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:
                 request.match = None
                 if b in result.checks:
-                    yield from self._verified(request, result.checks[b], tokens[b])
+                    verified.append(self._verified(request, result.checks[b], tokens[b]))
                     continue
                 if request.max_new_tokens:
                     request.output_ids.append(tokens[b])
-                self.counters.generated_tokens += 1
-                yield request
+                advanced.append(request)
+        self.counters.generated_tokens += len(advanced)
+        return chain(advanced, *verified)
 
     def _verified(self, request: Request, check: int, token: int) -> Iterator[Request]:
         """Advance a request by what was sampled in place of its draft, and if it is that, by what was sampled then."""
