@@ -3,6 +3,7 @@ scheduled; what cannot be enforced is refused and disturbs nobody."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -222,6 +223,8 @@ def test_prompts_are_computed_while_constraints_compile(folder: Path, monkeypatc
         gates["(a"].set()
         with pytest.raises(RegexSyntaxError):
             wrong.result()
+        with pytest.raises(RegexSyntaxError):
+            asyncio.run(engine.async_generate(["so", "so"], [{"regex": "ab"}, {"regex": "(a"}]))
         until(1)
         engine.abort("second")
         assert second.result()["meta_info"]["finish_reason"]["type"] == "abort"

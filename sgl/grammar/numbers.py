@@ -184,7 +184,7 @@ def least_common_multiple(left: Fraction, right: Fraction) -> Fraction:
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 15)
 def exact(value: int | float) -> Fraction:
     """The number as it was written in the schema: floats by their shortest decimal text. Raises OverflowError for
     infinities and ValueError for what is not a number or has more digits than a bound can sensibly have."""

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from sgl.errors import EngineDead, InvalidRequest
@@ -25,7 +25,7 @@ from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.intake import Ask, Intake, asks_of
-from sgl.runtime.loop import EngineLoop, Submission
+from sgl.runtime.loop import EngineLoop, Output, Submission
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
 from sgl.runtime.profile import StepProfiler
@@ -153,7 +153,8 @@ class Engine:
         arguments = dict(locals())
         if not self._finalizer.alive:
             raise EngineDead("the engine is shut down")
-        prepared = await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare, arguments)
+        prepare = partial(self._prepare, arguments, waits=stream)
+        prepared = await asyncio.get_running_loop().run_in_executor(self._pool, prepare)
         return self._async_stream(prepared) if stream else await self._async_wait(prepared)
 
     def score(
@@ -365,11 +366,7 @@ class Engine:
         self.submit(prepared, sink)
         try:
             while call.unfinished:
-                output = sink.get()
-                call.absorb(output)
-                if output.finish_reason is not None and output.finish_reason.error is not None:
-                    for flight in filter(Future.done, prepared.compiling):
-                        flight.result()
+                prepared.absorb(sink.get())
             return call.result()
         finally:
             self.release(prepared)
@@ -384,7 +381,7 @@ class Engine:
         self.submit(prepared, sink)
         try:
             while call.unfinished:
-                call.absorb(await sink.get())
+                prepared.absorb(await sink.get())
             return call.result()
         finally:
             self.release(prepared)
@@ -414,6 +411,13 @@ class Prepared:
     def uids(self) -> list[int]:
         """Of the requests."""
         return [submission.request.uid for submission in self.submissions]
+
+    def absorb(self, output: Output) -> None:
+        """Add an output to its result. Raises what ended the call as a whole, be it a constraint."""
+        self.call.absorb(output)
+        if output.finish_reason is not None and output.finish_reason.error is not None:
+            for flight in filter(Future.done, self.compiling):
+                flight.result()
 
     def add(self, pairs: list[tuple[Submission, NativeResult]], rid: str | None) -> None:
         """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""
