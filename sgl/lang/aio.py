@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import contextvars
 import os
 import threading
 from collections import deque
@@ -34,7 +35,7 @@ class IoLoop:
         if self._loop is None:
             with self._lock:
                 if self._loop is None:
-                    loop = asyncio.new_event_loop()
+                    loop = contextvars.Context().run(asyncio.new_event_loop)  # it would keep the caller's alive
                     threading.Thread(target=loop.run_forever, name="sgl-io", daemon=True).start()
                     self._loop = loop
         return self._loop
