@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from sgl.lang.backends.server import CONSTRAINT_NAMES, LOGPROB_OPTIONS, native_sampling
 from sgl.lang.choices import Scores
+from sgl.lang.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 
 
@@ -24,7 +24,7 @@ class CallByCall(TextBackend):
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         results = await self._engine.async_generate(
             input_ids=[self._encode(prompt)] * len(params.seeds),
-            sampling_params=[native_sampling(params, seed) for seed in params.seeds],
+            sampling_params=[native_sampling(params.sampling, params.constraint, seed) for seed in params.seeds],
             **_options(params),
         )
         return [Completion(result["text"], result["meta_info"]) for result in results]
@@ -32,7 +32,7 @@ class CallByCall(TextBackend):
     async def stream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
         events = await self._engine.async_generate(
             input_ids=self._encode(prompt),
-            sampling_params=native_sampling(params, params.seeds[0]),
+            sampling_params=native_sampling(params.sampling, params.constraint, params.seeds[0]),
             stream=True,
             **_options(params),
         )
@@ -72,7 +72,7 @@ class CallByCall(TextBackend):
 
 
 def _options(params: GenParams) -> dict[str, Any]:
-    options = {key: params.sampling[key] for key in LOGPROB_OPTIONS if params.sampling[key] is not None}
+    options = logprob_options(params.sampling)
     return {**options, "priority": params.sampling["priority"], **(params.sampling["extra"] or {})}
 
 

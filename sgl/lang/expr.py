@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from sgl.errors import InvalidRequest, RegexSyntaxError, nearest_name
+from sgl.errors import InvalidRequest
 from sgl.lang import ir
 from sgl.lang.choices import ChoicesSamplingMethod, method_named
 from sgl.lang.reasoning import reasoning_format
+from sgl.lang.sampling import PARAMS, check_regex, sampling_params
 from sgl.lang.schema import json_constraint, typed
 from sgl.lang.tools import Tool, call_schema, tool_of
 
@@ -40,7 +40,6 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "str": lambda text: text.strip()[1:-1],
 }
 _NOTHING = (None,) * 6
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 
 
 class GenClient:
@@ -109,9 +108,7 @@ def gen(
             tools=tools,
         )
         return select(name, choices, temperature or 0.0, choices_method)
-    params = sampling_params(
-        **{key: value for key, value in given.items() if value is not None and key in ir.DEFAULTS}
-    )
+    params = sampling_params(**{key: value for key, value in given.items() if value is not None and key in PARAMS})
     if (dtype, regex, json_schema, schema, ebnf, tools) == _NOTHING:
         return ir.Gen(name, params)
     if dtype is not None and dtype not in _DTYPES:
@@ -153,23 +150,6 @@ def select(
     if temperature > 1e-5:
         raise InvalidRequest("select is deterministic: temperature must be 0", param="temperature")
     return ir.Select(name, tuple(choices), method_named(choices_method).name)
-
-
-def sampling_params(**given: Any) -> dict[str, Any]:
-    """Check sampling parameters and normalise them for the IR; None is left out. The names are those of `gen`, and
-    max_new_tokens and min_new_tokens."""
-    params: dict[str, Any] = {}
-    for key, value in given.items():
-        if value is None:
-            continue
-        name = _RENAMED.get(key, key)
-        if name not in ir.DEFAULTS:
-            hint = nearest_name(key, ir.DEFAULTS)
-            raise InvalidRequest(f"there is no sampling parameter {key!r}{hint}", param=key)
-        params[name] = _checked(name, value)
-    if params.get("min_tokens", 0) > params.get("max_tokens", params.get("min_tokens", 0)):
-        raise InvalidRequest("min_tokens is greater than max_tokens", param="min_tokens")
-    return params
 
 
 def system(expr: ir.Node | str | None = None) -> ir.Exprs:
@@ -260,7 +240,7 @@ def _constraint(
         case ["dtype"]:
             return None, _PARSERS[_DTYPES[dtype]]
         case ["regex"]:
-            _check_regex(regex)
+            check_regex(regex)
             return {"regex": regex}, None
         case ["json_schema"]:
             return json_constraint(json_schema), json.loads
@@ -279,50 +259,6 @@ def _only(**given: Any) -> None:
     stated = [key for key, value in given.items() if value is not None]
     if len(stated) > 1:
         raise InvalidRequest(f"{' and '.join(stated)} exclude each other", param=stated[0])
-
-
-def _check_regex(regex: str) -> None:
-    try:
-        re.compile(regex)
-    except re.error as error:
-        raise RegexSyntaxError(f"regex {regex!r}: {error}", pattern=regex, position=error.pos) from error
-
-
-def _checked(name: str, value: Any) -> Any:
-    """One sampling parameter in its one form: lists as tuples, numbers in range."""
-    if name in ("stop", "stop_regex"):
-        values = (value,) if isinstance(value, str) else tuple(value)
-        if not all(isinstance(item, str) and item for item in values):
-            raise InvalidRequest(f"{name} must be a non-empty string or a list of them", param=name)
-        for pattern in values if name == "stop_regex" else ():
-            _check_regex(pattern)
-        return values
-    if name == "stop_token_ids":
-        return tuple(int(token) for token in value)
-    if name in ("logit_bias", "extra"):
-        return dict(value)
-    if name in _RANGES:
-        kind, low, high = _RANGES[name]
-        if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-            shown = "a whole number" if kind is int else "a number"
-            raise InvalidRequest(f"{name} must be {shown} from {low} to {high}, not {value!r}", param=name)
-    return value
-
-
-_RANGES: dict[str, tuple[Any, float, float]] = {
-    "max_tokens": (int, 0, 2**31),
-    "min_tokens": (int, 0, 2**31),
-    "n": (int, 1, 1024),
-    "temperature": (int | float, 0.0, float("inf")),
-    "top_p": (int | float, 0.0, 1.0),
-    "top_k": (int, -1, 2**31),
-    "min_p": (int | float, 0.0, 1.0),
-    "frequency_penalty": (int | float, -2.0, 2.0),
-    "presence_penalty": (int | float, -2.0, 2.0),
-    "repetition_penalty": (int | float, 0.0, float("inf")),
-    "seed": (int, -(2**63), 2**64),
-    "timeout": (int | float, 0.0, float("inf")),
-}
 
 
 def _image_bytes(value: Any) -> bytes:

@@ -22,16 +22,15 @@ from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import batch
 from sgl.lang.backends.base import Backend
 from sgl.lang.config import backend_of, global_config
-from sgl.lang.expr import sampling_params
-from sgl.lang.ir import DEFAULTS
 from sgl.lang.pool import BodyPool
 from sgl.lang.run import Run, child_seed, current_run
+from sgl.lang.sampling import PARAMS, RENAMED, sampling_params
 from sgl.lang.state import AsyncProgramState, ProgramState
 from sgl.lang.trace import CompiledProgram, Explanation, NestedCallError, Trace, TracedRun, explain
 
 T = TypeVar("T")
 
-SAMPLING_OPTIONS = frozenset(DEFAULTS) | {"max_new_tokens", "min_new_tokens"}
+SAMPLING_OPTIONS = PARAMS.keys() | RENAMED.keys()
 RUN_OPTIONS = frozenset({"backend", "stream", "use_thread", "chat_template", "sampling"})
 
 _body_pool = BodyPool(max_threads=1024)  # bodies of `def` programs that stream or that event loops run

@@ -17,6 +17,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from sgl.errors import InvalidRequest
+from sgl.lang.sampling import DEFAULTS
 
 VERSION = 1
 MAX_REF_CHARACTERS = 1_000_000  # that the text functions of a ref may make
@@ -29,33 +30,6 @@ DTYPE_REGEX = {"int": REGEX_INT, "float": REGEX_FLOAT, "bool": REGEX_BOOL, "str"
 DTYPE_STOPS = {"int": (" ", "\n"), "float": (" ", "\n")}
 
 REASONING_SUFFIX = "_reasoning_content"
-
-# What a gen inherits when neither it nor its run says otherwise.
-DEFAULTS: dict[str, Any] = {
-    "max_tokens": 128,
-    "min_tokens": 0,
-    "n": 1,
-    "stop": (),
-    "stop_token_ids": (),
-    "stop_regex": (),
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "ignore_eos": False,
-    "return_logprob": None,
-    "logprob_start_len": None,
-    "top_logprobs_num": None,
-    "return_text_in_logprobs": None,
-    "seed": None,
-    "logit_bias": None,
-    "priority": 0,
-    "timeout": None,
-    "extra": None,
-}
 
 
 class Node:

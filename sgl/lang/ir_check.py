@@ -14,6 +14,7 @@ from sgl.errors import InvalidRequest
 from sgl.lang import ir
 from sgl.lang.choices import METHODS
 from sgl.lang.reasoning import FORMATS
+from sgl.lang.sampling import PARAMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,13 @@ _STRINGS = {"type": "array", "items": _STRING}
 _OBJECT = {"type": "object"}
 _OR_NULL = {"type": ["integer", "null"]}
 
-_PARAMS: dict[str, Any] = {
-    **dict.fromkeys(("max_tokens", "min_tokens", "logprob_start_len", "top_logprobs_num"), _INTEGER),
-    **dict.fromkeys(("top_k", "seed", "priority"), _INTEGER),
-    "n": {"type": "integer", "minimum": 1, "maximum": 1024},
-    **dict.fromkeys(("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty"), _NUMBER),
-    **dict.fromkeys(("repetition_penalty", "timeout"), _NUMBER),
-    **dict.fromkeys(("ignore_eos", "return_logprob", "return_text_in_logprobs"), _BOOLEAN),
-    **dict.fromkeys(("stop", "stop_regex"), _STRINGS),
-    "stop_token_ids": {"type": "array", "items": _INTEGER},
-    **dict.fromkeys(("logit_bias", "extra"), _OBJECT),
+_SHAPES: dict[str, dict[str, Any]] = {
+    "integer": _INTEGER,
+    "number": _NUMBER,
+    "boolean": _BOOLEAN,
+    "texts": _STRINGS,
+    "object": _OBJECT,
+    "ids": {"type": "array", "items": _INTEGER},
 }
 
 
@@ -66,7 +64,8 @@ def _node(op: str, *required: str, **fields: Any) -> tuple[str, dict[str, Any]]:
     return op, _object("st", "op", *required, st=_INDEX, op={"const": op}, **fields)
 
 
-SAMPLING_SCHEMA = _object(**_PARAMS)
+SAMPLING_SCHEMA = _object(**{name: _SHAPES[param.kind] for name, param in PARAMS.items()})
+SAMPLING_SCHEMA["properties"]["n"] = {**_INTEGER, "minimum": PARAMS["n"].low, "maximum": PARAMS["n"].high}
 _TEXT_FUNCTIONS = [
     _tuple({"enum": ["strip", "lower", "upper"]}),
     _tuple({"const": "split"}, _NAME, _INTEGER),

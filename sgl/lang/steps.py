@@ -41,8 +41,8 @@ class Prompt:
 
 @dataclass(slots=True)
 class GenParams:
-    """One gen, resolved. `sampling` has every key of `ir.DEFAULTS`; `seeds` has one entry per sample; `constraint`
-    is (kind, value), dtype included."""
+    """One gen, resolved. `sampling` has every key of `sgl.lang.sampling.PARAMS`; `seeds` has one entry per sample;
+    `constraint` is (kind, value), dtype included."""
 
     sampling: dict[str, Any]
     seeds: list[int]

@@ -17,8 +17,8 @@ from sgl.errors import ProgramError, SglError
 from sgl.lang import ir
 from sgl.lang.backends.dry import DryBackend
 from sgl.lang.config import backend_of, global_config
-from sgl.lang.expr import sampling_params
 from sgl.lang.run import Run, current_run
+from sgl.lang.sampling import sampling_params
 from sgl.lang.state import ProgramState
 from sgl.lang.stream import Stream
 

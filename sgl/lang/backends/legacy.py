@@ -17,9 +17,10 @@ from sgl.errors import BackendError
 from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate, get_chat_template
 from sgl.lang.choices import ChoicesDecision, method_named
+from sgl.lang.sampling import RENAMED
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 
-_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+_NAMES = {name: original for original, name in RENAMED.items()}
 
 
 @dataclass

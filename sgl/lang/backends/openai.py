@@ -17,28 +17,16 @@ from sgl.lang.backends.http import HttpClient
 from sgl.lang.chat import ChatTemplate, as_template
 from sgl.lang.choices import Scores
 from sgl.lang.config import environment
+from sgl.lang.sampling import DEFAULTS
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 from sgl.lang.tools import call_schema
 
 COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
-_SENT = {
-    "max_tokens": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "n": "n",
-    "stop": "stop",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "logit_bias": "logit_bias",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "min_tokens": "min_tokens",
-    "repetition_penalty": "repetition_penalty",
-    "ignore_eos": "ignore_eos",
-    "stop_token_ids": "stop_token_ids",
-    "stop_regex": "stop_regex",
-}
-_ALWAYS_SENT = frozenset({"max_tokens"})
+_SENT = (
+    *("max_tokens", "temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
+    *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "stop_token_ids", "stop_regex"),
+)
+"""The parameters that go into a request, by the same names, where a program sets them; the first one always."""
 
 
 @dataclass
@@ -134,7 +122,7 @@ class OpenAI(TextBackend):
             return await super().choose(prompt, node)
         schema: dict[str, Any] = {"properties": {"choice": {"enum": list(node.choices)}}, "required": ["choice"]}
         schema |= {"type": "object", "additionalProperties": False}
-        sampling = {**ir.DEFAULTS, "temperature": 0.0}
+        sampling = {**DEFAULTS, "temperature": 0.0}
         gen = ir.Gen(node.name)
         [completion] = await self.generate(prompt, GenParams(sampling, [0], gen, ("json", schema)))
         try:
@@ -166,10 +154,10 @@ class OpenAI(TextBackend):
     def _request(self, prompt: Prompt, params: GenParams) -> tuple[str, dict[str, Any]]:
         sampling = params.sampling
         body: dict[str, Any] = {"model": self.model_name, "seed": params.seeds[0] % 2**31}
-        for name, sent in _SENT.items():
+        for name in _SENT:
             value = sampling[name]
-            if name in _ALWAYS_SENT or (value != ir.DEFAULTS[name] and value != []):
-                body[sent] = value
+            if name == "max_tokens" or (value != DEFAULTS[name] and value != []):
+                body[name] = value
         if self.is_chat_model:
             body["messages"] = _messages(prompt)
             if sampling["return_logprob"]:

@@ -18,13 +18,8 @@ from sgl.lang.backends.http import HttpClient
 from sgl.lang.backends.remote import RemoteSession
 from sgl.lang.chat import ChatTemplate, as_template, jinja_template, registry
 from sgl.lang.choices import Scores
+from sgl.lang.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
-
-CONSTRAINT_NAMES = {"regex": "regex", "json": "json_schema", "ebnf": "ebnf"}
-LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
-_NOT_SAMPLING = frozenset(
-    {*LOGPROB_OPTIONS, "n", "seed", "priority", "timeout", "extra", "max_tokens", "min_tokens"}
-)
 
 
 class RuntimeEndpoint(TextBackend):
@@ -150,24 +145,13 @@ class RuntimeEndpoint(TextBackend):
         return [item["meta_info"]["input_token_logprobs"] for item in answer]
 
     def _body(self, prompt: Prompt, params: GenParams, seed: int) -> dict[str, Any]:
-        native = native_sampling(params, seed)
+        native = native_sampling(params.sampling, params.constraint, seed)
         native[self._seed_name] = native.pop("seed")
         body: dict[str, Any] = {"text": prompt.text, "sampling_params": native}
-        body |= {key: params.sampling[key] for key in LOGPROB_OPTIONS if params.sampling[key] is not None}
+        body |= logprob_options(params.sampling)
         if prompt.images:
             body["image_data"] = [image.data for image in prompt.images]
         return body | (params.sampling["extra"] or {})
-
-
-def native_sampling(params: GenParams, seed: int) -> dict[str, Any]:
-    """One sample's parameters under the names of the engine and of the native HTTP protocol."""
-    sampling = params.sampling
-    native = {key: value for key, value in sampling.items() if key not in _NOT_SAMPLING and value is not None}
-    native |= {"max_new_tokens": sampling["max_tokens"], "min_new_tokens": sampling["min_tokens"], "seed": seed}
-    if params.constraint:
-        kind, value = params.constraint
-        native[CONSTRAINT_NAMES[kind]] = value
-    return native
 
 
 def _completion(item: Any) -> Completion:

@@ -18,6 +18,7 @@ from sgl.lang.choices import Scores, method_named
 from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.lang.nodes import Interpreter, Steps
 from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
+from sgl.lang.sampling import logprob_options, native_sampling
 from sgl.lang.tools import CallNotation, call_tag
 from sgl.runtime.intake import Ask
 from sgl.runtime.loop import Submission
@@ -31,11 +32,8 @@ from sgl.runtime.sampling_params import SamplingParams
 INLINE_CHARACTERS = 512
 """A text up to so long is encoded on the loop's thread (0.2 ms), a longer one elsewhere."""
 
-_ASK_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
 _EXTRA_OPTIONS = ("extra_key", "token_ids_logprob")
-_NOT_SAMPLING = {*_ASK_OPTIONS, "n", "seed", "priority", "timeout", "extra", "max_tokens", "min_tokens"}
 _SCORE = SamplingParams(max_new_tokens=0, temperature=0.0)
-_CONSTRAINTS = {"regex": "regex", "json": "json_schema", "ebnf": "ebnf"}
 
 Pairs: TypeAlias = list[tuple[Submission, NativeResult]]
 T = TypeVar("T")
@@ -113,24 +111,20 @@ class ProgramSession(Interpreter[Stream]):
         path = ir.node_path(stream.path, stream.position)
         stops = self._template.stops if self._template is not None and stream.role is not None else ()
         given, seeds = ir.resolve(self._program, node, path, stops)
-        sampling = {name: value for name, value in given.items() if name not in _NOT_SAMPLING and value is not None}
-        sampling |= {"max_new_tokens": given["max_tokens"], "min_new_tokens": given["min_tokens"]}
-        if (constraint := ir.constraint_of(node)) is not None:
-            sampling[_CONSTRAINTS[constraint[0]]] = constraint[1]
-        elif node.tools and (notation := self._notation(stream)) is not None:
-            sampling["structural_tag"] = call_tag(node.tools, notation)
+        constraint, tag = ir.constraint_of(node), None
+        if constraint is None and node.tools and (notation := self._notation(stream)) is not None:
+            tag = call_tag(node.tools, notation)
         extra = given["extra"] or {}
         for name in extra:
             if name not in _EXTRA_OPTIONS:
                 known = ", ".join(_EXTRA_OPTIONS)
                 hint = nearest_name(name, _EXTRA_OPTIONS) or f"; there are {known}"
                 raise InvalidRequest(f"there is no extra option {name!r}{hint}", param="extra")
-        options = {name: given[name] for name in _ASK_OPTIONS if given[name] is not None} | extra
+        options = logprob_options(given) | extra
         options |= {"priority": given["priority"], "timeout": given["timeout"]}
         options["stream"] = self._program.stream and len(seeds) == 1
-        return [
-            {**options, "sampling_params": SamplingParams.from_dict({**sampling, "seed": seed})} for seed in seeds
-        ]
+        samplings = [{**native_sampling(given, constraint, seed), "structural_tag": tag} for seed in seeds]
+        return [{**options, "sampling_params": SamplingParams.from_dict(sampling)} for sampling in samplings]
 
     def _notation(self, stream: Stream) -> CallNotation | None:
         """How calls are written in a turn of the model's own template; others may end turns by texts that no

@@ -1,0 +1,121 @@
+"""The sampling parameters of gens: which there are, what they may be, and what executors call them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from sgl.errors import InvalidRequest, RegexSyntaxError, nearest_name
+
+_INF = float("inf")
+_MOST = 2**31
+
+
+class Param(NamedTuple):
+    """A parameter: what a gen inherits when neither it nor its run says otherwise, and what it may be."""
+
+    default: Any
+    kind: Literal["integer", "number", "boolean", "texts", "ids", "object"]
+    low: float = -_INF
+    high: float = _INF
+
+
+PARAMS: dict[str, Param] = {
+    "max_tokens": Param(128, "integer", 0, _MOST),
+    "min_tokens": Param(0, "integer", 0, _MOST),
+    "n": Param(1, "integer", 1, 1024),
+    "stop": Param((), "texts"),
+    "stop_token_ids": Param((), "ids"),
+    "stop_regex": Param((), "texts"),
+    "temperature": Param(1.0, "number", 0.0),
+    "top_p": Param(1.0, "number", 0.0, 1.0),
+    "top_k": Param(-1, "integer", -1, _MOST),
+    "min_p": Param(0.0, "number", 0.0, 1.0),
+    "frequency_penalty": Param(0.0, "number", -2.0, 2.0),
+    "presence_penalty": Param(0.0, "number", -2.0, 2.0),
+    "repetition_penalty": Param(1.0, "number", 0.0),
+    "ignore_eos": Param(False, "boolean"),
+    "return_logprob": Param(None, "boolean"),
+    "logprob_start_len": Param(None, "integer"),
+    "top_logprobs_num": Param(None, "integer"),
+    "return_text_in_logprobs": Param(None, "boolean"),
+    "seed": Param(None, "integer", -(2**63), 2**64),
+    "logit_bias": Param(None, "object"),
+    "priority": Param(0, "integer"),
+    "timeout": Param(None, "number", 0.0),
+    "extra": Param(None, "object"),
+}
+DEFAULTS: dict[str, Any] = {name: param.default for name, param in PARAMS.items()}
+RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+"""The names of the original's runs, which are also those of the engine."""
+CONSTRAINT_NAMES = {"regex": "regex", "json": "json_schema", "ebnf": "ebnf"}
+"""Kinds of constraints, and the engine's parameters for them."""
+LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+_NOT_NATIVE = {*LOGPROB_OPTIONS, *RENAMED.values(), "n", "seed", "priority", "timeout", "extra"}
+
+
+def sampling_params(**given: Any) -> dict[str, Any]:
+    """Check sampling parameters and normalise them for the IR; None is left out. The names are those of `gen`, and
+    max_new_tokens and min_new_tokens."""
+    params: dict[str, Any] = {}
+    for key, value in given.items():
+        if value is None:
+            continue
+        name = RENAMED.get(key, key)
+        if name not in PARAMS:
+            hint = nearest_name(key, PARAMS)
+            raise InvalidRequest(f"there is no sampling parameter {key!r}{hint}", param=key)
+        params[name] = _checked(name, value)
+    if params.get("min_tokens", 0) > params.get("max_tokens", params.get("min_tokens", 0)):
+        raise InvalidRequest("min_tokens is greater than max_tokens", param="min_tokens")
+    return params
+
+
+def native_sampling(sampling: Mapping[str, Any], constraint: tuple[str, Any] | None, seed: int) -> dict[str, Any]:
+    """One sample's parameters under the names of the engine and of the native HTTP protocol."""
+    native = {key: value for key, value in sampling.items() if key not in _NOT_NATIVE and value is not None}
+    native |= {new: sampling[name] for new, name in RENAMED.items()}
+    if constraint is not None:
+        native[CONSTRAINT_NAMES[constraint[0]]] = constraint[1]
+    return {**native, "seed": seed}
+
+
+def logprob_options(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `LOGPROB_OPTIONS` that are asked for."""
+    return {name: sampling[name] for name in LOGPROB_OPTIONS if sampling[name] is not None}
+
+
+def check_regex(regex: str) -> None:
+    """Raise RegexSyntaxError for what is no regex."""
+    try:
+        re.compile(regex)
+    except re.error as error:
+        raise RegexSyntaxError(f"regex {regex!r}: {error}", pattern=regex, position=error.pos) from error
+
+
+def _checked(name: str, value: Any) -> Any:
+    """One parameter in its one form: lists as tuples, numbers in range."""
+    _, kind, low, high = PARAMS[name]
+    match kind:
+        case "texts":
+            values = (value,) if isinstance(value, str) else tuple(value)
+            if not all(isinstance(item, str) and item for item in values):
+                raise InvalidRequest(f"{name} must be a non-empty string or a list of them", param=name)
+            for pattern in values if name == "stop_regex" else ():
+                check_regex(pattern)
+            return values
+        case "ids":
+            return tuple(int(token) for token in value)
+        case "object":
+            return dict(value)
+        case "boolean":
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{name} must be true or false, not {value!r}", param=name)
+        case _:
+            types = int if kind == "integer" else int | float
+            if not isinstance(value, types) or isinstance(value, bool) or not low <= value <= high:
+                shown = "a whole number" if kind == "integer" else "a number"
+                bounds = "" if (low, high) == (-_INF, _INF) else f" from {low} to {high}"
+                raise InvalidRequest(f"{name} must be {shown}{bounds}, not {value!r}", param=name)
+    return value
