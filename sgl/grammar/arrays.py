@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sgl.grammar.expr import concat, literal
 from sgl.grammar.shape import Array, Schema
 from sgl.grammar.tables import INC_ITEM, ITEMS
-from sgl.grammar.threads import CLOSING, Builder, Node, NotedNode, Thread
+from sgl.grammar.threads import CLOSING, Builder, Gate, Node, NotedNode, Thread
 from sgl.grammar.values import value_node
 
 FEW_ITEMS = 12
@@ -41,6 +41,7 @@ class ArrayPlan:
         bound = max(shape.min_items, shape.max_items or 0)
         self.counts_commas = bound > FEW_ITEMS and shape.contains is None and shape.distinct is None
         self.count_cap = len(shape.prefix) if self.counts_commas else max(bound, len(shape.prefix))
+        self.closing = builder.lexeme(concat(builder.space, literal(b"]")), CLOSING)
         self.start = Items(0, self.region_at(0) if self.counts_commas else 1, 0, 0)
 
     def threads_at_start(self) -> tuple[Thread, ...]:
@@ -49,7 +50,7 @@ class ArrayPlan:
         if self.shape.max_items != 0:
             threads += self.item_threads(self.start)
         if self.shape.min_items == 0 and (self.shape.contains is None or self.shape.contains.min_count == 0):
-            threads.append(self.builder.lexeme(concat(self.builder.space, literal(b"]")), CLOSING))
+            threads.append(self.closing)
         return tuple(dict.fromkeys(threads))
 
     def region_at(self, commas: int) -> int:
@@ -69,7 +70,7 @@ class ArrayPlan:
         threads: list[Thread] = []
         for schema, after in self.choices(items):
             if self.shape.noted is not None:
-                target = self.builder.node(NotedNode, self.builder, self.shape.noted, self.after_item(after))
+                target = self.builder.one(NotedNode, self.builder, self.shape.noted, self.after_item(after))
                 threads.append(self.builder.lexeme(self.builder.open_key, target))
                 continue
             node = value_node(self.builder, schema, self.after_item(after))
@@ -116,7 +117,7 @@ class ArrayPlan:
 
     def after_item(self, items: Items) -> Node:
         """The node behind an item, `items` being all up to it."""
-        return self.builder.node(AfterItem, self, items)
+        return self.builder.one(AfterItem, self, items)
 
     def may_close(self, items: Items) -> bool:
         """Whether the array may end behind these items."""
@@ -140,18 +141,15 @@ class AfterItem(Node):
     def __init__(self, plan: ArrayPlan, items: Items) -> None:
         self.plan = plan
         self.items = items
-        self._threads: tuple[Thread, ...] | None = None
 
-    def threads(self) -> tuple[Thread, ...]:
-        if self._threads is None:
-            plan, builder = self.plan, self.plan.builder
-            threads = []
-            if plan.may_go_on(self.items):
-                threads.append(builder.lexeme(builder.comma, builder.node(NextItem, plan, self.items)))
-            if plan.may_close(self.items):
-                threads.append(builder.lexeme(concat(builder.space, literal(b"]")), CLOSING))
-            self._threads = tuple(threads)
-        return self._threads
+    def _find_threads(self) -> tuple[Thread, ...]:
+        plan, builder = self.plan, self.plan.builder
+        threads = []
+        if plan.may_go_on(self.items):
+            threads.append(builder.lexeme(builder.comma, builder.one(NextItem, plan, self.items)))
+        if plan.may_close(self.items):
+            threads.append(plan.closing)
+        return tuple(threads)
 
 
 class NextItem(Node):
@@ -162,24 +160,11 @@ class NextItem(Node):
         self.items = items
         self.limit = plan.limit(items.region) if plan.counts_commas else None
         self.operation = 0 if self.limit is None else INC_ITEM
-        self._threads: tuple[Thread, ...] | None = None
 
-    def threads(self) -> tuple[Thread, ...]:
-        if self._threads is None:
-            plan, items = self.plan, self.items
-            here = plan.item_threads(items)
-            if self.limit is None:
-                self._threads = here
-            else:
-                beyond = plan.item_threads(items._replace(region=plan.region_at(self.limit)))
-                self._threads = (plan.builder.gate(ITEMS, self.limit, here, beyond),)
-        return self._threads
-
-
-def array_plan(builder: Builder, shape: Array) -> ArrayPlan:
-    """The plan of a shape, one for each."""
-    found = builder.plans.get(shape)
-    if found is None:
-        found = builder.plans[shape] = ArrayPlan(builder, shape)
-    assert isinstance(found, ArrayPlan)
-    return found
+    def _find_threads(self) -> tuple[Thread, ...]:
+        plan, items = self.plan, self.items
+        here = plan.item_threads(items)
+        if self.limit is None:
+            return here
+        beyond = plan.item_threads(items._replace(region=plan.region_at(self.limit)))
+        return (plan.builder.one(Gate, ITEMS, self.limit, here, beyond),)

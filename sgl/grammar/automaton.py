@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import GrammarTooLarge
-from sgl.grammar.arrays import array_plan
+from sgl.grammar.arrays import ArrayPlan
 from sgl.grammar.byteset import byte_range, bytes_of, refine
 from sgl.grammar.expr import EMPTY, Expr
-from sgl.grammar.objects import object_plan
+from sgl.grammar.objects import ObjectPlan
 from sgl.grammar.shape import Array, Object, Schema
 from sgl.grammar.tables import (
     COUNT_SHIFT,
@@ -207,9 +207,11 @@ class Automaton:
         found: dict[Thread, None] = {}
         for shape in schema.alternatives():
             if bracket == OPEN_BRACE and isinstance(shape, Object):
-                found.update(dict.fromkeys(object_plan(self.builder, shape).threads_at_start()))
+                objects = self.builder.one(ObjectPlan, self.builder, shape)
+                found.update(dict.fromkeys(objects.threads_at_start()))
             elif bracket == OPEN_BRACKET and isinstance(shape, Array):
-                found.update(dict.fromkeys(array_plan(self.builder, shape).threads_at_start()))
+                arrays = self.builder.one(ArrayPlan, self.builder, shape)
+                found.update(dict.fromkeys(arrays.threads_at_start()))
         return list(found)
 
     def returned(self, symbol: int, result: int) -> int:

@@ -23,7 +23,7 @@ from sgl.grammar.masks import MaskCache
 from sgl.grammar.matcher import Matcher
 from sgl.grammar.regex import compile_regex, counted_regex
 from sgl.grammar.structural_tag import Structure, read_structural_tag, structural_tag_node
-from sgl.grammar.threads import Builder, KeyOrder, Node
+from sgl.grammar.threads import Builder, CountedText, KeyOrder, Node
 from sgl.grammar.values import value_node
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -245,7 +245,7 @@ def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped:
 def _regex_node(builder: Builder, pattern: str, then: Node) -> Node:
     counted = counted_regex(pattern)
     if counted is not None:
-        return builder.counted_text(*counted, then)
+        return builder.one(CountedText, builder, *counted, then)
     return _expression_node(builder, compile_regex(pattern, dialect="python", search=False), "the regex", then)
 
 

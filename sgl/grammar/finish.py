@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sgl.errors import GrammarTooLarge
-from sgl.grammar.arrays import AfterItem, ArrayPlan, Items, NextItem, array_plan
+from sgl.grammar.arrays import AfterItem, ArrayPlan, Items, NextItem
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.expr import Expr, difference, words
-from sgl.grammar.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen, object_plan
+from sgl.grammar.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen
 from sgl.grammar.place import NO_NOTES, Notes, Place
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text
 from sgl.grammar.shortest import shortest
@@ -169,10 +169,10 @@ class Finish:
             case CountedString():
                 return _joined(b'"', _times(shape.char, shape.min_length), b'"')
             case Object():
-                plan = object_plan(self.builder, shape)
+                plan = self.builder.one(ObjectPlan, self.builder, shape)
                 return b"{}" if plan.may_close(plan.start) else _joined(b"{", self._keys(plan, plan.start, b'"'))
             case Array():
-                items = array_plan(self.builder, shape)
+                items = self.builder.one(ArrayPlan, self.builder, shape)
                 may_close = any(
                     isinstance(thread, Lexeme) and isinstance(thread.target, Closing)
                     for thread in items.threads_at_start()

@@ -10,11 +10,11 @@ from bisect import bisect_left
 from functools import cached_property
 from typing import NamedTuple
 
-from sgl.grammar.expr import Expr, concat, is_empty, literal
+from sgl.grammar.expr import EPSILON, Expr, concat, is_empty, literal
 from sgl.grammar.jsontext import string_body
 from sgl.grammar.shape import Object, Schema
 from sgl.grammar.shortest import num_texts
-from sgl.grammar.threads import CLOSING, PLAIN, Builder, Moves, Node, Stay, Thread
+from sgl.grammar.threads import CLOSING, PLAIN, Builder, Moves, Node, NotedText, Stay, Thread
 from sgl.grammar.values import value_node
 
 
@@ -61,20 +61,22 @@ class ObjectPlan:
 
     def threads_at_start(self) -> tuple[Thread, ...]:
         """The threads right behind the opening brace."""
-        threads = []
-        if self.keys_at(self.start):
-            threads.append(self.builder.lexeme(self.builder.open_key, self.key_node(self.start)))
-        if self.may_close(self.start):
-            threads.append(self.builder.lexeme(concat(self.builder.space, literal(b"}")), CLOSING))
-        return tuple(threads)
+        return self.threads_at(self.start, EPSILON)
 
-    def key_node(self, seen: Seen) -> Node:
-        """The node behind the opening quote of the next key."""
-        return self.builder.node(KeyNode, self, seen)
+    def threads_at(self, seen: Seen, before: Expr) -> tuple[Thread, ...]:
+        """The threads at which another key may begin, with `before` in front, or the object may end."""
+        builder = self.builder
+        key = builder.one(KeyNode, self, seen)
+        threads = []
+        if key.threads():
+            threads.append(builder.lexeme(concat(before, builder.open_key), key))
+        if self.may_close(seen):
+            threads.append(builder.lexeme(concat(builder.space, literal(b"}")), CLOSING))
+        return tuple(threads)
 
     def value_node(self, schema: Schema, seen: Seen) -> Node:
         """The value of a key, `seen` being what has been seen when it is complete."""
-        return value_node(self.builder, schema, self.builder.node(AfterProperty, self, seen))
+        return value_node(self.builder, schema, self.builder.one(AfterProperty, self, seen))
 
     def may_close(self, seen: Seen) -> bool:
         """Whether the object may end here."""
@@ -155,19 +157,6 @@ class ObjectPlan:
             if not is_empty(key) and self.is_completable(self.with_undeclared(seen, met))
         ]
 
-    def keys_at(self, seen: Seen) -> bool:
-        """Whether any key may come next."""
-        return bool(self.key_node(seen).threads())
-
-
-def object_plan(builder: Builder, shape: Object) -> ObjectPlan:
-    """The plan of a shape, one for each."""
-    found = builder.plans.get(shape)
-    if found is None:
-        found = builder.plans[shape] = ObjectPlan(builder, shape)
-    assert isinstance(found, ObjectPlan)
-    return found
-
 
 class KeyNode(Node):
     """Behind the opening quote of a key."""
@@ -175,12 +164,6 @@ class KeyNode(Node):
     def __init__(self, plan: ObjectPlan, seen: Seen) -> None:
         self.plan = plan
         self.seen = seen
-        self._threads: tuple[Thread, ...] | None = None
-
-    def threads(self) -> tuple[Thread, ...]:
-        if self._threads is None:
-            self._threads = self._find_threads()
-        return self._threads
 
     def _find_threads(self) -> tuple[Thread, ...]:
         plan, seen, builder = self.plan, self.seen, self.plan.builder
@@ -193,7 +176,7 @@ class KeyNode(Node):
         for key, value, met in plan.undeclared_at(seen):
             target = plan.value_node(value, plan.with_undeclared(seen, met))
             if plan.is_noted(seen):
-                threads.append(builder.noted_text(key, plan.after_quote, target))
+                threads.append(builder.one(NotedText, builder, key, plan.after_quote, target))
             else:
                 threads.append(builder.lexeme(concat(key, builder.colon), target))
         return tuple(threads)
@@ -245,18 +228,9 @@ class AfterProperty(Node):
     def __init__(self, plan: ObjectPlan, seen: Seen) -> None:
         self.plan = plan
         self.seen = seen
-        self._threads: tuple[Thread, ...] | None = None
 
-    def threads(self) -> tuple[Thread, ...]:
-        if self._threads is None:
-            plan, builder = self.plan, self.plan.builder
-            threads = []
-            if plan.keys_at(self.seen):
-                threads.append(builder.lexeme(concat(builder.comma, builder.open_key), plan.key_node(self.seen)))
-            if plan.may_close(self.seen):
-                threads.append(builder.lexeme(concat(builder.space, literal(b"}")), CLOSING))
-            self._threads = tuple(threads)
-        return self._threads
+    def _find_threads(self) -> tuple[Thread, ...]:
+        return self.plan.threads_at(self.seen, self.plan.builder.comma)
 
 
 def _counts_from(indices: list[int], total: int) -> list[int]:

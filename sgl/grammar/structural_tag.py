@@ -92,17 +92,14 @@ class FreeText(Node):
         self.ways: list[tuple[Expr, Node]] = []
         """Up to a trigger, and what follows it; set once the bodies are built, which lead back here."""
         self.last: Expr | None = None
-        self._threads: tuple[Thread, ...] | None = None
 
-    def threads(self) -> tuple[Thread, ...]:
-        if self._threads is None:
-            found: list[Thread] = []
-            if self.may_end and self.last is not None:
-                found += self.builder.enter(self.last, self.builder.end)
-            for expr, then in self.ways:
-                found += self.builder.enter(expr, then)
-            self._threads = tuple(dict.fromkeys(found))
-        return self._threads
+    def _find_threads(self) -> tuple[Thread, ...]:
+        found: list[Thread] = []
+        if self.may_end and self.last is not None:
+            found += self.builder.enter(self.last, self.builder.end)
+        for expr, then in self.ways:
+            found += self.builder.enter(expr, then)
+        return tuple(dict.fromkeys(found))
 
 
 class Tags(Node):
@@ -110,12 +107,9 @@ class Tags(Node):
 
     def __init__(self, ways: list[Node]) -> None:
         self.ways = ways
-        self._threads: tuple[Thread, ...] | None = None
 
-    def threads(self) -> tuple[Thread, ...]:
-        if self._threads is None:
-            self._threads = tuple(dict.fromkeys(thread for way in self.ways for thread in way.threads()))
-        return self._threads
+    def _find_threads(self) -> tuple[Thread, ...]:
+        return tuple(dict.fromkeys(thread for way in self.ways for thread in way.threads()))
 
 
 def structural_tag_node(builder: Builder, tag: StructuralTag, body: Callable[[Structure, Node], Node]) -> Node:

@@ -65,13 +65,19 @@ class Node:
     """A place between lexemes. `operation` is what reaching it does to the counters."""
 
     operation = PLAIN
+    _threads: tuple[Thread, ...] | None = None
 
     def threads(self) -> tuple[Thread, ...]:
-        """The threads that begin here, always the same ones."""
+        """The threads that begin here, always the same ones, computed on first use."""
+        if self._threads is None:
+            self._threads = self._find_threads()
+        return self._threads
+
+    def _find_threads(self) -> tuple[Thread, ...]:
         raise NotImplementedError
 
 
-N = TypeVar("N", bound=Node)
+T = TypeVar("T")
 
 
 class Finished(Thread):
@@ -84,11 +90,8 @@ class Finished(Thread):
 class End(Node):
     """The end of the whole text."""
 
-    def __init__(self) -> None:
-        self._threads = (Finished(),)
-
-    def threads(self) -> tuple[Thread, ...]:
-        return self._threads
+    def _find_threads(self) -> tuple[Thread, ...]:
+        return (Finished(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class Counted(Thread):
                     moves.append((mask, Stay(below, PLAIN)))
                 else:
                     at = text.inside(rest, text.region_at(limit))
-                    moves.append((mask, Stay((text.builder.gate(CHARS, limit, below, at),), INC_CHAR)))
+                    moves.append((mask, Stay((text.builder.one(Gate, CHARS, limit, below, at),), INC_CHAR)))
         return tuple(moves)
 
 
@@ -186,7 +189,9 @@ class NotedText(Thread):
 
     def _find_moves(self) -> Moves:
         builder, after, then = self.builder, self.after, self.then
-        moves = [(mask, Stay((builder.noted_text(rest, after, then),), PLAIN)) for mask, rest in self.expr.arcs()]
+        moves = []
+        for mask, rest in self.expr.arcs():
+            moves.append((mask, Stay((builder.one(NotedText, builder, rest, after, then),), PLAIN)))
         if self.expr.nullable:
             moves.append((1 << 0x22, Stay(builder.enter(after, then), PLAIN)))
         return tuple(moves)
@@ -196,10 +201,7 @@ class NotedNode(Node):
     """Behind the opening quote of such a text."""
 
     def __init__(self, builder: Builder, expr: Expr, then: Node) -> None:
-        self._threads = (builder.noted_text(expr, EPSILON, then),)
-
-    def threads(self) -> tuple[Thread, ...]:
-        return self._threads
+        self._threads = (builder.one(NotedText, builder, expr, EPSILON, then),)
 
 
 class Gate(Thread):
@@ -233,14 +235,14 @@ class CountedText(Node):
         self.high = high
         self.then = then
 
-    def threads(self) -> tuple[Thread, ...]:
+    def _find_threads(self) -> tuple[Thread, ...]:
         return self.inside(EPSILON, self.region_at(0))
 
     def inside(self, rest: Expr, region: int) -> tuple[Thread, ...]:
         """The threads with `rest` of a character still to come."""
         if rest is not EPSILON:
-            return (self.builder.counted(self, rest, region),)
-        here = () if region == 2 else (self.builder.counted(self, None, region),)
+            return (self.builder.one(Counted, self, rest, region),)
+        here = () if region == 2 else (self.builder.one(Counted, self, None, region),)
         return here if region == 0 else (*here, *self.then.threads())
 
     def region_at(self, count: int) -> int:
@@ -265,29 +267,19 @@ class Builder:
         self.comma = concat(space, literal(b","))
         self.open_key = concat(space, literal(b'"'))
         self.end = End()
-        self._found: dict[tuple[object, ...], Thread] = {}
-        self._nodes: dict[tuple[object, ...], Node] = {}
-        self.plans: dict[object, object] = {}
-        self._openings: dict[tuple[Schema, Node], Opening] = {}
+        self._made: dict[tuple[object, ...], object] = {}
 
-    def __len__(self) -> int:
-        return len(self._found) + len(self._nodes)
-
-    def node(self, kind: Callable[..., N], *parts: object) -> N:
-        """kind(*parts), one node for each."""
+    def one(self, kind: Callable[..., T], *parts: object) -> T:
+        """kind(*parts), one object for each."""
         key = (kind, *parts)
-        found = self._nodes.get(key)
+        found = self._made.get(key)
         if found is None:
-            found = self._nodes[key] = kind(*parts)
-        return cast(N, found)
+            found = self._made[key] = kind(*parts)
+        return cast(T, found)
 
     def lexeme(self, expr: Expr, target: Target) -> Thread:
         """The thread with `expr` still to come before `target`."""
-        key = (expr, target)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = Lexeme(self, expr, target)
-        return found
+        return self.one(Lexeme, self, expr, target)
 
     def enter(self, expr: Expr, target: Node) -> tuple[Thread, ...]:
         """The threads at the start of a lexeme, which may be empty."""
@@ -298,52 +290,19 @@ class Builder:
         here = self.lexeme(expr, target)
         return (here, *target.threads()) if expr.nullable else (here,)
 
-    def counted(self, text: CountedText, rest: Expr | None, region: int) -> Thread:
-        """The thread inside counted text."""
-        key = (text, rest, region)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = Counted(text, rest, region)
-        return found
-
-    def gate(self, counter: int, limit: int, below: tuple[Thread, ...], at: tuple[Thread, ...]) -> Thread:
-        """The thread that a counter decides."""
-        key = (counter, limit, below, at)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = Gate(counter, limit, below, at)
-        return found
-
-    def noted_text(self, expr: Expr, after: Expr, then: Node) -> Thread:
-        """The thread inside a text that may not come twice."""
-        key = (NotedText, expr, after, then)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = NotedText(self, expr, after, then)
-        return found
-
-    def counted_text(self, char: Expr, low: int, high: int | None, then: Node) -> CountedText:
-        """The node of counted text."""
-        return self.node(CountedText, self, char, low, high, then)
-
     def after(self, expr: Expr, then: Node) -> Node:
         """The node where `expr` stands before `then`."""
-        return then if expr is EPSILON else self.node(After, self, expr, then)
+        return then if expr is EPSILON else self.one(After, self, expr, then)
 
     def counted_string(self, shape: CountedString, then: Node) -> Thread:
         """The thread before the opening quote of a counted string."""
         closing = self.after(literal(b'"'), then)
-        return self.lexeme(
-            literal(b'"'), self.counted_text(shape.char, shape.min_length, shape.max_length, closing)
-        )
+        text = self.one(CountedText, self, shape.char, shape.min_length, shape.max_length, closing)
+        return self.lexeme(literal(b'"'), text)
 
     def opening(self, bracket: bytes, schema: Schema, then: Node) -> Thread:
         """The thread before the bracket that opens an object or array."""
-        key = (schema, then)
-        target = self._openings.get(key)
-        if target is None:
-            target = self._openings[key] = Opening(schema, then)
-        return self.lexeme(literal(bracket), target)
+        return self.lexeme(literal(bracket), Opening(schema, then))
 
 
 class After(Node):
@@ -353,6 +312,3 @@ class After(Node):
         self.expr = expr
         self.then = then
         self._threads = builder.enter(expr, then)
-
-    def threads(self) -> tuple[Thread, ...]:
-        return self._threads

@@ -17,26 +17,23 @@ class ValueNode(Node):
         self.builder = builder
         self.schema = schema
         self.then = then
-        self._threads: tuple[Thread, ...] | None = None
 
-    def threads(self) -> tuple[Thread, ...]:
-        if self._threads is None:
-            builder = self.builder
-            found: dict[Thread, None] = {}
-            for shape in self.schema.alternatives():
-                match shape:
-                    case Text(expr):
-                        found.update(dict.fromkeys(builder.enter(expr, self.then)))
-                    case CountedString():
-                        found[builder.counted_string(shape, self.then)] = None
-                    case Object():
-                        found[builder.opening(b"{", self.schema, self.then)] = None
-                    case Array():
-                        found[builder.opening(b"[", self.schema, self.then)] = None
-            self._threads = tuple(found)
-        return self._threads
+    def _find_threads(self) -> tuple[Thread, ...]:
+        builder = self.builder
+        found: dict[Thread, None] = {}
+        for shape in self.schema.alternatives():
+            match shape:
+                case Text(expr):
+                    found.update(dict.fromkeys(builder.enter(expr, self.then)))
+                case CountedString():
+                    found[builder.counted_string(shape, self.then)] = None
+                case Object():
+                    found[builder.opening(b"{", self.schema, self.then)] = None
+                case Array():
+                    found[builder.opening(b"[", self.schema, self.then)] = None
+        return tuple(found)
 
 
 def value_node(builder: Builder, schema: Schema, then: Node) -> Node:
     """The node of a value, one for each."""
-    return builder.node(ValueNode, builder, schema, then)
+    return builder.one(ValueNode, builder, schema, then)
