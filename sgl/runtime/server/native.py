@@ -21,6 +21,9 @@ SILENT_SECONDS = 5.0
 """A process of the engine that sends no beat for so long makes it say no too; ten are missing then."""
 
 
+_NOT_PASSED = frozenset({"text", "image_data", "stream"})
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -136,7 +139,7 @@ class NativeApi:
             raise InvalidRequest("this model takes no images", param="image_data")
         if body.text is None and body.input_ids is None:
             raise InvalidRequest("text or input_ids is needed", param="text")
-        given = body.model_dump(exclude={"text", "image_data", "stream"}, exclude_none=True)
+        given = {name: value for name, value in body if value is not None and name not in _NOT_PASSED}
         if body.text is not None:  # it wins over ids
             given["prompt"] = body.text
             given.pop("input_ids", None)

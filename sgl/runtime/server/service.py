@@ -86,7 +86,7 @@ class Service:
         RequestTimeout if it does not arrive in time."""
         timeout = self.config.read_timeout
         try:
-            async with asyncio.timeout(timeout):
+            async with contextlib.nullcontext() if request.content.is_eof() else asyncio.timeout(timeout):
                 data = await request.read()
             if len(data) < 1 << 20:
                 return model.model_validate_json(data)
