@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from sgl.runtime.model.config import ModelConfig
@@ -15,7 +18,11 @@ class KVCache:
         self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
-        storage = torch.zeros(shape, dtype=dtype, device=device)
+        if device.type == "cpu":  # NumPy asks the system for zeros, which takes memory only where it is used
+            zeros = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+            storage = torch.from_numpy(zeros).view(dtype).view(shape)
+        else:
+            storage = torch.zeros(shape, dtype=dtype, device=device)
         self.num_pages = num_pages
         self.page_size = page_size
         self.keys = list(storage[:, 0].unbind())
