@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sgl.grammar.budget import FAR
 from sgl.grammar.closure import Closed, Standing
 from sgl.grammar.compiler import Grammar
-from sgl.grammar.jump import Jump, closed_forced_tokens, forced_tokens
+from sgl.grammar.jump import ClosedRuns, Jump, forced_tokens
 from sgl.grammar.place import advance
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -95,6 +95,7 @@ class ClosedGrammar:
     def __init__(self, closed: Closed, vocabulary: Vocabulary, build: Callable[[], Grammar]) -> None:
         self.closed = closed
         self.vocabulary = vocabulary
+        self.runs = ClosedRuns(closed, vocabulary)
         self._build = build
         self._grammar: Grammar | None = None
 
@@ -162,8 +163,7 @@ class ClosedCursor:
             return self._host.forced(output_ids)
         if self._is_finished or self._closed.only_byte[self._place.state] < 0:
             return Jump([])
-        vocabulary = self._grammar.vocabulary
-        return Jump(closed_forced_tokens(self._closed, self._place, vocabulary, output_ids, self._encode))
+        return Jump(self._grammar.runs.forced_tokens(self._place, output_ids, self._encode))
 
     def behind(self, draft: int) -> MatcherCursor | None:
         """See `Cursor`."""

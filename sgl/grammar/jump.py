@@ -8,6 +8,7 @@ tokenised like one without. If one token is left of that text, it is likely: a d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ Int32Array = npt.NDArray[np.int32]
 
 _TAIL_TOKENS = 8  # of the output so far, as context: more than any tokenizer looks back within JSON
 _FEW_WORDS = 256
+_KNOWN_RUNS = 1024  # of one automaton
 _ANCHOR = "\n"  # before the tail, so that a tokenizer that marks the beginning of a text marks this one
 
 
@@ -52,26 +54,31 @@ def forced_tokens(
     return Jump(ids[:kept], ids[kept] if len(ids) == kept + 1 else None)
 
 
-def closed_forced_tokens(
-    closed: Closed,
-    place: Place,
-    vocabulary: Vocabulary,
-    output_ids: Sequence[int],
-    encode: Callable[[str], Sequence[int]],
-) -> list[int]:
-    """As `forced_tokens`, from a place in a closed automaton and without the draft."""
-    forced, end = closed.run(place)
-    kept: list[int] = []
-    at = 0
-    if not forced or _spills(closed, end, vocabulary, forced):  # asked first: cutting takes longer
+class ClosedRuns:
+    """As `forced_tokens`, from places in a closed automaton and without drafts. Remembers what it found out of places:
+    requests under one schema stand in the same ones."""
+
+    def __init__(self, closed: Closed, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._run = lru_cache(_KNOWN_RUNS)(closed.run)
+        self._spills = lru_cache(_KNOWN_RUNS)(partial(_spills, closed, vocabulary))
+
+    def forced_tokens(
+        self, place: Place, output_ids: Sequence[int], encode: Callable[[str], Sequence[int]]
+    ) -> list[int]:
+        """Token ids that every continuation of a place begins with."""
+        forced, end = self._run(place)
+        kept: list[int] = []
+        at = 0
+        if not forced or self._spills(end, forced):  # asked first: cutting takes longer
+            return kept
+        for token_id in _cut(forced, self._vocabulary, output_ids, encode):
+            data = self._vocabulary.token_bytes[token_id]
+            if not forced.startswith(data, at) or (at and self._spills(end, forced[at:])):
+                break  # another cut of what follows may begin here
+            kept.append(token_id)
+            at += len(data)
         return kept
-    for token_id in _cut(forced, vocabulary, output_ids, encode):
-        data = vocabulary.token_bytes[token_id]
-        if not forced.startswith(data, at) or (at and _spills(closed, end, vocabulary, forced[at:])):
-            break  # another cut of what follows may begin here
-        kept.append(token_id)
-        at += len(data)
-    return kept
 
 
 def _cut(
@@ -98,7 +105,7 @@ def _cut(
     return []
 
 
-def _spills(closed: Closed, end: Place, vocabulary: Vocabulary, forced: bytes) -> bool:
+def _spills(closed: Closed, vocabulary: Vocabulary, end: Place, forced: bytes) -> bool:
     """Whether a token begins with forced bytes, behind which the text is at `end`, and is allowed to go on."""
     trie = vocabulary.trie
     node = ROOT

@@ -32,7 +32,9 @@ _MAX_TEMPERATURE = 1e6  # uniform by then, and -inf over it is still -inf
 _MIN_REPETITION = 1e-4  # logits over it are still finite
 
 _NUM_MASKS = 2048
-"""Token masks that stay on the device, 16 KB each for 128,000 tokens; real schemas have about twenty each."""
+_MASKS_A_ROW = 16
+"""Token masks that stay on the device, at least and for each request row; 16 KB each for 128,000 tokens. Real schemas
+have about twenty each."""
 
 _NO_IDS: Int64Array = np.empty(0, np.int64)
 
@@ -165,7 +167,8 @@ class Sampler:
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
 
     def _mask_table(self, walker: DeviceMasks | None = None) -> MaskTable:
-        return MaskTable(max(_NUM_MASKS, len(self.next_tokens)), self._vocab_size, self._device, walker)
+        num_masks = max(_NUM_MASKS, _MASKS_A_ROW * len(self.next_tokens))
+        return MaskTable(num_masks, self._vocab_size, self._device, walker)
 
     def _choose(
         self, logits: torch.Tensor, rows: Int64Array, index: torch.Tensor, positions: torch.Tensor
