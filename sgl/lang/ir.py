@@ -304,6 +304,14 @@ class Done:
 
 
 Event: TypeAlias = Delta | NodeDone | Need | NodeFailed | Done
+EVENTS: dict[str, type[Any]] = {
+    "delta": Delta,
+    "node_done": NodeDone,
+    "need": Need,
+    "node_failed": NodeFailed,
+    "done": Done,
+}
+"""Their names on a wire."""
 Sink: TypeAlias = Callable[[Event], None]
 
 

@@ -18,8 +18,6 @@ from sgl.lang.aio import io
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient, retry_delay
 
-_EVENTS: dict[str, type[Any]] = {"delta": ir.Delta, "node_done": ir.NodeDone, "need": ir.Need}
-
 
 class RemoteSession(Session):
     """One program. The first segment opens it; a lost connection is taken up again after the last event seen."""
@@ -105,7 +103,7 @@ class RemoteSession(Session):
         elif kind == "node_failed":
             self._sink(ir.NodeFailed(data["stream"], data["index"], _error(data["error"])))
         else:
-            self._sink(_EVENTS[kind](**{name: value for name, value in data.items() if name != "type"}))
+            self._sink(ir.EVENTS[kind](**{name: value for name, value in data.items() if name != "type"}))
 
     def _fail(self, error: Exception) -> None:
         self._end()

@@ -234,7 +234,7 @@ class _Answers:
         return self._choices[index]
 
 
-class _Completion:
+class _Completion(_Choice):
     """One choice of a completion; whole or in pieces it looks alike."""
 
     def __init__(
@@ -248,7 +248,6 @@ class _Completion:
         self._sent = 0
 
     def deltas(self, event: Result) -> list[dict[str, Any]]:
-        """See _Choice."""
         return [self.choice(event)]
 
     def choice(self, event: Result) -> dict[str, Any]:
@@ -262,7 +261,7 @@ class _Completion:
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": _reason(meta)}
 
 
-class _Turn:
+class _Turn(_Choice):
     """One choice of a chat."""
 
     def __init__(
@@ -276,7 +275,6 @@ class _Turn:
         self._has_calls = False
 
     def choice(self, result: Result) -> dict[str, Any]:
-        """See _Choice."""
         piece = self._piece(result)
         message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
         if piece.calls:
@@ -287,7 +285,6 @@ class _Turn:
         return {"index": self._index, "message": message, **self._rest(result["meta_info"])}
 
     def deltas(self, event: Result) -> list[dict[str, Any]]:
-        """See _Choice."""
         piece = self._piece(event)
         delta: dict[str, Any] = {}
         if not self._has_begun:

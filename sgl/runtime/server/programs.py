@@ -40,13 +40,7 @@ MAX_ROWS = 10_000
 RECENT = 50  # programs whose timelines are kept
 READ_SECONDS = 5.0  # for which a program is kept whose last event was sent: it may not have arrived
 
-_TYPES = {
-    ir.Delta: "delta",
-    ir.NodeDone: "node_done",
-    ir.Need: "need",
-    ir.NodeFailed: "node_failed",
-    ir.Done: "done",
-}
+_TYPES = {cls: name for name, cls in ir.EVENTS.items()}
 
 
 class Row(BaseModel):
