@@ -66,8 +66,7 @@ class Walker:
 
     def upload(self) -> None:
         tensors = [automaton_tensors(automaton, self.device) for automaton in self.automata]
-        assert None not in tensors
-        self.grammars = grammar_tensors(tensors, self.device)  # type: ignore[arg-type]  # none of them is None
+        self.grammars = grammar_tensors(tensors, self.device)
 
     def masks(self, chosen: list[tuple[int, Place]]) -> torch.Tensor:
         """The masks of places, in order."""

@@ -6,15 +6,15 @@ them (Reps, Horwitz and Sagiv 1995).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton import OPEN_BRACE, OPEN_BRACKET, Automaton
+from sgl.grammar.automaton import ENDLESS, OPEN_BRACE, OPEN_BRACKET, Automaton
 from sgl.grammar.finish import Finish
 from sgl.grammar.place import Place, advance, start_of
-from sgl.grammar.tables import AT, BELOW, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN
+from sgl.grammar.tables import AT, BELOW, COUNTER, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN, Tables
 
 Level = int
 """A frame by the state that it begins in; what stands inside it, and in no frame within, belongs to the level."""
@@ -22,6 +22,9 @@ Level = int
 MAX_BYTES = 512 << 10
 """Automata that take more are not closed."""
 _UNBOUNDED = 1 << 40
+GATE_BIT: Final = 1 << 29
+FOR_EVER: Final = (1 << 31) - 2
+Int32Array = npt.NDArray[np.int32]
 _CHOICE = -1
 _MAX_RUN = 4096  # bytes
 
@@ -48,7 +51,7 @@ class Closed:
         self.tables = tables
         self.start = start_of(automaton)
         self._ends = ends
-        self.plain_limits: npt.NDArray[np.int64] = automaton.plain_limits(np.arange(tables.num_states))
+        self.arrays = device_arrays(tables, automaton.plain_limits(np.arange(tables.num_states)))
         live = tables.entries[: tables.num_states][:, tables.classes] >= 0
         counts = live.sum(1)
         accepting = tables.accepting[: tables.num_states]
@@ -97,6 +100,29 @@ class Closed:
     def returned(self, symbol: int, result: int) -> int:
         """As `Automaton.returned`."""
         return self.tables.returns.item(symbol, result)
+
+
+def device_arrays(tables: Tables, plain_limits: npt.NDArray[np.int64]) -> list[Int32Array]:
+    """An automaton with these tables and limits (see `Automaton.plain_limits`), as a device walks it: entries [S, C];
+    classes [256]; of each state [S, 8] its gate, symbols, limit (FOR_EVER if it is endless), and whether it accepts;
+    and returns. Wherever a state is a gate, GATE_BIT says so.
+    """
+    num_states = tables.num_states
+    gates = tables.gates[:num_states].copy()
+    is_gate = gates[:, LIMIT] >= 0
+    for column in (BELOW, AT):
+        gates[is_gate, column] |= np.where(is_gate[gates[is_gate, column]], GATE_BIT, 0)
+    entries = tables.entries[:num_states, : tables.num_classes].copy()
+    stays = (entries >= 0) & (entries & (PUSH_BIT | POP_BIT) == 0)
+    entries[stays] |= np.where(is_gate[entries[stays] & TARGET_MASK], GATE_BIT, 0)
+    returns = tables.returns[: max(tables.num_symbols, 1), : max(tables.num_results, 1)].copy()
+    returns[returns >= 0] |= np.where(is_gate[returns[returns >= 0]], GATE_BIT, 0)
+    states = np.empty((num_states, 8), np.int32)
+    states[:, :4] = gates[:, [LIMIT, COUNTER, BELOW, AT]]
+    states[:, 4:6] = tables.symbols[:num_states]
+    states[:, 6] = np.where(plain_limits == ENDLESS, FOR_EVER, plain_limits.clip(max=FOR_EVER - 1))
+    states[:, 7] = tables.accepting[:num_states]
+    return [entries, tables.classes.astype(np.int32), states, returns]
 
 
 class Standing(NamedTuple):

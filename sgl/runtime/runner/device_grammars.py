@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl.grammar.automaton import ENDLESS as PLAIN_FOR_EVER
+from sgl.grammar import closure
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.place import Place
-from sgl.grammar.tables import AT, BELOW, COUNT_SHIFT, COUNTER, LIMIT, POP_BIT, PUSH_BIT, Tables
+from sgl.grammar.tables import COUNT_SHIFT
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.kernels.mask_layout import (
     ENDLESS,
@@ -23,7 +23,6 @@ from sgl.kernels.mask_layout import (
     MAX_SYMBOLS,
     NOT_PLAIN,
     OPERATION_SHIFT,
-    TARGET_MASK,
     AutomatonTensors,
     GrammarTensors,
     VocabularyTensors,
@@ -36,7 +35,9 @@ _FEW_CHARS = 16
 _MAX_RUN = 128
 """A run of equal bytes takes 16 bits; a longer one is several."""
 
-assert COUNT_SHIFT == OPERATION_SHIFT, "entries are copied as they are"
+assert (COUNT_SHIFT, closure.GATE_BIT, closure.FOR_EVER) == (OPERATION_SHIFT, GATE_BIT, ENDLESS), (
+    "arrays are copied"
+)
 
 
 def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int = 128) -> VocabularyTensors:
@@ -80,33 +81,12 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
     )
 
 
-def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTensors | None:
-    """What is known of an automaton so far; None if it has too many symbols for the kernels."""
-    arrays = automaton_arrays(automaton.tables, automaton.plain_limits(np.arange(automaton.tables.num_states)))
-    return None if arrays is None else AutomatonTensors(*(torch.from_numpy(array).to(device) for array in arrays))
-
-
-def automaton_arrays(tables: Tables, plain_limits: npt.NDArray[np.int64]) -> list[Int32Array] | None:
-    """What AutomatonTensors holds, in the order of its fields, of an automaton with these tables and limits (see
-    `Automaton.plain_limits`); None if it has too many symbols for the kernels."""
-    num_states = tables.num_states
-    if tables.num_symbols > MAX_SYMBOLS:
-        return None
-    gates = tables.gates[:num_states].copy()
-    is_gate = gates[:, LIMIT] >= 0
-    for column in (BELOW, AT):
-        gates[is_gate, column] |= np.where(is_gate[gates[is_gate, column]], GATE_BIT, 0)
-    entries = tables.entries[:num_states, : tables.num_classes].copy()
-    stays = (entries >= 0) & (entries & (PUSH_BIT | POP_BIT) == 0)
-    entries[stays] |= np.where(is_gate[entries[stays] & TARGET_MASK], GATE_BIT, 0)
-    returns = tables.returns[: max(tables.num_symbols, 1), : max(tables.num_results, 1)].copy()
-    returns[returns >= 0] |= np.where(is_gate[returns[returns >= 0]], GATE_BIT, 0)
-    infos = np.empty((num_states, 8), np.int32)
-    infos[:, 0], infos[:, 1], infos[:, 2], infos[:, 3] = (gates[:, i] for i in (LIMIT, COUNTER, BELOW, AT))
-    infos[:, 4:6] = tables.symbols[:num_states]
-    infos[:, 6] = np.where(plain_limits == PLAIN_FOR_EVER, ENDLESS, plain_limits.clip(max=ENDLESS - 1))
-    infos[:, 7] = tables.accepting[:num_states]
-    return [entries, tables.classes.astype(np.int32), infos, returns]
+def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTensors:
+    """What is known of an automaton so far."""
+    tables = automaton.tables
+    assert tables.num_symbols <= MAX_SYMBOLS, "more do not fit"
+    arrays = closure.device_arrays(tables, automaton.plain_limits(np.arange(tables.num_states)))
+    return AutomatonTensors(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
 def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) -> GrammarTensors:

@@ -19,7 +19,7 @@ from sgl.kernels.mask import find_masks_
 from sgl.kernels.mask_layout import MAX_OPEN, AutomatonTensors, GrammarTensors, Places
 from sgl.kernels.staging import ALIGNMENT, Uploader, carve
 from sgl.runtime.batch import Int32Array
-from sgl.runtime.runner.device_grammars import addresses_of, automaton_arrays, places_arrays, vocabulary_tensors
+from sgl.runtime.runner.device_grammars import addresses_of, places_arrays, vocabulary_tensors
 
 _COPY_BYTES = 4 << 20
 
@@ -56,7 +56,7 @@ class DeviceMasks:
     def _settle(self, wanted: dict[int, Closed]) -> None:
         """Upload the automata that are not there, side by side."""
         missing = [closed for key, closed in wanted.items() if key not in self._homes]
-        arrays = [_arrays(closed) for closed in missing]
+        arrays = [closed.arrays for closed in missing]
         sizes = [sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in its) for its in arrays]
         if self._used + sum(sizes) > len(self._arena):
             self._homes.clear()
@@ -79,9 +79,3 @@ class DeviceMasks:
                 at, together, length = at + length, [], 0
         if together:
             self._uploader.upload_into(self._arena[at : at + length], *together)
-
-
-def _arrays(closed: Closed) -> list[Int32Array]:
-    arrays = automaton_arrays(closed.tables, closed.plain_limits)
-    assert arrays is not None, "it is small"
-    return arrays
