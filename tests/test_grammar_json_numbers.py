@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from decimal import Decimal
 from fractions import Fraction
@@ -45,7 +44,7 @@ def test_sets_are_closed_under_the_set_operations(one: NumberSet, other: NumberS
     assert (number in one | other) == (number in one or number in other)
     assert (number in ~one) == (number not in one)
     if number in one:
-        assert not one.is_empty
+        assert one
 
 
 def value_of(text: str) -> Fraction:
@@ -87,11 +86,3 @@ def test_no_prefix_is_a_dead_end(part: Range, any_spelling: bool, typed: str) ->
         stack.extend(fresh)
     if has_end or not stack:
         assert is_empty(text) != has_end
-
-
-@given(RANGES)
-def test_texts_survive_pickling(part: Range) -> None:
-    text = number_text(make_set([part]), any_spelling=True)
-    copy = pickle.loads(pickle.dumps(text))
-    for sample in (b"0", b"1", b"-1", b"0.5", b"12", b"2.5e1"):
-        assert matches(text, sample) == matches(copy, sample)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Final
 
 from sgl.grammar.expr import Expr
-from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, too_many_cases
+from sgl.grammar.json_formula import FALSE, TRUE, Formula, Formulas, Undecidable, lower_of
 from sgl.grammar.shortest import num_texts
 
 FEW_ITEMS: Final = 64
@@ -71,9 +70,75 @@ class ArrayCase:
     unique: str | None = None
     evaluated: EvaluatedItems = EvaluatedItems()
 
+    def demands(self) -> frozenset[object]:
+        """As `Case.demands`."""
+        return frozenset((*self.blocks, *self.counts, *([] if self.unique is None else [self.unique])))
+
+    def is_void(self) -> bool:
+        """As `Case.is_void`."""
+        return self.high is not None and self.low > self.high
+
+    def at(self, index: int, formulas: Formulas) -> Formula:
+        """What the item at a position must be."""
+        return formulas.both(*[block.at(index) for block in self.blocks])
+
+    def needed(self, formulas: Formulas, sides: tuple[ArrayCase, ...] = ()) -> Iterator[Formula]:
+        """As `Case.needed`."""
+        length = max((len(block.prefix) for block in self.blocks), default=0)
+        return (self.at(index, formulas) for index in range(min(self.low, length + 1)))
+
+    def join(self, other: ArrayCase, formulas: Formulas) -> ArrayCase:
+        """As `Case.join`."""
+        return ArrayCase(
+            tuple(dict.fromkeys((*self.blocks, *other.blocks))),
+            max(self.low, other.low),
+            lower_of(self.high, other.high),
+            tuple(dict.fromkeys((*self.counts, *other.counts))),
+            other.unique if self.unique is None else self.unique,  # the root's pointer is empty
+            self.evaluated | other.evaluated,
+        )
+
+    def outside(self, formulas: Formulas) -> tuple[ArrayCase, ...]:
+        """As `Case.outside`."""
+        if self.unique is not None:
+            reason = "it stands under a negation, and arrays with items that repeat are no regular set"
+            raise Undecidable("uniqueItems", reason, self.unique)
+        result: list[ArrayCase] = []
+        for block in self.blocks:
+            for index, value in enumerate(block.prefix):
+                wrong = formulas.negate(value)
+                if wrong is not FALSE:
+                    result.append(ArrayCase((Items((*[TRUE] * index, wrong)),), low=index + 1))
+            wrong = formulas.negate(block.rest)
+            if wrong is TRUE:
+                result.append(ArrayCase(low=len(block.prefix) + 1))
+            elif wrong is not FALSE:
+                result.append(ArrayCase(counts=(Count(len(block.prefix), wrong, 1, None),)))
+        if self.low > 0:
+            result.append(ArrayCase(high=self.low - 1))
+        if self.high is not None:
+            result.append(ArrayCase(low=self.high + 1))
+        for count in self.counts:
+            if count.low > 0:
+                result.append(ArrayCase(counts=(replace(count, low=0, high=count.low - 1),)))
+            if count.high is not None:
+                result.append(ArrayCase(counts=(replace(count, low=count.high + 1, high=None),)))
+        return tuple(result)
+
+    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ArrayCase:
+        """As `Case.with_unevaluated`."""
+        seen = self.evaluated
+        if seen.everything:
+            return self
+        block = Items((TRUE,) * seen.prefix, formulas.either(unevaluated, *seen.matching))
+        return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedItems(everything=True))
+
+    def not_looked_at(self) -> ArrayCase:
+        """As `Case.not_looked_at`."""
+        return replace(self, evaluated=EvaluatedItems())
+
 
 ANY_ARRAY: Final = ArrayCase()
-Arrays = tuple[ArrayCase, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -93,84 +158,6 @@ class ArrayDraft:
     noted: Expr | None = None
 
 
-def meet(left: Arrays, right: Arrays, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> Arrays:
-    """The arrays that belong to both sets, without cases that are plainly empty."""
-    limit = max(CASES_LIMIT, len(left), len(right))  # what need not multiply is not limited
-    if len(left) * len(right) > limit * 64:
-        raise too_many_cases()
-    result: list[ArrayCase] = []
-    for one, other in product(left, right):
-        formulas.work(len(one.blocks) + len(other.blocks))
-        if one is ANY_ARRAY or other is ANY_ARRAY:
-            result.append(other if one is ANY_ARRAY else one)
-            continue
-        case = _join(one, other)
-        if not is_dead(case, formulas, is_empty_formula):
-            result.append(case)
-            if len(result) > limit:
-                raise too_many_cases()
-    return tuple(dict.fromkeys(result))
-
-
-def _join(one: ArrayCase, other: ArrayCase) -> ArrayCase:
-    return ArrayCase(
-        tuple(dict.fromkeys((*one.blocks, *other.blocks))),
-        max(one.low, other.low),
-        one.high if other.high is None else other.high if one.high is None else min(one.high, other.high),
-        tuple(dict.fromkeys((*one.counts, *other.counts))),
-        other.unique if one.unique is None else one.unique,  # the root's pointer is empty
-        one.evaluated | other.evaluated,
-    )
-
-
-def is_dead(case: ArrayCase, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> bool:
-    """Whether the case is plainly empty: bounds that exclude each other, or an item that must be there and
-    cannot."""
-    if case.high is not None and case.low > case.high:
-        return True
-    needed = min(case.low, max((len(block.prefix) for block in case.blocks), default=0) + 1)
-    return any(is_empty_formula(_at(case, index, formulas)) for index in range(needed))
-
-
-def _at(case: ArrayCase, index: int, formulas: Formulas) -> Formula:
-    return formulas.both(*[block.at(index) for block in case.blocks]) if case.blocks else TRUE
-
-
-def outside(case: ArrayCase, formulas: Formulas) -> Arrays:
-    """Every other array, as a union of cases; `unique` is left to the caller, who must refuse it."""
-    result: list[ArrayCase] = []
-    for block in case.blocks:
-        for index, value in enumerate(block.prefix):
-            wrong = formulas.negate(value)
-            if wrong is not FALSE:
-                result.append(ArrayCase((Items((*[TRUE] * index, wrong)),), low=index + 1))
-        wrong = formulas.negate(block.rest)
-        if wrong is TRUE:
-            result.append(ArrayCase(low=len(block.prefix) + 1))
-        elif wrong is not FALSE:
-            result.append(ArrayCase(counts=(Count(len(block.prefix), wrong, 1, None),)))
-    if case.low > 0:
-        result.append(ArrayCase(high=case.low - 1))
-    if case.high is not None:
-        result.append(ArrayCase(low=case.high + 1))
-    for count in case.counts:
-        if count.low > 0:
-            result.append(ArrayCase(counts=(replace(count, low=0, high=count.low - 1),)))
-        if count.high is not None:
-            result.append(ArrayCase(counts=(replace(count, low=count.high + 1, high=None),)))
-    return tuple(result)
-
-
-class Undecidable(Exception):
-    """A case asks for something that no shape expresses: the keyword, and the pointer if it is known."""
-
-    def __init__(self, keyword: str, reason: str, path: str | None = None) -> None:
-        super().__init__(reason)
-        self.keyword = keyword
-        self.reason = reason
-        self.path = path
-
-
 def resolve(
     case: ArrayCase,
     formulas: Formulas,
@@ -186,8 +173,8 @@ def resolve(
     length = max([len(block.prefix) for block in case.blocks] + [count.start for count in counts], default=0)
     if case.high is not None:
         length = min(length, case.high)
-    prefix = tuple(_at(case, index, formulas) for index in range(length))
-    rest = _at(case, length, formulas) if case.high is None or case.high > length else FALSE
+    prefix = tuple(case.at(index, formulas) for index in range(length))
+    rest = case.at(length, formulas) if case.high is None or case.high > length else FALSE
     high = case.high
     for index, item in enumerate(prefix):
         if item is FALSE:
@@ -280,12 +267,3 @@ def _noted(case: ArrayCase, rest: Formula, high: int | None, texts: Expr | None)
         high = available if high is None else min(high, available)
     if high is None or case.low <= high:
         yield ArrayDraft((), rest, case.low, high, noted=texts)
-
-
-def evaluated_as(case: ArrayCase, unevaluated: Formula, formulas: Formulas) -> ArrayCase:
-    """The case with every item that nothing has looked at held to a formula."""
-    seen = case.evaluated
-    if seen.everything:
-        return case
-    block = Items((TRUE,) * seen.prefix, formulas.either(unevaluated, *seen.matching))
-    return replace(case, blocks=(*case.blocks, block), evaluated=EvaluatedItems(everything=True))

@@ -6,11 +6,10 @@ into alternatives. Called by the schema compiler for every constrained number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from math import gcd
-from typing import Final
+from typing import Final, NamedTuple
 
 from sgl.grammar.expr import EMPTY, Arcs, Compound, Expr
 from sgl.grammar.expr_leaves import ENDLESS
@@ -23,6 +22,10 @@ START, ZERO, INTEGER, POINT, FRACTION = range(5)
 SETTLED: Final = 2
 """Instead of a comparison: the bound holds whatever follows."""
 _DEAD: Final = 3
+MAX_EXPONENT: Final = 308
+MIN_EXPONENT: Final = -324
+_MOST_DECIMALS: Final = 20
+"""How many decimals of whole numbers may be shifted away by an exponent."""
 
 
 def decimal_text(value: Exact) -> str:
@@ -54,7 +57,7 @@ class Digits(Compound):
 
     __slots__ = ("form", "state")
 
-    def __init__(self, form: Form, state: tuple[int, ...]) -> None:
+    def __init__(self, form: Form, state: State) -> None:
         nullable = form.accepts(state)
         super().__init__(nullable, True, int(not nullable), ENDLESS)
         self.form = form
@@ -67,40 +70,48 @@ class Digits(Compound):
     def __repr__(self) -> str:
         return f"<number {self.state}>"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_restore, (type(self.form), self.form.arguments(), self.state))
 
+class State(NamedTuple):
+    """What matters of the digits that were read."""
 
-def _restore(form: type[Form], arguments: tuple[object, ...], state: tuple[int, ...]) -> Expr:
-    return form(*arguments).node(state)
+    phase: int
+    place: int
+    """Digits since the start or the point, as far as bounds and multiples ask for them."""
+    against: tuple[int, ...]
+    """By bound: -1, 0, 1 while what was read is less than, equal to or greater than as many digits of it, SETTLED
+    when it holds whatever follows."""
+    digits: int
+    """All digits, where their number is limited."""
+    remainders: tuple[int, ...]
+    """By multiple; -1 where the number can be none of it any more."""
 
 
 class Form:
-    """One kind of number text under fixed bounds: states are tuples, nodes are made once per state."""
+    """One kind of texts of the numbers of a range of non-negative ones: nodes are made once per state."""
 
-    def __init__(self) -> None:
-        self.nodes: dict[tuple[int, ...], Expr] = {}
+    def __init__(self, part: Range) -> None:
+        self.bounds = (
+            Bound(part.low, is_open=part.low_open, is_low=True),
+            Bound(part.high, is_open=part.high_open, is_low=False),
+        )
+        self._nodes: dict[State, Expr] = {}
 
-    def node(self, state: tuple[int, ...]) -> Expr:
+    def node(self, state: State) -> Expr:
         """What may follow in a state."""
-        found = self.nodes.get(state)
+        found = self._nodes.get(state)
         if found is None:
-            found = self.nodes[state] = Digits(self, state)
+            found = self._nodes[state] = Digits(self, state)
         return found
 
-    def arguments(self) -> tuple[object, ...]:
-        """What the form was made with."""
-        raise NotImplementedError
-
-    def accepts(self, state: tuple[int, ...]) -> bool:
+    def accepts(self, state: State) -> bool:
         """Whether a number may end in a state."""
         raise NotImplementedError
 
-    def is_dead(self, state: tuple[int, ...]) -> bool | None:
+    def is_dead(self, state: State) -> bool | None:
         """Whether no number ends behind a state, or None where that takes a search."""
         raise NotImplementedError
 
-    def arcs(self, state: tuple[int, ...]) -> Arcs:
+    def arcs(self, state: State) -> Arcs:
         """The bytes that may follow."""
         raise NotImplementedError
 
@@ -114,99 +125,120 @@ def grouped(arcs: Iterable[tuple[int, Expr | None]]) -> Arcs:
     return tuple((mask, target) for target, mask in masks.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """The digits of a bound before and behind its point, or None for no bound."""
+class Bound:
+    """A bound by its digits before and behind the point, and by its significant digits and the exponent of the first.
 
-    whole: str
-    fraction: str
-    is_open: bool
+    Numbers are at least its value if `is_low`, else at most; there is no bound if that is None.
+    """
 
-    @staticmethod
-    def of(value: Fraction | None, is_open: bool) -> _Bound | None:
-        if value is None:
-            return None
-        whole, _, fraction = decimal_text(value).partition(".")
-        return _Bound(whole, fraction, is_open)
+    def __init__(self, value: Fraction | None, *, is_open: bool, is_low: bool) -> None:
+        self.value = value
+        self.is_open = is_open
+        self.is_low = is_low
+        self.whole, _, self.fraction = decimal_text(value or 0).partition(".")
+        digits = self.whole + self.fraction
+        self.significant = digits.strip("0")
+        self.exponent = len(self.whole) - 1 - (len(digits) - len(digits.lstrip("0")))
+
+    def is_met(self, order: int) -> bool:
+        """Whether a number meets it that is less than, equal to or greater than it."""
+        return not self.is_open if order == 0 else (order > 0) == self.is_low
+
+    def _decided(self, order: int) -> int:
+        """Once a number will stay less or greater than it, or is equal to it so far."""
+        return 0 if order == 0 else SETTLED if self.is_met(order) else _DEAD
+
+    def after_whole(self, against: int, place: int, digit: int) -> int:
+        """How the digits before the point stand to it after one more."""
+        if against == SETTLED:
+            return SETTLED
+        if place >= len(self.whole):
+            return self._decided(1)
+        against = against or compare(digit, self.whole[place])
+        return self._decided(1) if against > 0 and place + 1 == len(self.whole) else against
+
+    def after_point(self, against: int, place: int) -> int:
+        """How a number stands to it of which all digits before the point are read."""
+        return against if against == SETTLED else self._decided(-1 if place < len(self.whole) else against)
+
+    def after_fraction(self, against: int, place: int, digit: int) -> int:
+        """How a number that equalled it so far stands to it after one more digit behind the point."""
+        return against if against == SETTLED else self._decided(compare(digit, self.fraction[place : place + 1]))
+
+    def holds(self, against: int, phase: int, place: int) -> bool:
+        """Whether it holds for a number that ends here."""
+        if against == SETTLED:
+            return True
+        if phase == FRACTION:
+            is_shorter = place < len(self.fraction)
+        else:
+            is_shorter = place < len(self.whole) or (against == 0 and self.fraction != "")
+        return self.is_met(-1 if is_shorter else against)
+
+
+def compare(digit: int, other: str) -> int:
+    """-1, 0 or 1 as a digit is less than, equal to or greater than another; none counts as 0."""
+    value = int(other or 0)
+    return (digit > value) - (digit < value)
+
+
+class Multiple(NamedTuple):
+    """A number has to be a multiple of `step` in units of its last decimal, or must not be one."""
+
+    step: int
+    decimals: int
+    is_wanted: bool
 
 
 class Plain(Form):
     """Texts without an exponent: digits, and perhaps a point and more digits.
 
-    A state is (phase, place, against low, against high, digits, remainder of each multiple…): the place counts
-    digits since the start or the point as far as they matter; `against` is -1, 0, 1 while the digits read so far
-    are less than, equal to or greater than as many digits of the bound, or settled when the bound holds whatever
-    follows. Where multiples matter all digits are counted, since a reader that keeps numbers as doubles would round
-    a longer fraction to what is a multiple or is none.
+    Where multiples matter all digits are counted, since a reader that keeps numbers as doubles would round a longer
+    fraction to what is a multiple or is none.
     """
 
-    def __init__(
-        self,
-        low: _Bound | None,
-        high: _Bound | None,
-        multiples: tuple[tuple[int, int, bool], ...],
-        max_decimals: int | None,
-    ) -> None:
-        super().__init__()
-        self.low = low
-        self.high = high
-        self.multiples = multiples
-        self.max_decimals = max_decimals
-        self.counts_digits = any(multiple != (1, 0, True) for multiple in multiples)
-        self.start = (SETTLED if low is None else 0, SETTLED if high is None else 0, 0, *(0 for _ in multiples))
-
-    @staticmethod
-    def of(part: Range, any_spelling: bool) -> Plain:
-        """The form of the numbers of a range of non-negative numbers."""
+    def __init__(self, part: Range, *, any_spelling: bool) -> None:
+        super().__init__(part)
         steps = [] if part.multiple_of is None else [(part.multiple_of, True)]
         steps += [(other, False) for other in sorted(part.not_multiples_of)]
-        multiples = []
-        for step, wanted in steps:
-            decimals = decimals_of(step)
-            multiples.append((int(step * 10**decimals), decimals, wanted))
-        max_decimals = multiples[0][1] if part.multiple_of is not None and not any_spelling else None
-        low = None if part.low == 0 and not part.low_open else _Bound.of(part.low, part.low_open)
-        return Plain(low, _Bound.of(part.high, part.high_open), tuple(multiples), max_decimals)
+        self.multiples = [
+            Multiple(int(step * 10 ** decimals_of(step)), decimals_of(step), is_wanted) for step, is_wanted in steps
+        ]
+        is_short = part.multiple_of is not None and not any_spelling
+        self.max_decimals = self.multiples[0].decimals if is_short else None
+        self.counts_digits = any(multiple != (1, 0, True) for multiple in self.multiples)
+        low, high = self.bounds
+        is_trivial = (not low.value and not low.is_open, high.value is None)
+        against = tuple(SETTLED if trivial else 0 for trivial in is_trivial)
+        self.start = self.node(State(START, 0, against, 0, (0,) * len(steps)))
 
-    def arguments(self) -> tuple[object, ...]:
-        return (self.low, self.high, self.multiples, self.max_decimals)
-
-    def accepts(self, state: tuple[int, ...]) -> bool:
-        phase, place, low, high, _, *remainders = state
+    def accepts(self, state: State) -> bool:
+        phase, place, against, _, remainders = state
         if phase in (START, POINT):
             return False
-        if not _holds(self.low, low, phase, place, is_low=True) or not _holds(
-            self.high, high, phase, place, is_low=False
-        ):
+        if not all(bound.holds(seen, phase, place) for bound, seen in zip(self.bounds, against, strict=True)):
             return False
-        for remainder, (step, decimals, wanted) in zip(remainders, self.multiples, strict=True):
-            left = decimals - (place if phase == FRACTION else 0)
-            divides = remainder >= 0 and remainder * 10 ** max(left, 0) % step == 0
-            if divides != wanted:
+        for remainder, (step, decimals, is_wanted) in zip(remainders, self.multiples, strict=True):
+            left = max(decimals - (place if phase == FRACTION else 0), 0)
+            if (remainder >= 0 and remainder * 10**left % step == 0) != is_wanted:
                 return False
         return True
 
-    def is_dead(self, state: tuple[int, ...]) -> bool | None:
+    def is_dead(self, state: State) -> bool | None:
         """Enough free digits before the point reach a multiple and pass every lower bound."""
-        phase, place, low, high, digits, *remainders = state
-        if (
-            phase in (POINT, FRACTION)
-            and low == high == SETTLED
-            and len(self.multiples) == 1 == self.multiples[0][2]
-        ):
-            return not self._reaches_multiple(place, digits, remainders[0])
-        if phase != INTEGER or not all(wanted for _, _, wanted in self.multiples):
+        phase, place, (against_low, against_high), digits, remainders = state
+        is_wanted = all(multiple.is_wanted for multiple in self.multiples)
+        if phase in (POINT, FRACTION) and against_low == against_high == SETTLED:
+            is_one = is_wanted and len(self.multiples) == 1
+            return not self._reaches_multiple(place, digits, remainders[0]) if is_one else None
+        if phase != INTEGER or not is_wanted:
             return None
-        if high == SETTLED:
+        if against_high == SETTLED:
             return False
-        if self.high is None or high >= 0:
+        low, high = (len(bound.whole) for bound in self.bounds)
+        if against_high > -1 or (against_low != SETTLED and low >= high and (low > high or against_low <= 0)):
             return None
-        free = len(self.high.whole) - place
-        if self.low is not None and low != SETTLED:
-            shorter = len(self.low.whole) < len(self.high.whole)
-            if not (shorter or (len(self.low.whole) == len(self.high.whole) and low > 0)):
-                return None
-        return False if all(10**free >= step for step, _, _ in self.multiples) else None
+        return False if all(10 ** (high - place) >= multiple.step for multiple in self.multiples) else None
 
     def _reaches_multiple(self, place: int, digits: int, remainder: int) -> bool:
         """Whether some more digits behind the point, within the limit on digits, lead to a multiple."""
@@ -222,103 +254,111 @@ class Plain(Form):
         least = target // divisor * int(pow(factor // divisor, -1, modulus)) % modulus
         return bool(least < 10**free)
 
-    def arcs(self, state: tuple[int, ...]) -> Arcs:
-        phase = state[0]
+    def arcs(self, state: State) -> Arcs:
+        phase = state.phase
+        is_full = phase == FRACTION and self.max_decimals is not None and state.place >= self.max_decimals
         found: list[tuple[int, Expr | None]] = []
-        if phase != ZERO and not (
-            phase == FRACTION and self.max_decimals is not None and state[1] >= self.max_decimals
-        ):
+        if phase != ZERO and not is_full:
             found = [(1 << 0x30 + digit, self._digit(state, digit)) for digit in range(10)]
         if phase in (ZERO, INTEGER) and self.max_decimals != 0:
             found.append((1 << 0x2E, self._point(state)))
         return grouped(found)
 
-    def _digit(self, state: tuple[int, ...], digit: int) -> Expr | None:
-        phase, place, low, high, digits, *remainders = state
+    def _digit(self, state: State, digit: int) -> Expr | None:
+        phase, place, before, digits, remainders = state
         digits += self.counts_digits and digits <= MOST_DIGITS
+        left = []
         if phase in (START, INTEGER):
-            low = _read_whole(self.low, low, place, digit, is_low=True)
-            high = _read_whole(self.high, high, place, digit, is_low=False)
             after = ZERO if phase == START and digit == 0 else INTEGER
-            left = [(10 * old + digit) % step for old, (step, _, _) in zip(remainders, self.multiples, strict=True)]
-            place = 0 if low == high == SETTLED else place + 1
+            against = [
+                bound.after_whole(seen, place, digit) for bound, seen in zip(self.bounds, before, strict=True)
+            ]
+            for old, (step, _, _) in zip(remainders, self.multiples, strict=True):
+                left.append((10 * old + digit) % step)
+            place = 0 if against == [SETTLED, SETTLED] else place + 1
         elif digits > MOST_DIGITS:
             return None
         else:
-            low = _read_fraction(self.low, low, place, digit, is_low=True)
-            high = _read_fraction(self.high, high, place, digit, is_low=False)
             after = FRACTION
-            left = []
-            for old, (step, decimals, wanted) in zip(remainders, self.multiples, strict=True):
+            against = [
+                bound.after_fraction(seen, place, digit) for bound, seen in zip(self.bounds, before, strict=True)
+            ]
+            for old, (step, decimals, is_wanted) in zip(remainders, self.multiples, strict=True):
                 is_zero_behind = place >= decimals and digit == 0
                 new = old if is_zero_behind or old < 0 else (10 * old + digit) % step if place < decimals else -1
-                if new < 0 and wanted:
+                if new < 0 and is_wanted:
                     return None
                 left.append(new)
-            place = min(place + 1, self._place_limit(low, high))
-        if _DEAD in (low, high):
-            return None
-        return self.node((after, place, low, high, digits, *left))
+            place = min(place + 1, self._place_limit(against))
+        return None if _DEAD in against else self.node(State(after, place, tuple(against), digits, tuple(left)))
 
-    def _place_limit(self, low: int, high: int) -> int:
+    def _place_limit(self, against: list[int]) -> int:
         """Beyond this many decimals one more zero changes nothing."""
-        limits = [0 if self.max_decimals is None else self.max_decimals]
-        limits += [decimals for _, decimals, _ in self.multiples]
-        if self.low is not None and low != SETTLED:
-            limits.append(len(self.low.fraction))
-        if self.high is not None and high != SETTLED:
-            limits.append(len(self.high.fraction))
+        limits = [self.max_decimals or 0, *(multiple.decimals for multiple in self.multiples)]
+        for bound, seen in zip(self.bounds, against, strict=True):
+            limits.append(0 if seen == SETTLED else len(bound.fraction))
         return max(limits)
 
-    def _point(self, state: tuple[int, ...]) -> Expr | None:
-        _, place, low, high, digits, *remainders = state
-        if digits >= MOST_DIGITS:
+    def _point(self, state: State) -> Expr | None:
+        if state.digits >= MOST_DIGITS:
             return None
-        if self.low is not None and low != SETTLED:
-            if place < len(self.low.whole) or low < 0:
-                return None
-            low = SETTLED if low > 0 else 0
-        if self.high is not None and high != SETTLED:
-            if place == len(self.high.whole) and high > 0:
-                return None
-            high = SETTLED if place < len(self.high.whole) or high < 0 else 0
-        return self.node((POINT, 0, low, high, digits, *remainders))
+        against = [
+            bound.after_point(seen, state.place) for bound, seen in zip(self.bounds, state.against, strict=True)
+        ]
+        return None if _DEAD in against else self.node(State(POINT, 0, tuple(against), *state[3:]))
 
 
-def _read_whole(bound: _Bound | None, against: int, place: int, digit: int, *, is_low: bool) -> int:
-    """How digits before the point stand to a bound after one more."""
-    if bound is None or against == SETTLED:
-        return SETTLED
-    length = len(bound.whole)
-    if place >= length:
-        return SETTLED if is_low else _DEAD
-    if against == 0:
-        other = int(bound.whole[place])
-        against = (digit > other) - (digit < other)
-    if place + 1 == length and against > 0:
-        return SETTLED if is_low else _DEAD
-    return against
+class Scientific(Form):
+    """Texts d.ddde±x with one digit other than 0 before the point; whole numbers only, if so asked, and then only
+    with as many decimals as the exponent shifts away. `exponents` gives the texts of a range of exponents.
 
+    Comparisons are of the significant digits; the digits counted are decimals.
+    """
 
-def _read_fraction(bound: _Bound | None, against: int, place: int, digit: int, *, is_low: bool) -> int:
-    """How a number that equalled a bound so far stands to it after one more digit behind the point."""
-    if bound is None or against == SETTLED:
-        return SETTLED
-    other = int(bound.fraction[place]) if place < len(bound.fraction) else 0
-    if digit == other:
-        return 0
-    return SETTLED if (digit > other) == is_low else _DEAD
+    def __init__(self, part: Range, exponents: Callable[[int, int], Expr], *, is_whole: bool) -> None:
+        super().__init__(part)
+        self.exponents = exponents
+        self.is_whole = is_whole
+        against = tuple(0 if bound.value else SETTLED for bound in self.bounds)
+        self.start = self.node(State(START, 0, against, 0, ()))
 
+    def accepts(self, state: State) -> bool:
+        return False
 
-def _holds(bound: _Bound | None, against: int, phase: int, place: int, *, is_low: bool) -> bool:
-    """Whether a bound holds for a number that ends here."""
-    if bound is None or against == SETTLED:
-        return True
-    if phase != FRACTION:
-        if place < len(bound.whole) or (against == 0 and bound.fraction):
-            against = -1
-    elif place < len(bound.fraction):
-        against = -1
-    if against == 0:
-        return not bound.is_open
-    return (against > 0) == is_low
+    def is_dead(self, state: State) -> bool | None:
+        return None
+
+    def arcs(self, state: State) -> Arcs:
+        phase = state.phase
+        found: list[tuple[int, Expr | None]] = []
+        if phase != INTEGER:
+            first = 1 if phase == START else 0
+            found = [(1 << 0x30 + digit, self._digit(state, digit)) for digit in range(first, 10)]
+        if phase == INTEGER:
+            found.append((1 << 0x2E, self.node(state._replace(phase=POINT))))
+        if phase in (INTEGER, FRACTION):
+            found.append((1 << 0x45 | 1 << 0x65, self._exponent(state)))
+        return grouped(found)
+
+    def _digit(self, state: State, digit: int) -> Expr | None:
+        phase, place, before, decimals, _ = state
+        decimals += phase != START and self.is_whole
+        if decimals > _MOST_DECIMALS:
+            return None
+        against = tuple(
+            seen or compare(digit, bound.significant[place : place + 1])
+            for bound, seen in zip(self.bounds, before, strict=True)
+        )
+        lengths = [len(bound.significant) for bound, seen in zip(self.bounds, against, strict=True) if seen == 0]
+        after = INTEGER if phase == START else FRACTION
+        return self.node(State(after, min(place + 1, max(lengths, default=0)), against, decimals, ()))
+
+    def _exponent(self, state: State) -> Expr:
+        limits = [state.digits if self.is_whole else MIN_EXPONENT, MAX_EXPONENT]
+        for i, (bound, seen) in enumerate(zip(self.bounds, state.against, strict=True)):
+            if seen != SETTLED:
+                order = -1 if seen == 0 and state.place < len(bound.significant) else seen
+                beyond = 1 if bound.is_low else -1
+                limit = bound.exponent if bound.is_met(order) else bound.exponent + beyond
+                limits[i] = max(limits[i], limit) if bound.is_low else min(limits[i], limit)
+        return self.exponents(*limits)

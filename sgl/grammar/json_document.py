@@ -22,81 +22,44 @@ _DRAFTS: Final = {
     "https://json-schema.org/draft/2020-12/schema": LATEST,
 }
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Where subschemas stand: as the value, in a list, in an object. `items` and `dependencies` may be of two kinds.
-ONE_SCHEMA: Final = frozenset(
-    [
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "contentSchema",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ]
+ONE_SCHEMA: Final = _names(
+    "additionalItems additionalProperties contains contentSchema else if items not propertyNames then "
+    "unevaluatedItems unevaluatedProperties"
 )
-LIST_OF_SCHEMAS: Final = frozenset(["allOf", "anyOf", "items", "oneOf", "prefixItems"])
-NAMED_SCHEMAS: Final = frozenset(
-    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"]
+LIST_OF_SCHEMAS: Final = _names("allOf anyOf items oneOf prefixItems")
+NAMED_SCHEMAS: Final = _names("$defs definitions dependencies dependentSchemas patternProperties properties")
+
+IN_PLACE: Final = _names(
+    "$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependencies dependentRequired dependentSchemas "
+    "unevaluatedProperties unevaluatedItems"
 )
+"""The keywords that apply other schemas to the same value."""
 
 # Schemas with one of these are alike to no other.
-_OF_ITS_OWN: Final = frozenset(("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$schema"))
+_OF_ITS_OWN: Final = _names("$id id $anchor $dynamicAnchor $recursiveAnchor $schema")
 
-_BASICS: Final = frozenset(
-    [
-        "$ref",
-        "additionalProperties",
-        "allOf",
-        "anyOf",
-        "enum",
-        "format",
-        "items",
-        "maxItems",
-        "maxLength",
-        "maxProperties",
-        "maximum",
-        "minItems",
-        "minLength",
-        "minProperties",
-        "minimum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-        "not",
-        "nullable",
-        "oneOf",
-        "pattern",
-        "patternProperties",
-        "properties",
-        "required",
-        "type",
-        "uniqueItems",
-    ]
+_SINCE_4: Final = _names(
+    "$ref additionalItems additionalProperties allOf anyOf dependencies enum exclusiveMaximum exclusiveMinimum "
+    "format items maxItems maxLength maxProperties maximum minItems minLength minProperties minimum multipleOf not "
+    "nullable oneOf pattern patternProperties properties required type uniqueItems"
 )
-_LEGACY: Final = frozenset(("additionalItems", "dependencies"))
-_SINCE_6: Final = frozenset(("const", "contains", "propertyNames"))
-_SINCE_7: Final = frozenset(("if", "then", "else"))
-_SINCE_2019: Final = frozenset(
-    [
-        "dependentRequired",
-        "dependentSchemas",
-        "maxContains",
-        "minContains",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ]
+_SINCE_6: Final = _SINCE_4 | _names("const contains propertyNames")
+_SINCE_7: Final = _SINCE_6 | _names("if then else")
+_SINCE_2019: Final = _SINCE_7 | _names(
+    "dependentRequired dependentSchemas maxContains minContains unevaluatedItems unevaluatedProperties"
 )
 _KEYWORDS: Final = {
-    4: _BASICS | _LEGACY,
-    6: _BASICS | _LEGACY | _SINCE_6,
-    7: _BASICS | _LEGACY | _SINCE_6 | _SINCE_7,
-    2019: _BASICS | _LEGACY | _SINCE_6 | _SINCE_7 | _SINCE_2019 | {"$recursiveRef"},
-    2020: _BASICS | _LEGACY | _SINCE_6 | _SINCE_7 | _SINCE_2019 | {"$dynamicRef", "prefixItems"},
+    4: _SINCE_4,
+    6: _SINCE_6,
+    7: _SINCE_7,
+    2019: _SINCE_2019 | _names("$recursiveRef"),
+    2020: _SINCE_2019 | _names("$dynamicRef prefixItems"),
 }
 
 
@@ -278,13 +241,8 @@ class Document:
     def _part(self, member: object, resource: Resource) -> object:
         return _plain(member) if isinstance(member, list | str) else self.content(member, resource)
 
-    def dynamic_anchor(self, resource: Resource, name: str) -> Location | None:
-        """The $dynamicAnchor of that name in a resource ("": its $recursiveAnchor)."""
-        self._index()
-        return resource.dynamic_anchors.get(name)
-
     def dynamic_anchors(self, resource: Resource) -> dict[str, Location]:
-        """All of them."""
+        """The $dynamicAnchors of a resource by name ("": its $recursiveAnchor)."""
         self._index()
         return resource.dynamic_anchors
 

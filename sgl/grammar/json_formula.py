@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Final, Literal
+from functools import reduce
+from operator import and_, or_
+from typing import Final, Literal, Protocol, Self
 
 from sgl.errors import GrammarTooLarge
+from sgl.grammar.json_report import Dropped
 from sgl.grammar.numbers import exact, sized
 from sgl.grammar.time_limit import check_time
 
@@ -24,30 +27,115 @@ CASES_LIMIT: Final = 256
 WORK_LIMIT: Final = 3_000_000
 """How many keys and blocks may be looked at to combine the alternatives of one formula: some seconds of work."""
 
-Operator = Literal["true", "false", "schema", "local", "values", "fact", "unknown", "and", "or", "one", "not"]
+Operator = Literal["true", "false", "leaf", "schema", "and", "or", "one", "not"]
 Frozen = tuple[str, object]
 
 
 class Formula:
-    """A set of JSON values by its definition. `kinds` is a mask of the kinds that may occur in it.
+    """A set of JSON values by its definition: a leaf of some class, or a combination of `members`.
 
-    `subject` is what a leaf is about; `members` are the operands of a combination. `sets` is the evaluator's
-    memory.
+    `kinds` is a mask of the kinds that may occur in it.
     """
 
-    __slots__ = ("kinds", "members", "operator", "subject")
+    __slots__ = ("kinds", "members", "operator")
 
-    def __init__(
-        self, operator: Operator, members: tuple[Formula, ...] = (), subject: object = None, kinds: int = ALL_KINDS
-    ) -> None:
+    def __init__(self, operator: Operator, members: tuple[Formula, ...] = (), kinds: int = ALL_KINDS) -> None:
         self.operator = operator
         self.members = members
-        self.subject = subject
         self.kinds = kinds
 
-    def __repr__(self) -> str:
-        inner = ", ".join(map(repr, self.members)) if self.members else repr(self.subject)
-        return f"{self.operator}({inner})"
+
+class Values(Formula):
+    """Exactly these values, by their frozen form."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Mapping[Frozen, object]) -> None:
+        super().__init__("leaf", kinds=reduce(or_, (_KIND_OF_TAG[tag] for tag, _ in values)))
+        self.values = values
+
+
+class Unknown(Formula):
+    """What cannot be told, since something was dropped."""
+
+    __slots__ = ("problem",)
+
+    def __init__(self, problem: Dropped) -> None:
+        super().__init__("leaf")
+        self.problem = problem
+
+
+class OneOf(Formula):
+    """What belongs to one member and to no other; `path` is where that stands in the schema."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, members: tuple[Formula, ...], path: str) -> None:
+        super().__init__("one", members, _kinds_of_any(members))
+        self.path = path
+
+
+class Case(Protocol):
+    """Objects or arrays that satisfy several demands at once; a set of objects or arrays is a union of cases."""
+
+    @property
+    def blocks(self) -> tuple[object, ...]:
+        """What schemas say about the values in it."""
+
+    @property
+    def low(self) -> int:
+        """The least number of keys or items."""
+
+    @property
+    def high(self) -> int | None:
+        """The most."""
+
+    @property
+    def evaluated(self) -> object:
+        """The keys or items that some keyword has looked at, for unevaluated*."""
+
+    def demands(self) -> frozenset[object]:
+        """Everything else that it asks for, as parts that can be compared."""
+
+    def is_void(self) -> bool:
+        """Whether its bounds exclude each other."""
+
+    def needed(self, formulas: Formulas, sides: tuple[Self, ...] = ()) -> Iterable[Formula]:
+        """The formulas of values that must be there; in a join of `sides`, those in which all have a say."""
+
+    def join(self, other: Self, formulas: Formulas) -> Self | None:
+        """What both share; None if that is plainly nothing."""
+
+    def outside(self, formulas: Formulas) -> tuple[Self, ...]:
+        """All others, as a union of cases. Raises Undecidable where that is none."""
+
+    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> Self:
+        """The case with everything that nothing has looked at held to a formula."""
+
+    def not_looked_at(self) -> Self:
+        """The case as if nothing had been looked at."""
+
+
+Cases = tuple[Case, ...]
+
+
+def lower_of(left: int | None, right: int | None) -> int | None:
+    """The lower of two upper bounds, None being none."""
+    return right if left is None else left if right is None else min(left, right)
+
+
+class Undecidable(Exception):
+    """A case asks for something that no shape expresses: the keyword, and the pointer if it is known."""
+
+    def __init__(self, keyword: str, reason: str, path: str | None = None) -> None:
+        super().__init__(reason)
+        self.keyword = keyword
+        self.reason = reason
+        self.path = path
+
+
+def _kinds_of_any(members: Iterable[Formula]) -> int:
+    return reduce(or_, (member.kinds for member in members), 0)
 
 
 class TooManyCases(GrammarTooLarge):
@@ -88,13 +176,6 @@ class Formulas:
             self._work = 0  # what is left out instead may take as much again
             raise too_many_cases()
 
-    def leaf(self, operator: Operator, key: object, subject: object, kinds: int = ALL_KINDS) -> Formula:
-        """A leaf, the same one for the same key."""
-        found = self._made.get((operator, key))
-        if found is None:
-            found = self._made[operator, key] = Formula(operator, (), subject, kinds)
-        return found
-
     def values(self, values: Mapping[Frozen, object]) -> Formula:
         """Exactly these values, given by their frozen form."""
         if not values:
@@ -102,10 +183,7 @@ class Formulas:
         key = frozenset(values)
         found = self._made.get(key)
         if found is None:
-            kinds = 0
-            for tag, _ in values:
-                kinds |= _KIND_OF_TAG[tag]
-            found = self._made[key] = Formula("values", (), dict(values), kinds)
+            found = self._made[key] = Values(dict(values))
         return found
 
     def both(self, *formulas: Formula) -> Formula:
@@ -126,82 +204,58 @@ class Formulas:
                 flat.update(dict.fromkeys(formula.members))
             elif formula is not TRUE:
                 flat[formula] = None
-        if sum(member.operator == "values" for member in flat):
+        if any(isinstance(member, Values) for member in flat):
             flat = self._sift_values(flat)
-        kinds = ALL_KINDS
-        for member in flat:
-            kinds &= member.kinds
-            if member.operator == "not" and member.members[0] in flat:
-                return FALSE
-        if not kinds:
+        kinds = reduce(and_, (member.kinds for member in flat), ALL_KINDS)
+        if not kinds or any(member.operator == "not" and member.members[0] in flat for member in flat):
             return FALSE
-        if len(flat) < 2:
-            return next(iter(flat), TRUE)
-        return self._combine("and", tuple(flat), kinds)
+        return self._combine("and", tuple(flat), kinds) if flat else TRUE
 
     def _sift_values(self, flat: dict[Formula, None]) -> dict[Formula, None]:
         """Draw plain values together, and take out those that a sibling excludes."""
         values: dict[Frozen, object] | None = None
+        excluded: set[Frozen] = set()
         rest: dict[Formula, None] = {}
         for member in flat:
-            if member.operator == "values":
-                own = _values_of(member)
-                values = own if values is None else {key: item for key, item in values.items() if key in own}
+            if isinstance(member, Values):
+                chosen = member.values if values is None else values
+                values = {key: item for key, item in chosen.items() if key in member.values}
+            elif member.operator == "not" and isinstance(member.members[0], Values):
+                excluded.update(member.members[0].values)
             else:
                 rest[member] = None
         assert values is not None
-        for member in list(rest):
-            if member.operator == "not" and member.members[0].operator == "values":
-                excluded = _values_of(member.members[0])
-                values = {key: item for key, item in values.items() if key not in excluded}
-                del rest[member]
-        return {self.values(values): None, **rest} if values else {FALSE: None}
+        left = {key: item for key, item in values.items() if key not in excluded}
+        return {self.values(left): None, **rest}
 
     def either(self, *formulas: Formula) -> Formula:
         """What belongs to any of the formulas."""
         flat: dict[Formula, None] = {}
+        merged: dict[Frozen, object] = {}
         for formula in formulas:
             if formula is TRUE:
                 return TRUE
-            if formula.operator == "or":
-                flat.update(dict.fromkeys(formula.members))
-            elif formula is not FALSE:
-                flat[formula] = None
-        plain = [member for member in flat if member.operator == "values"]
-        if len(plain) > 1:
-            merged: dict[Frozen, object] = {}
-            for member in plain:
-                merged.update(_values_of(member))
-                del flat[member]
-            flat[self.values(merged)] = None
-        if len(flat) < 2:
-            return next(iter(flat), FALSE)
-        kinds = 0
-        for member in flat:
-            kinds |= member.kinds
-        return self._combine("or", tuple(flat), kinds)
+            for part in formula.members if formula.operator == "or" else (formula,):
+                if isinstance(part, Values):
+                    merged.update(part.values)
+                else:
+                    flat[part] = None
+        return self.either_in_full([*flat, self.values(merged)])
 
     def either_in_full(self, formulas: Iterable[Formula]) -> Formula:
         """As `either`, but every alternative is kept even if another swallows it."""
         alive = tuple(dict.fromkeys(formula for formula in formulas if formula is not FALSE))
-        if len(alive) < 2:
-            return alive[0] if alive else FALSE
-        kinds = 0
-        for member in alive:
-            kinds |= member.kinds
-        return self._combine("or", alive, kinds)
+        return self._combine("or", alive, _kinds_of_any(alive)) if alive else FALSE
 
     def exactly_one(self, *formulas: Formula, path: str) -> Formula:
         """What belongs to one of the formulas and to no other; `path` is where they stand, for messages."""
-        alive = [formula for formula in formulas if formula is not FALSE]
+        alive = tuple(formula for formula in formulas if formula is not FALSE)
         if len(alive) < 2:
             return alive[0] if alive else FALSE
-        kinds = 0
-        for member in alive:
-            kinds |= member.kinds
-        one = self._combine("one", tuple(alive), kinds)
-        one.subject = one.subject or path
-        return one
+        found = self._made.get(("one", alive))
+        if found is None:
+            found = self._made["one", alive] = OneOf(alive, path)
+        return found
 
     def negate(self, formula: Formula) -> Formula:
         """Everything else."""
@@ -211,19 +265,20 @@ class Formulas:
             return TRUE
         if formula.operator == "not":
             return formula.members[0]
-        return self._combine("not", (formula,), ALL_KINDS)
-
-    def _combine(self, operator: Operator, members: tuple[Formula, ...], kinds: int) -> Formula:
-        key = (operator, members if operator in ("one", "not") else frozenset(members))
-        found = self._made.get(key)
+        found = self._made.get(("not", formula))
         if found is None:
-            found = self._made[key] = Formula(operator, members, None, kinds)
+            found = self._made["not", formula] = Formula("not", (formula,))
         return found
 
-
-def _values_of(formula: Formula) -> dict[Frozen, object]:
-    assert isinstance(formula.subject, dict)
-    return formula.subject
+    def _combine(self, operator: Literal["and", "or"], members: tuple[Formula, ...], kinds: int) -> Formula:
+        """The conjunction or union of different members, at least one."""
+        if len(members) == 1:
+            return members[0]
+        key = (operator, frozenset(members))
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = Formula(operator, members, kinds)
+        return found
 
 
 _KIND_OF_TAG: Final = {

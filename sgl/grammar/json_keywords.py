@@ -1,40 +1,38 @@
 """What the keywords of one subschema say by themselves, as sets: one set for each kind of value.
 
 Keywords are checked as they are read; a malformed one is reported and left out. How keywords refer to other schemas
-for the same value is the reader's business, which calls this.
+for the same value is the reader's business. The evaluator calls this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
 from sgl.grammar.formats import KNOWN_BUT_UNDECIDABLE, LONGEST, format_text
-from sgl.grammar.json_arrays import ANY_ARRAY, ArrayCase, Arrays, Count, EvaluatedItems, Items
-from sgl.grammar.json_document import Location
-from sgl.grammar.json_formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Formula
-from sgl.grammar.json_objects import ANY_OBJECT, Block, EvaluatedKeys, ObjectCase, Objects
-from sgl.grammar.json_report import Dropped, Report
+from sgl.grammar.json_arrays import ANY_ARRAY, ArrayCase, Count, EvaluatedItems, Items
+from sgl.grammar.json_formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Cases, Formula
+from sgl.grammar.json_objects import ANY_OBJECT, Block, EvaluatedKeys, ObjectCase
+from sgl.grammar.json_reader import TYPES, Subschema
+from sgl.grammar.json_report import Dropped
 from sgl.grammar.json_strings import EVERY_STRING, Strings, StringSet, make_strings, not_in, pattern_strings
-from sgl.grammar.numbers import EVERY_NUMBER, INTEGERS, NO_NUMBER, PLAIN_INTEGERS, NumberSet, Range, exact, make_set
+from sgl.grammar.numbers import EVERY_NUMBER, INTEGERS, PLAIN_INTEGERS, NumberSet, Range, exact, make_set
 
-Literals = frozenset[str]
+
+class Scalars(Protocol):
+    """A set of literals, numbers or strings; false if it is empty. Only sets of one kind meet."""
+
+    def __and__(self, other: Self, /) -> Self: ...
+
+    def __or__(self, other: Self, /) -> Self: ...
+
+
+KindSet = Scalars | Cases
 EVERY_LITERAL: Final = frozenset(("null", "true", "false"))
-KindSet = Literals | NumberSet | StringSet | Objects | Arrays
 EVERYTHING: Final[tuple[KindSet, ...]] = (EVERY_LITERAL, EVERY_NUMBER, EVERY_STRING, (ANY_OBJECT,), (ANY_ARRAY,))
-NOTHING: Final[tuple[KindSet, ...]] = (frozenset(), NO_NUMBER, StringSet(), (), ())
-TYPES: Final = {
-    "null": 1 << LITERAL,
-    "boolean": 1 << LITERAL,
-    "integer": 1 << NUMBER,
-    "number": 1 << NUMBER,
-    "string": 1 << STRING,
-    "object": 1 << OBJECT,
-    "array": 1 << ARRAY,
-}
-"""The names of types and the kinds, as a mask, that they are about."""
+NOTHING: Final[tuple[KindSet, ...]] = (frozenset(), NumberSet(), StringSet(), (), ())
 _T = TypeVar("_T")
 
 
@@ -48,58 +46,40 @@ class Known(NamedTuple):
 class Keywords:
     """The values of a subschema's keywords; `problem` is the first that was dropped.
 
-    `child` gives the formula of the subschema under some keys, `strings_of` the strings of a formula.
+    `strings_of` gives the strings of a formula, for propertyNames.
     """
 
-    def __init__(
-        self,
-        location: Location,
-        keywords: frozenset[str],
-        report: Report,
-        child: Callable[..., Formula],
-        strings_of: Callable[[Formula], Known],
-        *,
-        is_tracking: bool,
-    ) -> None:
-        assert isinstance(location.schema, dict)
-        self.location = location
-        self.keywords = keywords
-        self.schema = location.schema
-        self.report = report
-        self.child = child
+    def __init__(self, subschema: Subschema, strings_of: Callable[[Formula], Known]) -> None:
+        self.schema = subschema.schema
+        self.keywords = subschema.keywords
+        self.location = subschema.location
+        self.child = subschema.child
+        self.types = subschema.types()
+        self.report = subschema.reader.report
+        self.is_tracking = subschema.reader.is_tracking
         self.strings_of = strings_of
-        self.is_tracking = is_tracking
         self.problem: Dropped | None = None
 
     def set_of(self, kind: int) -> Known:
         """The values of one kind that the keywords allow."""
-        names = self.types()
+        names = self.types
+        if names is None:
+            self.malformed("type", f"{self.schema['type']!r} names no type of JSON values")
+            names = frozenset(TYPES)
         value = NOTHING[kind]
         if kind == LITERAL:
-            value = frozenset(text for text in EVERY_LITERAL if ("null" if text == "null" else "boolean") in names)
+            others = [text for text in EVERY_LITERAL if ("null" if text == "null" else "boolean") not in names]
+            value = EVERY_LITERAL.difference(others)
         elif kind == NUMBER and not names.isdisjoint(("number", "integer")):
             integers = PLAIN_INTEGERS if self.location.resource.dialect.draft == 4 else INTEGERS
             value = self._numbers(EVERY_NUMBER if "number" in names else integers)
         elif kind == STRING and "string" in names:
             value = self._strings()
         elif kind == OBJECT and "object" in names:
-            value = self._objects()
+            value = (self._objects(),)
         elif kind == ARRAY and "array" in names:
-            value = self._arrays()
+            value = (self._arrays(),)
         return Known(value, self.problem)
-
-    def types(self) -> frozenset[str]:
-        """The names of the types that `type` allows."""
-        if "type" not in self.keywords:
-            return frozenset(TYPES)
-        given = self.schema["type"]
-        names = [given] if isinstance(given, str) else given
-        if not isinstance(names, list) or not all(isinstance(name, str) and name in TYPES for name in names):
-            self.malformed("type", f"{given!r} names no type of JSON values")
-            return frozenset(TYPES)
-        if self.raw("nullable") is True and not self.location.resource.dialect.is_declared:
-            return frozenset((*names, "null"))  # OpenAPI 3.0, whose documents declare no draft
-        return frozenset(names)
 
     def has(self, keyword: str) -> bool:
         """Whether the keyword is there and means something in this draft."""
@@ -208,25 +188,16 @@ class Keywords:
                     strings &= Strings(body=body, high=LONGEST.get(name))
         return make_strings([strings])
 
-    def _objects(self) -> Objects:
+    def _objects(self) -> ObjectCase:
         names = {name: self.child("properties", name) for name in self.of_type("properties", dict, {})}
         patterns = []
-        may_miss_keys = False
+        rest = self.child("additionalProperties") if self.has("additionalProperties") else TRUE
         for pattern in self.of_type("patternProperties", dict, {}):
             keys = self.pattern("patternProperties", pattern)
             if keys is None:
-                may_miss_keys = True
+                rest = TRUE  # it may be about keys of that pattern
             else:
-                value = self.child("patternProperties", pattern)
-                patterns.append((keys.language(), value))
-        rest = self.child("additionalProperties") if self.has("additionalProperties") else TRUE
-        evaluated = EvaluatedKeys()
-        if self.is_tracking:
-            evaluated = EvaluatedKeys(
-                frozenset(names), frozenset(key for key, _ in patterns), self.has("additionalProperties")
-            )
-        if may_miss_keys:
-            rest = TRUE
+                patterns.append((keys.language(), self.child("patternProperties", pattern)))
         blocks = []
         if names or patterns or rest is not TRUE:
             blocks.append(Block(names, tuple(patterns), rest))
@@ -236,50 +207,41 @@ class Keywords:
             self._note(known.problem)
             if known.value != EVERY_STRING:
                 blocks.append(Block(patterns=((not_in(known.value.bodies()), FALSE),)))
-        case = ObjectCase(
-            tuple(blocks),
-            tuple(dict.fromkeys(self.strings("required"))),
-            self.count("minProperties") or 0,
-            self.count("maxProperties"),
-            evaluated=evaluated,
-        )
-        if not (blocks or case.required or case.low or self.is_tracking) and case.high is None:
-            case = ANY_OBJECT
-        return (case,)
+        required = tuple(dict.fromkeys(self.strings("required")))
+        low, high = self.count("minProperties") or 0, self.count("maxProperties")
+        if self.is_tracking:
+            looks_at_all = self.has("additionalProperties")
+            evaluated = EvaluatedKeys(frozenset(names), frozenset(key for key, _ in patterns), looks_at_all)
+            return ObjectCase(tuple(blocks), required, low, high, evaluated=evaluated)
+        if not (blocks or required or low) and high is None:
+            return ANY_OBJECT
+        return ObjectCase(tuple(blocks), required, low, high)
 
-    def _arrays(self) -> Arrays:
-        draft = self.location.resource.dialect.draft
-        prefix: list[Formula] = []
-        rest = TRUE
-        looks_at_all = False
+    def _arrays(self) -> ArrayCase:
+        prefix: tuple[Formula, ...] = ()
         behind = "items"
         for keyword in ("prefixItems", "items"):
             members = self.raw(keyword)
             if isinstance(members, list):
-                prefix = [self.child(keyword, index) for index in range(len(members))]
+                prefix = tuple(self.child(keyword, index) for index in range(len(members)))
                 behind = "items" if keyword == "prefixItems" else "additionalItems"
             elif keyword == "prefixItems" and self.has(keyword):
                 self.malformed(keyword, "a list of schemas is expected")
-        if self.has(behind) and not isinstance(self.raw(behind), list):
-            rest = self.child(behind)
-            looks_at_all = True
-        counts = []
-        evaluated = EvaluatedItems(len(prefix), looks_at_all)
+        looks_at_all = self.has(behind) and not isinstance(self.raw(behind), list)
+        rest = self.child(behind) if looks_at_all else TRUE
+        blocks = (Items(prefix, rest),) if prefix or rest is not TRUE else ()
+        counts: tuple[Count, ...] = ()
         if self.has("contains"):
-            wanted = self.child("contains")
-            low = self.count("minContains")
-            counts.append(Count(0, wanted, 1 if low is None else low, self.count("maxContains")))
-            if draft >= 2020:
-                evaluated = EvaluatedItems(len(prefix), looks_at_all, (wanted,))
-        is_unique = self.of_type("uniqueItems", bool, False)
-        blocks = (Items(tuple(prefix), rest),) if prefix or rest is not TRUE else ()
-        case = ArrayCase(
-            blocks,
-            self.count("minItems") or 0,
-            self.count("maxItems"),
-            tuple(counts),
-            self.location.path() if is_unique else None,
-            evaluated if self.is_tracking else EvaluatedItems(),
-        )
-        is_plain = not (blocks or case.low or counts or is_unique or self.is_tracking) and case.high is None
-        return (ANY_ARRAY if is_plain else case,)
+            least = self.count("minContains")
+            counts = (Count(0, self.child("contains"), 1 if least is None else least, self.count("maxContains")),)
+        unique = self.location.path() if self.of_type("uniqueItems", bool, False) else None
+        low, high = self.count("minItems") or 0, self.count("maxItems")
+        if self.is_tracking:
+            matching = self.location.resource.dialect.draft >= 2020
+            evaluated = EvaluatedItems(
+                len(prefix), looks_at_all, tuple(count.value for count in counts if matching)
+            )
+            return ArrayCase(blocks, low, high, counts, unique, evaluated)
+        if not (blocks or counts or low) and high is None and unique is None:
+            return ANY_ARRAY
+        return ArrayCase(blocks, low, high, counts, unique)

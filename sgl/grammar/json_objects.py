@@ -8,14 +8,15 @@ are formulas. The evaluator calls all of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, product
 from typing import Final, NamedTuple
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.expr import Expr, difference, intersect, is_empty, matches, union, words
-from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, too_many_cases
+from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_cases
 from sgl.grammar.jsontext import CANONICAL_BODY, string_body
 
 FEW_KEYS: Final = 64
@@ -79,7 +80,7 @@ class EvaluatedKeys:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ObjectCase:
     """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of
     `exists` some key that matches with a value that does."""
@@ -91,9 +92,97 @@ class ObjectCase:
     exists: tuple[tuple[Keys, Formula], ...] = ()
     evaluated: EvaluatedKeys = EvaluatedKeys()
 
+    def demands(self) -> frozenset[object]:
+        """As `Case.demands`."""
+        return frozenset((*self.blocks, *self.required, *self.exists))
+
+    def is_void(self) -> bool:
+        """As `Case.is_void`."""
+        return self.high is not None and max(self.low, len(self.required)) > self.high
+
+    def under(self, name: str, formulas: Formulas) -> Formula:
+        """What the value of a key must be."""
+        return formulas.both(*[block.under(name, formulas) for block in self.blocks])
+
+    def needed(self, formulas: Formulas, sides: tuple[ObjectCase, ...] = ()) -> Iterator[Formula]:
+        """As `Case.needed`."""
+        names = [name for name in self.required if all(side.concerns(name) for side in sides)]
+        formulas.work(len(self.blocks) * len(names))
+        return (self.under(name, formulas) for name in names)
+
+    def concerns(self, name: str) -> bool:
+        """Whether the case says something about the value of a key, or leaves it to others to ask for it."""
+        return self._named is None or name in self._named or name not in self.required
+
+    @cached_property
+    def _named(self) -> frozenset[str] | None:
+        """The keys of which something is said; None if it is also said of undeclared ones."""
+        if any(block.patterns or block.rest is not TRUE for block in self.blocks):
+            return None
+        return frozenset(chain(*[block.names for block in self.blocks]))
+
+    def join(self, other: ObjectCase, formulas: Formulas) -> ObjectCase | None:
+        """As `Case.join`."""
+        required = dict.fromkeys((*self.required, *other.required))
+        blocks = dict.fromkeys((*self.blocks, *other.blocks))
+        exists = dict.fromkeys((*self.exists, *other.exists))
+        for keys, value in list(exists):
+            names = _closed_names(blocks)
+            if names is None:
+                break
+            # Only a key that a closed block names can meet the demand: none, one, or one of several.
+            able = [name for name in names if keys.has(name) and not _clash(blocks, name, value, formulas)]
+            if not able:
+                return None
+            if len(able) == 1:
+                del exists[keys, value]
+                required[able[0]] = None
+                if value is not TRUE:
+                    blocks[_one_key(able[0], value, formulas)] = None
+        return ObjectCase(
+            tuple(blocks),
+            tuple(required),
+            max(self.low, other.low),
+            lower_of(self.high, other.high),
+            tuple(exists),
+            self.evaluated | other.evaluated,
+        )
+
+    def outside(self, formulas: Formulas) -> tuple[ObjectCase, ...]:
+        """As `Case.outside`."""
+        result: list[ObjectCase] = []
+        absent = dict.fromkeys(self.required)
+        for block in self.blocks:
+            for violation in _violations(block, formulas):
+                (name,) = violation.required or (None,)
+                if name in absent:  # it may as well be missing
+                    del absent[name]
+                    violation = replace(violation, required=())
+                result.append(violation)
+        result.extend(ObjectCase((_one_key(name, FALSE, formulas),)) for name in absent)
+        if self.low > 0:
+            result.append(ObjectCase(high=self.low - 1))
+        if self.high is not None:
+            result.append(ObjectCase(low=self.high + 1))
+        for key, value in self.exists:
+            result.append(ObjectCase((Block(patterns=((key.texts(), formulas.negate(value)),)),)))
+        return tuple(result)
+
+    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ObjectCase:
+        """As `Case.with_unevaluated`."""
+        seen = self.evaluated
+        if seen.everything:
+            return self
+        names = dict.fromkeys(sorted(seen.names), TRUE)
+        block = Block(names, tuple((key, TRUE) for key in seen.patterns), unevaluated)
+        return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedKeys(everything=True))
+
+    def not_looked_at(self) -> ObjectCase:
+        """As `Case.not_looked_at`."""
+        return replace(self, evaluated=EvaluatedKeys())
+
 
 ANY_OBJECT: Final = ObjectCase()
-Objects = tuple[ObjectCase, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -108,85 +197,6 @@ class ObjectDraft:
     high: int | None
 
 
-def meet(left: Objects, right: Objects, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> Objects:
-    """The objects that belong to both sets, without cases that are plainly empty."""
-    limit = max(CASES_LIMIT, len(left), len(right))  # what need not multiply is not limited
-    if len(left) * len(right) > limit * 64:
-        raise too_many_cases()
-    result: list[ObjectCase] = []
-    reaches = {case: _reach(case) for case in (*left, *right)}
-    for one, other in product(left, right):
-        if one is ANY_OBJECT or other is ANY_OBJECT:
-            result.append(other if one is ANY_OBJECT else one)
-            continue
-        formulas.work(len(one.blocks) + len(other.blocks))
-        case = _join(one, other, formulas)
-        if case is None:
-            continue
-        # A required key is looked at again if both sides have a say in it.
-        here, there = reaches[one], reaches[other]
-        changed = [
-            name
-            for name in case.required
-            if (here is None or name in here or name not in one.required)
-            and (there is None or name in there or name not in other.required)
-        ]
-        formulas.work(len(case.blocks) * len(changed))
-        if not any(is_empty_formula(under(case, name, formulas)) for name in changed):
-            result.append(case)
-            if len(result) > limit:
-                raise too_many_cases()
-    return _widest(result) if len(left) > 1 < len(right) else tuple(dict.fromkeys(result))
-
-
-def _widest(cases: list[ObjectCase]) -> Objects:
-    """The cases without those that demand all that another one does, and more."""
-    kept: list[tuple[frozenset[object], ObjectCase]] = []
-    marked = [(frozenset((*case.blocks, *case.required, *case.exists)), case) for case in cases]
-    for demands, case in sorted(marked, key=lambda pair: len(pair[0])):
-        if not any(
-            fewer <= demands
-            and wider.low <= case.low
-            and (wider.high is None or wider.high == case.high)
-            and wider.evaluated == case.evaluated
-            for fewer, wider in kept
-        ):
-            kept.append((demands, case))
-    return tuple(case for _, case in kept)
-
-
-def _reach(case: ObjectCase) -> frozenset[str] | None:
-    """The keys that a case says something about; None if it says something about undeclared ones."""
-    if any(block.patterns or block.rest is not TRUE for block in case.blocks):
-        return None
-    return frozenset(name for block in case.blocks for name in block.names)
-
-
-def _join(one: ObjectCase, other: ObjectCase, formulas: Formulas) -> ObjectCase | None:
-    low = max(one.low, other.low)
-    high = one.high if other.high is None else other.high if one.high is None else min(one.high, other.high)
-    required = dict.fromkeys((*one.required, *other.required))
-    blocks = dict.fromkeys((*one.blocks, *other.blocks))
-    exists = dict.fromkeys((*one.exists, *other.exists))
-    if exists:
-        for keys, value in list(exists):
-            names = _closed_names(blocks)
-            if names is None:
-                break
-            # Only a key that a closed block names can meet the demand: none, one, or one of several.
-            able = [name for name in names if keys.has(name) and not _clash(blocks, name, value, formulas)]
-            if not able:
-                return None
-            if len(able) == 1:
-                del exists[keys, value]
-                required[able[0]] = None
-                if value is not TRUE:
-                    blocks[_one_key(able[0], value, formulas)] = None
-    if high is not None and max(low, len(required)) > high:
-        return None
-    return ObjectCase(tuple(blocks), tuple(required), low, high, tuple(exists), one.evaluated | other.evaluated)
-
-
 def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
     """The keys that a block without patterns allows to have values, if there is such a block that allows no others."""
     closed = [block for block in blocks if block.rest is FALSE and not block.patterns]
@@ -198,40 +208,6 @@ def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
 
 def _clash(blocks: Iterable[Block], name: str, value: Formula, formulas: Formulas) -> bool:
     return formulas.both(value, *[block.under(name, formulas) for block in blocks]) is FALSE
-
-
-def is_dead(case: ObjectCase, formulas: Formulas, is_empty_formula: Callable[[Formula], bool]) -> bool:
-    """Whether the case is plainly empty: a required key that no value can have, or bounds that exclude each
-    other."""
-    if case.high is not None and max(case.low, len(case.required)) > case.high:
-        return True
-    return any(is_empty_formula(under(case, name, formulas)) for name in case.required)
-
-
-def under(case: ObjectCase, name: str, formulas: Formulas) -> Formula:
-    """What the value of a key must be in a case."""
-    return formulas.both(*[block.under(name, formulas) for block in case.blocks]) if case.blocks else TRUE
-
-
-def outside(case: ObjectCase, formulas: Formulas) -> Objects:
-    """Every other object, as a union of cases."""
-    result: list[ObjectCase] = []
-    absent = dict.fromkeys(case.required)
-    for block in case.blocks:
-        for violation in _violations(block, formulas):
-            (name,) = violation.required or (None,)
-            if name in absent:  # it may as well be missing
-                del absent[name]
-                violation = replace(violation, required=())
-            result.append(violation)
-    result.extend(ObjectCase((_one_key(name, FALSE, formulas),)) for name in absent)
-    if case.low > 0:
-        result.append(ObjectCase(high=case.low - 1))
-    if case.high is not None:
-        result.append(ObjectCase(low=case.high + 1))
-    for key, value in case.exists:
-        result.append(ObjectCase((Block(patterns=((key.texts(), formulas.negate(value)),)),)))
-    return tuple(result)
 
 
 def _one_key(name: str, value: Formula, formulas: Formulas) -> Block:
@@ -274,11 +250,11 @@ def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
     for block in case.blocks:
         for name in block.names:
             if name not in names:
-                names[name] = under(case, name, formulas)
+                names[name] = case.under(name, formulas)
     demanded_keys = [few_words(keys.texts(), FEW_KEYS) or [] for keys, _ in case.exists]
     for name in (*case.required, *map(key_of, chain(*demanded_keys))):
         if name not in names:
-            names[name] = under(case, name, formulas)
+            names[name] = case.under(name, formulas)
     cells = _cells(case, list(names), formulas)
     required = frozenset(case.required)
     if any(names[name] is FALSE for name in required):
@@ -402,12 +378,3 @@ def key_of(body: bytes) -> str:
     text = json.loads(b'"' + body + b'"')
     assert isinstance(text, str)
     return text
-
-
-def evaluated_as(case: ObjectCase, unevaluated: Formula) -> ObjectCase:
-    """The case with every key that nothing has looked at held to a formula."""
-    seen = case.evaluated
-    if seen.everything:
-        return case
-    block = Block(dict.fromkeys(sorted(seen.names), TRUE), tuple((key, TRUE) for key in seen.patterns), unevaluated)
-    return replace(case, blocks=(*case.blocks, block), evaluated=EvaluatedKeys(everything=True))

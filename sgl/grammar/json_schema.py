@@ -14,15 +14,14 @@ from typing import Final
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar import json_arrays, json_objects
 from sgl.grammar.expr import EMPTY, Expr, union, words
-from sgl.grammar.json_arrays import ArrayCase, ArrayDraft, Undecidable
+from sgl.grammar.json_arrays import ArrayCase, ArrayDraft
 from sgl.grammar.json_document import Dialect, Document, dialect_of
-from sgl.grammar.json_formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula, TooManyCases
-from sgl.grammar.json_keywords import NOTHING
+from sgl.grammar.json_formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula, TooManyCases, Undecidable
 from sgl.grammar.json_numbers import number_text
 from sgl.grammar.json_objects import ObjectCase, ObjectDraft
-from sgl.grammar.json_reader import NeedsTracking, SchemaSubject
+from sgl.grammar.json_reader import NeedsTracking, Subschema
 from sgl.grammar.json_report import Dropped, Report
-from sgl.grammar.json_sets import Sets, as_arrays, as_objects
+from sgl.grammar.json_sets import Sets, as_cases
 from sgl.grammar.json_strings import StringSet
 from sgl.grammar.numbers import NumberSet
 from sgl.grammar.shape import Array, Contains, CountedString, Exists, KeyPattern, Object, Schema, Shape, Text
@@ -126,12 +125,7 @@ class _Compilation:
         """Work out the sets of a formula, and meet those of its children."""
         sets, formula = self.sets, values.formula
         sets.formulas.start_work()
-        literals = sets.of(formula, LITERAL).value
-        numbers = sets.of(formula, NUMBER).value
-        strings = sets.of(formula, STRING).value
-        assert isinstance(literals, frozenset)
-        assert isinstance(numbers, NumberSet)
-        assert isinstance(strings, StringSet)
+        literals, numbers, strings = self._scalars(formula)
         texts = [
             words(literal.encode() for literal in literals),
             number_text(numbers, any_spelling=self.any_spelling),
@@ -141,15 +135,23 @@ class _Compilation:
             if isinstance(shape, CountedString):
                 values.counted.append(shape)
             else:
-                assert isinstance(shape, Text)
                 texts.append(shape.expr)
         values.text = union(*texts)
-        for object_case in as_objects(sets.of(formula, OBJECT).value):
-            values.objects += self._object_drafts(formula, object_case)
-        for array_case in as_arrays(sets.of(formula, ARRAY).value):
-            values.arrays += self._array_drafts(formula, array_case)
+        for case in chain(*[as_cases(sets.of(formula, kind).value) for kind in (OBJECT, ARRAY)]):
+            if isinstance(case, ObjectCase):
+                values.objects += self._object_drafts(formula, case)
+            elif isinstance(case, ArrayCase):
+                values.arrays += self._array_drafts(formula, case)
         for child in dict.fromkeys(chain(_children_of_objects(values.objects), _children_of_arrays(values.arrays))):
             self._of(child).users.append(values)
+
+    def _scalars(self, formula: Formula) -> tuple[frozenset[str], NumberSet, StringSet]:
+        """The literals, numbers and strings of a formula."""
+        literals, numbers, strings = (self.sets.of(formula, kind).value for kind in (LITERAL, NUMBER, STRING))
+        assert isinstance(literals, frozenset)
+        assert isinstance(numbers, NumberSet)
+        assert isinstance(strings, StringSet)
+        return literals, numbers, strings
 
     def _object_drafts(self, formula: Formula, case: ObjectCase) -> list[ObjectDraft]:
         try:
@@ -176,8 +178,8 @@ class _Compilation:
         path = ""
         while stack:
             here = stack.pop()
-            if isinstance(here.subject, SchemaSubject):
-                path = here.subject.location.path()
+            if isinstance(here, Subschema):
+                path = here.location.path()
                 break
             stack.extend(reversed(here.members))
         self.sets.report.problem(path, keyword, reason)
@@ -185,13 +187,8 @@ class _Compilation:
     def _single_values(self, formula: Formula) -> list[Formula] | None:
         """A formula of finitely many scalars as formulas of one value each, or None."""
         sets, formulas = self.sets, self.sets.formulas
-        if sets.of(formula, OBJECT).value or sets.of(formula, ARRAY).value:
-            return None
-        numbers, strings, literals = (sets.of(formula, kind).value for kind in (NUMBER, STRING, LITERAL))
-        assert isinstance(literals, frozenset)
-        assert isinstance(numbers, NumberSet)
-        assert isinstance(strings, StringSet)
-        if numbers.ranges:
+        literals, numbers, strings = self._scalars(formula)
+        if sets.of(formula, OBJECT).value or sets.of(formula, ARRAY).value or numbers.ranges:
             return None
         texts: list[str] = []
         for part in strings.parts:
@@ -205,11 +202,9 @@ class _Compilation:
 
     def _all_strings(self, formula: Formula) -> Expr | None:
         """The bodies of the values of a formula if all are strings, else None."""
-        *others, strings = (self.sets.of(formula, kind).value for kind in (LITERAL, NUMBER, OBJECT, ARRAY, STRING))
-        assert isinstance(strings, StringSet)
-        return (
-            strings.bodies() if others == [*(NOTHING[kind] for kind in (LITERAL, NUMBER, OBJECT, ARRAY))] else None
-        )
+        if any(self.sets.of(formula, kind).value for kind in (LITERAL, NUMBER, OBJECT, ARRAY)):
+            return None
+        return self._scalars(formula)[2].bodies()
 
     # Which formulas have values
 

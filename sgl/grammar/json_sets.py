@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations
-from typing import Final
+from itertools import combinations, product
+from typing import Final, cast
 
-from sgl.grammar import json_arrays, json_objects
 from sgl.grammar.expr import words
-from sgl.grammar.json_arrays import ArrayCase, Arrays, EvaluatedItems, Items
+from sgl.grammar.json_arrays import ANY_ARRAY, ArrayCase, Items
 from sgl.grammar.json_document import Document
 from sgl.grammar.json_formula import (
-    ARRAY,
     CASES_LIMIT,
     FALSE,
     KINDS,
@@ -27,15 +24,21 @@ from sgl.grammar.json_formula import (
     OBJECT,
     STRING,
     TRUE,
+    Case,
+    Cases,
     Formula,
     Formulas,
+    OneOf,
     TooManyCases,
+    Undecidable,
+    Unknown,
+    Values,
     freeze,
     too_many_cases,
 )
-from sgl.grammar.json_keywords import EVERY_LITERAL, EVERYTHING, NOTHING, KindSet, Known
-from sgl.grammar.json_objects import Block, EvaluatedKeys, ObjectCase, Objects
-from sgl.grammar.json_reader import Reader, SchemaSubject
+from sgl.grammar.json_keywords import EVERY_LITERAL, EVERYTHING, NOTHING, Keywords, KindSet, Known, Scalars
+from sgl.grammar.json_objects import ANY_OBJECT, Block, ObjectCase
+from sgl.grammar.json_reader import UNEVALUATED, Fact, Reader, Subschema
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import Strings, StringSet, make_strings
 from sgl.grammar.jsontext import string_body
@@ -68,16 +71,9 @@ class Sets:
     def __init__(self, document: Document, report: Report, *, is_tracking: bool) -> None:
         self.report = report
         self.formulas = Formulas()
-        self.reader = Reader(
-            document,
-            self.formulas,
-            report,
-            is_tracking=is_tracking,
-            strings_of=lambda formula: self.of(formula, STRING),
-        )
-        self.is_tracking = is_tracking
+        self.reader = Reader(document, self.formulas, report, is_tracking=is_tracking)
         self._known: dict[tuple[Formula, int], Known] = {}
-        self._outsides: dict[ObjectCase, Objects] = {}
+        self._outsides: dict[Case, Cases] = {}
         self._in_progress: set[tuple[Formula, int]] = set()
         self._plainly_empty: dict[Formula, bool] = {}
         self._depth = 0
@@ -97,21 +93,20 @@ class Sets:
 
     def _work_out(self, formula: Formula, kind: int) -> Known:
         everything = EVERYTHING[kind]
-        match formula.operator:
-            case "local":
-                return self.reader.keyword_set(formula, kind)
-            case "values":
-                assert isinstance(formula.subject, dict)
-                return Known(self._of_values(formula.subject.values(), kind))
-            case "fact":
-                assert isinstance(formula.subject, tuple)
-                return Known(formula.subject if kind == OBJECT else everything)
-            case "unknown":
-                assert isinstance(formula.subject, Dropped)
-                return Known(everything, formula.subject)
-            case "not":
+        match formula:
+            case Subschema(operator="leaf"):
+                return Keywords(formula, lambda strings: self.of(strings, STRING)).set_of(kind)
+            case Values():
+                return Known(self._of_values(formula.values.values(), kind))
+            case Fact():
+                return Known((formula.case,) if kind == OBJECT else everything)
+            case Unknown():
+                return Known(everything, formula.problem)
+            case Formula(operator="not"):
                 value, problem = self._without(everything, formula.members[0], kind)
-                return Known(_as_not_looked_at(value) if self.is_tracking else value, problem)
+                if self.reader.is_tracking and isinstance(value, tuple):
+                    value = tuple(case.not_looked_at() for case in value)  # nothing under a negation counts
+                return Known(value, problem)
         return self._within(everything, formula, kind)
 
     # Combinations of objects and arrays are worked out within a context, what the siblings leave: most alternatives
@@ -119,67 +114,59 @@ class Sets:
 
     def _within(self, context: KindSet, formula: Formula, kind: int) -> Known:
         """What of a context belongs to a formula."""
-        if kind < OBJECT and context is not EVERYTHING[kind]:
-            value, problem = self.of(formula, kind)
-            return Known(self._meet(context, value, kind), problem)
-        match formula.operator:
-            case "schema":
-                return self._within_schema(context, formula, kind)
-            case "and":
+        match formula if kind >= OBJECT or context is EVERYTHING[kind] else None:
+            case Subschema(operator="schema") as schema:
+                return self._within_schema(context, schema, kind)
+            case Formula(operator="and"):
                 problem = None
                 for member in sorted(formula.members, key=self._weight):
                     context, own = self._within(context, member, kind)
                     problem = problem or own
                 return Known(context, problem)
-            case "or":
-                return self._any_of(
-                    (self._within(context, member, kind) for member in formula.members), context, kind
-                )
-            case "one":
-                return self._within_one(context, formula, kind)
-            case "not" if not self.is_tracking:
+            case Formula(operator="or"):
+                parts = (self._within(context, member, kind) for member in formula.members)
+                return self._any_of(parts, context, kind)
+            case OneOf() as one:
+                return self._within_one(context, one, kind)
+            case Formula(operator="not") if not self.reader.is_tracking:
                 return self._without(context, formula.members[0], kind)
+        return self._meet_known(context, formula, kind)
+
+    def _meet_known(self, context: KindSet, formula: Formula, kind: int) -> Known:
         value, problem = self.of(formula, kind)
         return Known(self._meet(context, value, kind), problem)
 
     def _weight(self, formula: Formula) -> int:
-        if formula.operator == "schema":
-            formula = self.reader.expand(formula)
+        if isinstance(formula, Subschema) and formula.operator == "schema":
+            formula = formula.expansion()
         return _WEIGHTS.get(formula.operator, 0)
 
-    def _within_schema(self, context: KindSet, formula: Formula, kind: int) -> Known:
-        subject = formula.subject
-        assert isinstance(subject, SchemaSubject)
+    def _within_schema(self, context: KindSet, formula: Subschema, kind: int) -> Known:
         if not formula.kinds >> kind & 1:
             return Known(NOTHING[kind])
-        unevaluated = self.reader.unevaluated(formula, kind)
+        unevaluated = formula.unevaluated(kind)
         is_simple = unevaluated is None and context is not EVERYTHING[kind]
-        if is_simple and self.reader.expand(formula).operator in ("local", "values"):
-            value, problem = self.of(formula, kind)
-            return Known(self._meet(context, value, kind), problem)
+        if is_simple and formula.expansion().operator == "leaf":
+            return self._meet_known(context, formula, kind)
         with self._active(formula, kind):
             try:
                 start = context if unevaluated is None else EVERYTHING[kind]
-                value, problem = self._within(start, self.reader.expand(formula), kind)
+                value, problem = self._within(start, formula.expansion(), kind)
             except ReferenceLoop as loop:
                 if loop.formula is not formula:
                     raise
-                dropped = self._refuse(subject, "$ref", "the reference leads back to itself")
-                return Known(context, dropped)
+                return Known(context, self._refuse(formula, "$ref", "the reference leads back to itself"))
             except TooManyCases as error:
-                combinator = next(name for name in COMBINATORS if name in subject.keywords)
-                dropped = self._refuse(subject, combinator, str(error), error)
-                own = self.of(self.reader.without_applicators(formula), kind)
-                return Known(self._meet(context, own.value, kind), dropped)
+                combinator = next(name for name in COMBINATORS if name in formula.keywords)
+                dropped = self._refuse(formula, combinator, str(error), error)
+                return Known(self._meet_known(context, formula.by_itself(), kind).value, dropped)
         if unevaluated is None:
             return Known(value, problem)
-        keyword = "unevaluatedProperties" if kind == OBJECT else "unevaluatedItems"
         if problem is not None:
-            problem = self._refuse(subject, keyword, f"{problem.keyword!r} beside it is not enforced")
-        elif kind == OBJECT:
-            value = tuple(json_objects.evaluated_as(case, unevaluated) for case in as_objects(value))
-        else:
-            value = tuple(json_arrays.evaluated_as(case, unevaluated, self.formulas) for case in as_arrays(value))
+            reason = f"{problem.keyword!r} beside it is not enforced"
+            problem = self._refuse(formula, UNEVALUATED[kind], reason)
+        elif isinstance(value, tuple):
+            value = tuple(case.with_unevaluated(self.formulas, unevaluated) for case in value)
         return Known(self._meet(context, value, kind), problem)
 
     @contextmanager
@@ -193,39 +180,37 @@ class Sets:
         finally:
             self._in_progress.remove(key)
 
-    def _refuse(self, subject: SchemaSubject, keyword: str, reason: str, cause: Exception | None = None) -> Dropped:
-        return self.report.problem(subject.location.path(), keyword, reason, cause)
+    def _refuse(self, formula: Subschema, keyword: str, reason: str, cause: Exception | None = None) -> Dropped:
+        return self.report.problem(formula.location.path(), keyword, reason, cause)
 
-    def _within_one(self, context: KindSet, formula: Formula, kind: int) -> Known:
+    def _within_one(self, context: KindSet, formula: OneOf, kind: int) -> Known:
         parts = []
         for member in formula.members:
             part = self._within(context, member, kind)
-            if not _is_nothing(part.value):
+            if part.value:
                 parts.append((member, part))
         every = [part for _, part in parts]
-        if len(parts) < 2 or (kind == OBJECT and self._are_told_apart([as_objects(part.value) for part in every])):
+        if len(parts) < 2 or (kind == OBJECT and self._are_told_apart([part.value for part in every])):
             return self._any_of(every, context, kind)
         try:
             alone = self._any_of([self._alone(i, parts, formula, kind) for i in range(len(parts))], context, kind)
-            if kind >= OBJECT and len(as_objects(alone.value)) > max(CASES_LIMIT, len(parts)):
+            if _size(alone.value) > max(CASES_LIMIT, len(parts)):
                 raise too_many_cases()
             return alone
         except TooManyCases as error:
-            assert isinstance(formula.subject, str)
-            problem = self.report.problem(formula.subject, "oneOf", str(error), error)
+            problem = self.report.problem(formula.path, "oneOf", str(error), error)
             return Known(self._any_of(every, context, kind, is_limited=False).value, problem)
 
-    def _alone(self, index: int, parts: list[tuple[Formula, Known]], formula: Formula, kind: int) -> Known:
+    def _alone(self, index: int, parts: list[tuple[Formula, Known]], formula: OneOf, kind: int) -> Known:
         """What belongs to one branch of a oneOf and to no other."""
         value, problem = parts[index][1]
         for member, other in parts[:index] + parts[index + 1 :]:
-            if _is_nothing(self._meet(value, other.value, kind)):
+            if not self._meet(value, other.value, kind):
                 continue
             value, without = self._without(value, member, kind)
             if other.problem is not None:
-                assert isinstance(formula.subject, str)
                 reason = f"{other.problem.keyword!r} in a branch is not enforced"
-                without = self.report.problem(formula.subject, "oneOf", reason)
+                without = self.report.problem(formula.path, "oneOf", reason)
             problem = problem or without
         return Known(value, problem)
 
@@ -234,30 +219,28 @@ class Sets:
         if not formula.kinds >> kind & 1:
             return Known(context)
         members = formula.members
-        match formula.operator if kind >= OBJECT or context is EVERYTHING[kind] else "":
-            case "true":
+        match formula if kind >= OBJECT or context is EVERYTHING[kind] else None:
+            case Formula(operator="true"):
                 return Known(NOTHING[kind])
-            case "schema" if self.reader.unevaluated(formula, kind) is None:
-                with self._active(formula, kind):
-                    return self._without(context, self.reader.expand(formula), kind)
-            case "and":
+            case Subschema(operator="schema") as schema if schema.unevaluated(kind) is None:
+                with self._active(schema, kind):
+                    return self._without(context, schema.expansion(), kind)
+            case Formula(operator="and"):
                 return self._any_of((self._without(context, member, kind) for member in members), context, kind)
-            case "or":
+            case Formula(operator="or"):
                 problem = None
                 for member in members:
                     context, own = self._without(context, member, kind)
                     problem = problem or own
                 return Known(context, problem)
-            case "one":
+            case OneOf():
                 none = self.formulas.both(*map(self.formulas.negate, members))
                 several = [self.formulas.both(*pair) for pair in combinations(members, 2)]
                 return self._within(context, self.formulas.either(none, *several), kind)
-            case "not":
+            case Formula(operator="not"):
                 return self._within(context, members[0], kind)
         value, problem = self.of(formula, kind)
-        if problem is not None:
-            return Known(context, problem)
-        return self._minus(context, value, kind)
+        return Known(context) if problem is not None else self._minus(context, value, kind)
 
     def _minus(self, context: KindSet, value: KindSet, kind: int) -> Known:
         if isinstance(value, NumberSet | StringSet):
@@ -265,17 +248,13 @@ class Sets:
         if isinstance(value, frozenset):
             return Known(self._meet(context, EVERY_LITERAL - value, kind))
         problem = None
-        for case in value:
-            if isinstance(case, ObjectCase):
-                others = self._outsides.get(case)
-                if others is None:  # the same objects each time, so that cases can be compared
-                    others = self._outsides[case] = json_objects.outside(case, self.formulas)
-                context = self._meet(context, others, kind)
-            elif case.unique is not None:
-                reason = "it stands under a negation, and arrays with items that repeat are no regular set"
-                problem = self.report.problem(case.unique, "uniqueItems", reason)
-            else:
-                context = self._meet(context, json_arrays.outside(case, self.formulas), kind)
+        for case in as_cases(value):
+            try:
+                if case not in self._outsides:  # the same cases each time, so that they can be compared
+                    self._outsides[case] = case.outside(self.formulas)
+                context = self._meet(context, self._outsides[case], kind)
+            except Undecidable as error:
+                problem = self.report.problem(error.path or "", error.keyword, error.reason)
         return Known(context, problem)
 
     def _of_values(self, values: Iterable[object], kind: int) -> KindSet:
@@ -310,31 +289,23 @@ class Sets:
     def _any_of(self, parts: Iterable[Known], context: KindSet, kind: int, *, is_limited: bool = True) -> Known:
         """The union of parts of a context. Raises TooManyCases where alternatives of the context multiply."""
         value, problem = NOTHING[kind], None
-        size = len(as_objects(context)) if kind >= OBJECT else 0
+        size = _size(context)
         for part in parts:
             value = self._join(value, part.value, kind)
             problem = problem or part.problem
-            if size > 1 and is_limited and len(as_objects(value)) > max(CASES_LIMIT, size):
+            if size > 1 and is_limited and _size(value) > max(CASES_LIMIT, size):
                 raise too_many_cases()
         return Known(value, problem)
 
-    def _are_told_apart(self, parts: list[Objects]) -> bool:
+    def _are_told_apart(self, parts: list[KindSet]) -> bool:
         """Whether every branch requires one key with values of its own: the usual discriminator, seen at once."""
-        if any(len(part) != 1 for part in parts):
+        cases = [case for part in parts for case in as_cases(part) if isinstance(case, ObjectCase)]
+        if any(_size(part) != 1 for part in parts):
             return False
-        cases = [case for (case,) in parts]
-        shared = set(cases[0].required).intersection(*[case.required for case in cases[1:]]) if cases else set()
-        for name in shared:
-            seen: set[object] = set()
-            for case in cases:
-                value = json_objects.under(case, name, self.formulas)
-                if value.operator != "values":
-                    break
-                assert isinstance(value.subject, dict)
-                if not seen.isdisjoint(value.subject):
-                    break
-                seen.update(value.subject)
-            else:
+        for name in set(cases[0].required).intersection(*[case.required for case in cases[1:]]):
+            values = [case.under(name, self.formulas) for case in cases]
+            keys = [key for value in values if isinstance(value, Values) for key in value.values]
+            if all(isinstance(value, Values) for value in values) and len(set(keys)) == len(keys):
                 return True
         return False
 
@@ -343,32 +314,42 @@ class Sets:
             return right
         if right is EVERYTHING[kind]:
             return left
-        if isinstance(left, NumberSet) and isinstance(right, NumberSet):
-            return left & right
-        if isinstance(left, StringSet) and isinstance(right, StringSet):
-            return left & right
-        if isinstance(left, frozenset) and isinstance(right, frozenset):
-            return left & right
-        if kind == OBJECT:
-            return json_objects.meet(as_objects(left), as_objects(right), self.formulas, self.is_plainly_empty)
-        return json_arrays.meet(as_arrays(left), as_arrays(right), self.formulas, self.is_plainly_empty)
+        if kind < OBJECT:
+            return cast(Scalars, left) & cast(Scalars, right)
+        return self._meet_cases(as_cases(left), as_cases(right))
+
+    def _meet_cases(self, left: Cases, right: Cases) -> Cases:
+        """The objects or arrays that belong to both sets, without cases that are plainly empty."""
+        limit = max(CASES_LIMIT, len(left), len(right))  # what need not multiply is not limited
+        if len(left) * len(right) > limit * 64:
+            raise too_many_cases()
+        result: list[Case] = []
+        for one, other in product(left, right):
+            if one in _ANY or other in _ANY:
+                result.append(other if one in _ANY else one)
+                continue
+            self.formulas.work(len(one.blocks) + len(other.blocks))
+            case = one.join(other, self.formulas)
+            if case is not None and not self._is_dead(case, (one, other)):
+                result.append(case)
+                if len(result) > limit:
+                    raise too_many_cases()
+        return _widest(result) if len(left) > 1 < len(right) else tuple(dict.fromkeys(result))
+
+    def _is_dead(self, case: Case, sides: tuple[Case, ...] = ()) -> bool:
+        """Whether a case, joined of two sides that are not, is plainly empty."""
+        return case.is_void() or any(map(self.is_plainly_empty, case.needed(self.formulas, sides)))
 
     def _join(self, left: KindSet, right: KindSet, kind: int) -> KindSet:
-        if isinstance(left, NumberSet) and isinstance(right, NumberSet):
-            return left | right
-        if isinstance(left, StringSet) and isinstance(right, StringSet):
-            return left | right
-        if isinstance(left, frozenset) and isinstance(right, frozenset):
-            return left | right
-        if not self.is_tracking and EVERYTHING[kind] in (left, right):
+        if kind < OBJECT:
+            return cast(Scalars, left) | cast(Scalars, right)
+        if not self.reader.is_tracking and EVERYTHING[kind] in (left, right):
             return EVERYTHING[kind]
-        if kind == OBJECT:
-            return tuple(dict.fromkeys((*as_objects(left), *as_objects(right))))
-        return tuple(dict.fromkeys((*as_arrays(left), *as_arrays(right))))
+        return tuple(dict.fromkeys((*as_cases(left), *as_cases(right))))
 
     def is_plainly_empty(self, formula: Formula) -> bool:
         """Whether a formula has no value, as far as a short look shows."""
-        if formula.operator in ("true", "values", "unknown", "fact"):
+        if formula is TRUE or isinstance(formula, Values | Unknown | Fact):
             return False
         if formula is FALSE:
             return True
@@ -388,40 +369,36 @@ class Sets:
 
     def _is_plainly_empty_of(self, formula: Formula, kind: int) -> bool:
         value = self.of(formula, kind).value
-        if kind == OBJECT:
-            return all(
-                json_objects.is_dead(case, self.formulas, self.is_plainly_empty) for case in as_objects(value)
-            )
-        if kind == ARRAY:
-            return all(json_arrays.is_dead(case, self.formulas, self.is_plainly_empty) for case in as_arrays(value))
-        return _is_nothing(value)
+        return all(map(self._is_dead, value)) if isinstance(value, tuple) else not value
 
 
+_ANY: Final[Cases] = (ANY_OBJECT, ANY_ARRAY)
 # Alternatives last, so that they meet what is left after all others.
 _WEIGHTS: Final = {"schema": 1, "or": 2, "one": 3, "not": 4}
 
 
-def _is_nothing(value: KindSet) -> bool:
-    if isinstance(value, NumberSet):
-        return value.is_empty
-    return value.is_nothing if isinstance(value, StringSet) else not value
+def _widest(cases: list[Case]) -> Cases:
+    """The cases without those that demand all that another one does, and more."""
+    kept: list[tuple[frozenset[object], Case]] = []
+    marked = [(case.demands(), case) for case in cases]
+    for demands, case in sorted(marked, key=lambda pair: len(pair[0])):
+        if not any(
+            fewer <= demands
+            and wider.low <= case.low
+            and (wider.high is None or wider.high == case.high)
+            and wider.evaluated == case.evaluated
+            for fewer, wider in kept
+        ):
+            kept.append((demands, case))
+    return tuple(case for _, case in kept)
 
 
-def _as_not_looked_at(value: KindSet) -> KindSet:
-    """The set as if nothing in it had looked at keys or items: what stands under a negation does not count."""
-    if isinstance(value, NumberSet | StringSet | frozenset):
-        return value
-    objects = tuple(replace(case, evaluated=EvaluatedKeys()) for case in value if isinstance(case, ObjectCase))
-    return objects or tuple(
-        replace(case, evaluated=EvaluatedItems()) for case in value if isinstance(case, ArrayCase)
-    )
+def _size(value: KindSet) -> int:
+    """How many alternatives a set of objects or arrays has; 0 for other sets."""
+    return len(value) if isinstance(value, tuple) else 0
 
 
-def as_objects(value: KindSet) -> Objects:
-    """The set, which is one of objects."""
-    return value  # type: ignore[return-value]
-
-
-def as_arrays(value: KindSet) -> Arrays:
-    """The set, which is one of arrays."""
-    return value  # type: ignore[return-value]
+def as_cases(value: KindSet) -> Cases:
+    """The set, which is one of objects or arrays."""
+    assert isinstance(value, tuple)
+    return value

@@ -20,13 +20,13 @@ from sgl.grammar.expr import (
     difference,
     intersect,
     is_empty,
-    matches,
     repeat,
     union,
 )
+from sgl.grammar.json_formula import lower_of
 from sgl.grammar.jsontext import CANONICAL_BODY, CANONICAL_CHAR, JSON_CHAR, JSON_STRING, QUOTE
 from sgl.grammar.regex import compile_regex, single_class_repeat
-from sgl.grammar.shape import CountedString, Shape, Text
+from sgl.grammar.shape import CountedString, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Strings:
             return True
         return self.body is not None and is_empty(self.language())
 
-    def shape(self) -> Shape:
+    def shape(self) -> Text | CountedString:
         """As the automaton wants it."""
         if self.body is not None:
             return Text(concat(QUOTE, self.language(), QUOTE))
@@ -67,12 +67,11 @@ class Strings:
         return CountedString(self.char, self.low, self.high)
 
     def __and__(self, other: Strings) -> Strings:
-        low = max(self.low, other.low)
-        high = self.high if other.high is None else other.high if self.high is None else min(self.high, other.high)
         bodies = [part.body for part in (self, other) if part.body is not None]
         char = self.char if other.char is JSON_CHAR else other.char
         if JSON_CHAR not in (self.char, other.char) and self.char is not other.char:
             bodies.append(repeat(self.char, 0, None))
+        low, high = max(self.low, other.low), lower_of(self.high, other.high)
         return Strings(char, low, high, intersect(*bodies) if bodies else None)
 
     def outside(self) -> list[Strings]:
@@ -114,10 +113,9 @@ class StringSet:
 
     parts: tuple[Strings, ...] = ()
 
-    @property
-    def is_nothing(self) -> bool:
-        """Whether no string belongs to the set, as far as is plain to see."""
-        return not self.parts
+    def __bool__(self) -> bool:
+        """Whether any string belongs to the set; exact, since empty parts are dropped when they are made."""
+        return bool(self.parts)
 
     def __and__(self, other: StringSet) -> StringSet:
         if self.parts == (EVERY,):
@@ -138,10 +136,6 @@ class StringSet:
     def bodies(self) -> Expr:
         """The canonical texts of all strings of the set, without quotes."""
         return union(*[part.language() for part in self.parts])
-
-    def contains(self, body: bytes) -> bool:
-        """Whether the string with this canonical text belongs to the set."""
-        return any(matches(part.language(), body) for part in self.parts)
 
 
 def make_strings(parts: list[Strings]) -> StringSet:
@@ -168,4 +162,3 @@ def not_in(body: Expr) -> Expr:
 
 
 EVERY_STRING: Final = StringSet((EVERY,))
-NO_STRING: Final = StringSet()

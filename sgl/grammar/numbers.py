@@ -57,19 +57,18 @@ class NumberSet:
     def __contains__(self, value: Exact) -> bool:
         return value in self.values or any(value in part for part in self.ranges)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no number belongs to the set; exact, since empty ranges are dropped when they are made."""
-        return not self.ranges and not self.values
+    def __bool__(self) -> bool:
+        """Whether any number belongs to the set; exact, since empty ranges are dropped when they are made."""
+        return bool(self.ranges or self.values)
 
     def __and__(self, other: NumberSet) -> NumberSet:
         if self == EVERY_NUMBER:
             return other
         if other == EVERY_NUMBER:
             return self
-        met = [_meet(left, right) for left in self.ranges for right in other.ranges]
-        met += [_meet(_only(value), part) for value in self.values - other.values for part in other.ranges]
-        met += [_meet(_only(value), part) for value in other.values - self.values for part in self.ranges]
+        met = [meet(left, right) for left in self.ranges for right in other.ranges]
+        met += [meet(_only(value), part) for value in self.values - other.values for part in other.ranges]
+        met += [meet(_only(value), part) for value in other.values - self.values for part in self.ranges]
         return make_set([part for part in met if part is not None], self.values & other.values)
 
     def __or__(self, other: NumberSet) -> NumberSet:
@@ -105,7 +104,7 @@ def _only(value: Exact) -> Range:
     return Range(Fraction(value), Fraction(value))
 
 
-def _meet(left: Range, right: Range) -> Range | None:
+def meet(left: Range, right: Range) -> Range | None:
     """What two ranges share; None if their bounds or multiples exclude each other at once."""
     low, low_open = max(
         ((part.low, part.low_open) for part in (left, right) if part.low is not None), default=(None, False)
@@ -203,4 +202,3 @@ def sized(value: int) -> int:
 EVERY_NUMBER: Final = NumberSet((Range(),))
 INTEGERS: Final = NumberSet((Range(multiple_of=Fraction(1)),))
 PLAIN_INTEGERS: Final = NumberSet((Range(multiple_of=Fraction(1), is_plain=True),))
-NO_NUMBER: Final = NumberSet()
