@@ -242,15 +242,8 @@ class SglFunction:
 
     def _body(self, run: Run, state: ProgramState, call: Call, inner: ProgramState | None = None) -> None:
         """Execute a `def` body in this thread, once, on the state that its caller gets or on one of its own."""
-        token = current_run.set(run)
-        try:
+        with run.body():
             state.ret_value = self.func(inner or state, *call.args, **call.kwargs)
-        except BaseException as error:
-            run.abort(error)
-            raise
-        finally:
-            current_run.reset(token)
-        run.end()
 
     def _stream(self, call: Call) -> ProgramState:
         run = self._new_run(call)
@@ -288,15 +281,8 @@ class SglFunction:
 
     async def _async_body(self, run: Run, state: ProgramState, call: Call) -> None:
         """Execute an `async def` body in this task, once."""
-        token = current_run.set(run)
-        try:
+        with run.body():
             state.ret_value = await self.func(AsyncProgramState(run, run.root), *call.args, **call.kwargs)
-        except BaseException as error:
-            run.abort(error)
-            raise
-        finally:
-            current_run.reset(token)
-        run.end()
 
     def _unknown(self, name: str) -> TypeError:
         hint = nearest_name(name, {*self.arg_names, *SAMPLING_OPTIONS, *RUN_OPTIONS})

@@ -12,6 +12,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -125,16 +126,26 @@ class Run(Watched):
 
     # The life of the body
 
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """The body is executed within: programs that it calls are part of this run. If it raises, what is under way is
+        given up, and reads of this run raise its error from now on."""
+        token = current_run.set(self)
+        try:
+            yield
+        except BaseException as error:
+            self.is_over = True
+            self.fail(error, is_body=True)
+            raise
+        finally:
+            current_run.reset(token)
+        self.end()
+
     def end(self) -> None:
         """The body has ended well: ship the rest."""
         self.is_over = True
         self.flush(final=True)
         self._wake_all()
-
-    def abort(self, error: BaseException) -> None:
-        """The body raised: give up what is under way. Reads of this run raise the body's error from now on."""
-        self.is_over = True
-        self.fail(error, is_body=True)
 
     def cancel(self) -> None:
         """Give up the whole run, on the backend as well. Reads raise, `error()` is `RequestAborted`."""

@@ -17,7 +17,7 @@ from sgl.errors import ProgramError, SglError
 from sgl.lang import ir
 from sgl.lang.backends.dry import DryBackend
 from sgl.lang.config import backend_of, global_config
-from sgl.lang.run import Run, current_run
+from sgl.lang.run import Run
 from sgl.lang.sampling import sampling_params
 from sgl.lang.state import ProgramState
 from sgl.lang.stream import Stream
@@ -87,15 +87,8 @@ class Trace:
         }
         run = TracedRun(program, {name: "{" + name + "}" for name in symbols})
         state = TraceState(run, run.root)
-        token = current_run.set(run)
-        try:
+        with run.body():
             state.ret_value = program.func(state, **given, **symbols)
-        except BaseException as error:
-            run.abort(error)
-            raise
-        finally:
-            current_run.reset(token)
-        run.end()
         return cls(state, run)
 
     @property
