@@ -38,7 +38,8 @@ class Runtime:
         self.url = f"http://{host}:{self.port}"
         options = {"host": host, "port": self.port, "log_level": log_level, "api_key": api_key, **server_args}
         self._is_incremental = bool(server_args.get("incremental_streaming_output"))  # events with new text only
-        self._process = subprocess.Popen([*self.command, *_flags(options)])
+        command = [*self.command, *_flags(options)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # the program's output is its own
         self.pid: int | None = self._process.pid
         atexit.register(self.shutdown)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
