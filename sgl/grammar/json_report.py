@@ -12,6 +12,7 @@ from sgl.errors import UnsupportedSchema
 from sgl.grammar.json_document import Location
 
 _MOST_RECORDS: Final = 10_000
+_LONGEST_PATH: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,11 @@ class Report:
         waiting = list(found)
         for record in waiting:
             for first, other in pairs:
-                if record.path == first or record.path.startswith(first + "/"):
-                    copy = replace(record, path=other + record.path[len(first) :])
+                # What equals a schema around it differs in what it defines, and stands there.
+                is_within = record.path.startswith(first + "/") and not other.startswith(first + "/")
+                path = other + record.path[len(first) :]
+                if (record.path == first or is_within) and len(path) <= _LONGEST_PATH:
+                    copy = replace(record, path=path)
                     if copy not in found and len(found) < _MOST_RECORDS:
                         found[copy] = None
                         waiting.append(copy)
