@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from sgl.grammar.byteset import byte_range
-from sgl.grammar.expr import EMPTY, Expr, byte_set, concat, literal, union
+from sgl.grammar.expr import Expr, byte_set, concat, literal, union
 
 CharSet = tuple[tuple[int, int], ...]
 """Disjoint, sorted, non-touching inclusive ranges of code points."""
 
+_Product = tuple[tuple[int, int], ...]
+"""Strings of bytes, each in its range."""
 MAX_CHAR = 0x10FFFF
 EVERY_CHAR: CharSet = ((0, 0xD7FF), (0xE000, MAX_CHAR))
 ESCAPED: dict[int, bytes] = {
@@ -120,15 +122,7 @@ def category(name: str) -> CharSet | None:
 @lru_cache(maxsize=4096)
 def utf8(chars: CharSet) -> Expr:
     """One character of the set, as UTF-8."""
-    plain = 0
-    sequences: list[tuple[tuple[int, int], ...]] = []
-    for first, last in chars:
-        for sequence in _utf8_sequences(first, last):
-            if len(sequence) == 1:
-                plain |= byte_range(*sequence[0])
-            else:
-                sequences.append(sequence)
-    return union(byte_set(plain), _by_lead_byte(sequences))
+    return _by_lead_byte(tuple(sequence for first, last in chars for sequence in _utf8_sequences(first, last)))
 
 
 @lru_cache(maxsize=4096)
@@ -139,19 +133,14 @@ def json_text(chars: CharSet) -> Expr:
     return union(utf8(negate(union_of(negate(chars), controls))), *escapes)
 
 
-def _utf8_sequences(first: int, last: int) -> Iterable[tuple[tuple[int, int], ...]]:
+def _utf8_sequences(first: int, last: int) -> Iterable[_Product]:
     """The code points first…last as products of byte ranges."""
     for low, high in ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, MAX_CHAR)):
         if first <= high and last >= low:
-            yield from _same_length(max(first, low), min(last, high))
+            yield from _products(chr(max(first, low)).encode(), chr(min(last, high)).encode())
 
 
-def _same_length(first: int, last: int) -> Iterable[tuple[tuple[int, int], ...]]:
-    low, high = chr(first).encode(), chr(last).encode()
-    yield from _products(low, high)
-
-
-def _products(low: bytes, high: bytes) -> Iterable[tuple[tuple[int, int], ...]]:
+def _products(low: bytes, high: bytes) -> Iterable[_Product]:
     """The strings between two of one length, in order, whose bytes behind the first run over 0x80…0xBF."""
     if len(low) == 1:
         yield ((low[0], high[0]),)
@@ -176,23 +165,19 @@ def _products(low: bytes, high: bytes) -> Iterable[tuple[tuple[int, int], ...]]:
             yield ((high[0], high[0]), *rest)
 
 
-def _by_lead_byte(sequences: list[tuple[tuple[int, int], ...]]) -> Expr:
+@lru_cache(maxsize=4096)
+def _by_lead_byte(sequences: tuple[_Product, ...]) -> Expr:
     """The sequences with the bytes that go on alike drawn together: few nodes, and arcs that never overlap."""
-    tails: dict[int, list[tuple[tuple[int, int], ...]]] = {}
+    last_bytes = 0
+    tails: dict[int, list[_Product]] = {}
     for (first, last), *rest in sequences:
+        if not rest:
+            last_bytes |= byte_range(first, last)
+            continue
         for byte in range(first, last + 1):
             tails.setdefault(byte, []).append(tuple(rest))
-    leads: dict[tuple[tuple[tuple[int, int], ...], ...], int] = {}
+    leads: dict[tuple[_Product, ...], int] = {}
     for byte, rests in tails.items():
-        key = tuple(rests)
-        leads[key] = leads.get(key, 0) | 1 << byte
-    parts = []
-    for tail, mask in leads.items():
-        if len(tail[0]) == 1:
-            last_bytes = 0
-            for sequence in tail:
-                last_bytes |= byte_range(*sequence[0])
-            parts.append(concat(byte_set(mask), byte_set(last_bytes)))
-        else:
-            parts.append(concat(byte_set(mask), _by_lead_byte(list(tail))))
-    return union(*parts) if parts else EMPTY
+        leads[tuple(rests)] = leads.get(tuple(rests), 0) | 1 << byte
+    parts = [concat(byte_set(mask), _by_lead_byte(rests)) for rests, mask in leads.items()]
+    return union(byte_set(last_bytes), *parts)

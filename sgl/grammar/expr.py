@@ -44,7 +44,6 @@ __all__ = [
     "complement",
     "concat",
     "difference",
-    "disjoint",
     "intersect",
     "is_empty",
     "literal",
@@ -433,11 +432,6 @@ def _explore_empty(start: Expr) -> bool:
     for expr in parents:
         expr.known_empty = True
     return True
-
-
-def disjoint(left: Expr, right: Expr) -> bool:
-    """Whether no string is in both."""
-    return is_empty(intersect(left, right))
 
 
 def merge_arcs(lists: Iterable[Arcs]) -> Arcs:

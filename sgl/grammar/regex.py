@@ -196,38 +196,28 @@ class _Compiler:
         )
 
 
+def _parts(node: Node) -> tuple[Node, ...]:
+    match node:
+        case Choice(parts) | Sequence(parts):
+            return parts
+        case Repetition(body) | LookAhead(body):
+            return (body,)
+    return ()
+
+
 @lru_cache(maxsize=4096)
 def _is_pure(node: Node) -> bool:
-    match node:
-        case Chars():
-            return True
-        case Choice(parts) | Sequence(parts):
-            return all(map(_is_pure, parts))
-        case Repetition(body):
-            return _is_pure(body)
-    return False
+    return not isinstance(node, Start | End | LookAhead) and all(map(_is_pure, _parts(node)))
 
 
 def _has_start(node: Node) -> bool:
-    match node:
-        case Start():
-            return True
-        case Choice(parts) | Sequence(parts):
-            return any(map(_has_start, parts))
-        case Repetition(body) | LookAhead(body):
-            return _has_start(body)
-    return False
+    return isinstance(node, Start) or any(map(_has_start, _parts(node)))
 
 
 def _is_zero_width(node: Node) -> bool:
-    match node:
-        case Start() | End() | LookAhead():
-            return True
-        case Choice(parts) | Sequence(parts):
-            return all(map(_is_zero_width, parts))
-        case Repetition(body, _, high):
-            return high == 0 or _is_zero_width(body)
-    return False
+    if isinstance(node, Start | End | LookAhead) or (isinstance(node, Repetition) and node.high == 0):
+        return True
+    return not isinstance(node, Chars) and all(map(_is_zero_width, _parts(node)))
 
 
 def _may_be_empty(node: Node) -> bool:
