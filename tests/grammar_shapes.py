@@ -14,7 +14,7 @@ from sgl.grammar.charset import EVERY_CHAR, json_text
 from sgl.grammar.expr import Expr, difference, literal, matches, union, words
 from sgl.grammar.jsontext import CANONICAL_BODY, JSON_INTEGER, JSON_NUMBER, JSON_STRING, string_body
 from sgl.grammar.regex import compile_regex
-from sgl.grammar.shape import Array, Contains, CountedString, Exists, KeyPattern, Object, Shape, Text
+from sgl.grammar.shape import Array, Contains, CountedString, KeyPattern, Object, Shape, Text
 
 KEYS = ["a", "ab", "b", "name", 'q"', "ключ"]
 CHARS = {"any": EVERY_CHAR, "a-d": ((0x61, 0x64),), "wide": ((0x61, 0x62), (0x434, 0x436), (0x1F600, 0x1F601))}
@@ -180,9 +180,9 @@ def _object(schema: FixedSchema, rng: random.Random, depth: int, outer: list[Fix
             free = difference(free, starts_with_x)
         if rng.random() < 0.7 or not patterns:
             patterns.append(KeyPattern(free, _child(rng, depth, above)))
-    exists: tuple[Exists, ...] = ()
+    exists: tuple[KeyPattern, ...] = ()
     if patterns and rng.random() < 0.2:
-        exists = (Exists(patterns[0].key, patterns[0].value),)
+        exists = (KeyPattern(patterns[0].key, patterns[0].value),)
     most = len(names) + (30 if patterns else 0)
     if any(value in above for _, value in properties):
         most = len(required)  # no schema may need itself

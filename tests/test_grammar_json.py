@@ -135,6 +135,13 @@ def test_what_equal_subschemas_drop_is_listed_at_each_of_them() -> None:
     assert {record.path for record in grammar.dropped} == {"/properties/a", "/properties/b/items"}
 
 
+def test_what_equals_a_schema_around_it_is_listed_once_for_each() -> None:
+    node = {"$ref": "#/$defs/node"}
+    schema = {"$defs": {"node": {"anyOf": [node, {"enum": [1]}]}}, **node}
+    dropped = grammar_of(schema, lenient=True).dropped
+    assert [(record.keyword, record.path) for record in dropped] == [("$ref", ""), ("$ref", "/$defs/node/anyOf/0")]
+
+
 def test_unknown_and_annotating_formats_are_noted_and_no_error() -> None:
     declared = {"$schema": "https://json-schema.org/draft/2020-12/schema", "format": "date"}
     for schema in ({"format": "colour"}, declared):
@@ -153,6 +160,8 @@ def test_unknown_and_annotating_formats_are_noted_and_no_error() -> None:
         {"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1},
         {"type": "object", "minProperties": 2, "properties": {"a": True, "b": False}, "additionalProperties": False},
         {"type": "object", "minProperties": 1, "maxProperties": 0},
+        {"type": "array", "contains": {"type": "null"}, "minContains": 3, "maxContains": 2},
+        {"type": "array", "contains": {"type": "null"}, "minContains": 10**9, "maxItems": 10**9 - 1},
     ],
 )  # fmt: skip
 def test_a_schema_without_values_is_refused(schema: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sgl.grammar.expr import concat, literal
-from sgl.grammar.shape import Array, Schema
+from sgl.grammar.shape import Array, Schema, num_spots
 from sgl.grammar.tables import INC_ITEM, ITEMS
 from sgl.grammar.threads import CLOSING, Builder, Gate, Node, NotedNode, Thread
 from sgl.grammar.values import value_node
@@ -104,15 +104,16 @@ class ArrayPlan:
         """Whether enough items can still match, and enough others still fit, for `contains`."""
         contains, shape = self.shape.contains, self.shape
         assert contains is not None
-        last = len(contains.matching) - 1
-        end = max(last + 1, shape.min_items, items.length) if shape.max_items is None else shape.max_items
-        places = [min(i, last) for i in range(items.length, end)]
-        can_match = sum(contains.matching[i] is not None for i in places)
-        if shape.max_items is None and contains.matching[last] is not None:
-            can_match += contains.min_count
-        if contains.min_count - items.matching > can_match:
+        length, behind = items.length, len(contains.matching)
+        can_match = [item is not None for item in contains.matching]
+        can_differ = [item is not None for item in contains.other]
+        end = max(behind, shape.min_items, length) if shape.max_items is None else shape.max_items
+        matching = items.matching + num_spots(can_match, length, end)
+        if shape.max_items is None and can_match[-1]:
+            matching += contains.min_count
+        if matching < contains.min_count:
             return False
-        must_match = sum(contains.other[min(i, last)] is None for i in range(items.length, shape.min_items))
+        must_match = max(shape.min_items - length, 0) - num_spots(can_differ, length, shape.min_items)
         return contains.max_count is None or items.matching + must_match <= contains.max_count
 
     def after_item(self, items: Items) -> Node:

@@ -13,6 +13,7 @@ from typing import Final
 
 from sgl.grammar.expr import Expr
 from sgl.grammar.json_formula import FALSE, TRUE, Formula, Formulas, Undecidable, lower_of
+from sgl.grammar.shape import Array, Contains, Schema
 from sgl.grammar.shortest import num_texts
 
 FEW_ITEMS: Final = 64
@@ -43,6 +44,10 @@ class Count:
     value: Formula
     low: int
     high: int | None
+
+    def is_void(self) -> bool:
+        """Whether its bounds exclude each other."""
+        return self.high is not None and self.low > self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,129 +146,109 @@ class ArrayCase:
 ANY_ARRAY: Final = ArrayCase()
 
 
-@dataclass(slots=True, eq=False)
-class ArrayDraft:
-    """A final case: formulas by position, the count with its items already merged, distinct values if unique, or the
-    strings that all items are, each of which may come once."""
-
-    prefix: tuple[Formula, ...]
-    rest: Formula
-    low: int
-    high: int | None
-    matching: tuple[Formula, ...] | None = None
-    other: tuple[Formula, ...] | None = None
-    count_low: int = 0
-    count_high: int | None = None
-    distinct: tuple[Formula, ...] | None = None
-    noted: Expr | None = None
-
-
-def resolve(
-    case: ArrayCase,
-    formulas: Formulas,
-    single_values: Callable[[Formula], list[Formula] | None],
-    all_strings: Callable[[Formula], Expr | None],
-) -> Iterator[ArrayDraft]:
-    """The case as drafts: one, unless distinct items are written out. Raises Undecidable.
+class Resolver:
+    """Turns cases into shapes, some of whose items may turn out to have no values.
 
     `single_values` splits a formula into its values if it has finitely many, all scalars; `all_strings` gives the
     bodies of its values if they are strings.
     """
-    counts = _merge_counts(case.counts)
-    length = max([len(block.prefix) for block in case.blocks] + [count.start for count in counts], default=0)
-    if case.high is not None:
-        length = min(length, case.high)
-    prefix = tuple(case.at(index, formulas) for index in range(length))
-    rest = case.at(length, formulas) if case.high is None or case.high > length else FALSE
-    high = case.high
-    for index, item in enumerate(prefix):
-        if item is FALSE:
-            high, prefix, rest = index, prefix[:index], FALSE
-            break
-    if rest is FALSE:
-        high = len(prefix) if high is None else min(high, len(prefix))
-    while prefix and prefix[-1] is rest and not counts:
-        prefix = prefix[:-1]
-    if high is not None and case.low > high:
-        return
-    if case.unique is not None and (high is None or high > 1):
-        yield from _distinct(case, prefix, rest, high, counts, single_values, all_strings)
-        return
-    draft = ArrayDraft(prefix, rest, case.low, high)
-    if counts:
+
+    def __init__(
+        self,
+        formulas: Formulas,
+        schema_of: Callable[[Formula], Schema],
+        single_values: Callable[[Formula], list[Formula] | None],
+        all_strings: Callable[[Formula], Expr | None],
+    ) -> None:
+        self.formulas = formulas
+        self.schema_of = schema_of
+        self.single_values = single_values
+        self.all_strings = all_strings
+
+    def shapes(self, case: ArrayCase) -> Iterator[Array]:
+        """One shape, unless distinct items are written out. Raises Undecidable."""
+        formulas = self.formulas
+        counts = _merge_counts(case.counts)
+        length = max([len(block.prefix) for block in case.blocks] + [count.start for count in counts], default=0)
+        if case.high is not None:
+            length = min(length, case.high)
+        prefix = tuple(case.at(index, formulas) for index in range(length))
+        rest = case.at(length, formulas) if case.high is None or case.high > length else FALSE
+        if FALSE in prefix:
+            prefix, rest = prefix[: prefix.index(FALSE)], FALSE
+        high = lower_of(case.high, len(prefix)) if rest is FALSE else case.high
+        while prefix and prefix[-1] is rest and not counts:
+            prefix = prefix[:-1]
+        is_void = (high is not None and case.low > high) or any(count.is_void() for count in counts)
+        if is_void:
+            return
+        if case.unique is not None and (high is None or high > 1):
+            if counts:
+                raise Undecidable("uniqueItems", "distinct items together with contains", case.unique)
+            yield from self._distinct(case, prefix, rest, high)
+            return
         if len(counts) > 1:
             raise Undecidable("contains", "several counts of different items in one array")
-        count = counts[0]
-        spots = [*enumerate(prefix), (len(prefix), rest)]
-        draft.matching = tuple(
-            formulas.both(item, count.value) if index >= count.start else FALSE for index, item in spots
+        contains = self._contains(prefix, rest, counts[0]) if counts else None
+        yield Array(tuple(map(self.schema_of, prefix)), self.schema_of(rest), case.low, high, contains)
+
+    def _contains(self, prefix: tuple[Formula, ...], rest: Formula, count: Count) -> Contains:
+        both, other = self.formulas.both, self.formulas.negate(count.value)
+        matching: list[Formula] = []
+        others: list[Formula] = []
+        for index, item in enumerate((*prefix, rest)):
+            is_counted = index >= count.start
+            matching.append(both(item, count.value) if is_counted else FALSE)
+            others.append(both(item, other) if is_counted and count.high is not None else item)
+        return Contains(
+            tuple(map(self.schema_of, matching)), tuple(map(self.schema_of, others)), count.low, count.high
         )
-        draft.other = tuple(
-            item if index < count.start or count.high is None else formulas.both(item, formulas.negate(count.value))
-            for index, item in spots
-        )
-        draft.count_low, draft.count_high = count.low, count.high
-    yield draft
+
+    def _distinct(
+        self, case: ArrayCase, prefix: tuple[Formula, ...], rest: Formula, high: int | None
+    ) -> Iterator[Array]:
+        """Arrays of distinct items, where the items have finitely many values or are strings."""
+        if prefix:
+            yield from self._distinct_tuples(case, prefix, rest)
+            return
+        values, texts = self.single_values(rest), None
+        if values is not None:
+            high = lower_of(high, len(values))
+        else:
+            texts = self.all_strings(rest)
+            if texts is None:
+                reason = "items that are neither strings nor finitely many scalars"
+                raise Undecidable("uniqueItems", reason, case.unique)
+            if case.low > MOST_NOTED:
+                raise Undecidable("uniqueItems", f"more than {MOST_NOTED} different strings", case.unique)
+            available = num_texts(texts, ENOUGH_TEXTS)
+            high = lower_of(high, available if available < ENOUGH_TEXTS else None)
+        if high is None or case.low <= high:
+            distinct = None if values is None else tuple(map(self.schema_of, values))
+            yield Array((), self.schema_of(rest), case.low, high, distinct=distinct, noted=texts)
+
+    def _distinct_tuples(self, case: ArrayCase, prefix: tuple[Formula, ...], rest: Formula) -> Iterator[Array]:
+        written: list[tuple[Formula, ...]] = [()]
+        lengths = [written]
+        for item in prefix:
+            values = self.single_values(item)
+            if rest is not FALSE or values is None:
+                raise Undecidable("uniqueItems", "a tuple whose items are not finitely many scalars", case.unique)
+            written = [(*array, value) for array in written for value in values if value not in array]
+            if len(written) > FEW_ITEMS:
+                raise Undecidable("uniqueItems", f"a tuple of more than {FEW_ITEMS} combinations", case.unique)
+            lengths.append(written)
+        for length, arrays in enumerate(lengths):
+            if case.low <= length:
+                for array in arrays:
+                    yield Array(tuple(map(self.schema_of, array)), None, length, length)
 
 
 def _merge_counts(counts: tuple[Count, ...]) -> list[Count]:
     """One count for each start and value, and none that holds anyway."""
     merged: dict[tuple[int, Formula], Count] = {}
     for count in counts:
-        key = (count.start, count.value)
-        old = merged.get(key)
-        if old is not None:
-            highs = [high for high in (old.high, count.high) if high is not None]
-            count = Count(count.start, count.value, max(old.low, count.low), min(highs, default=None))
-        merged[key] = count
+        old = merged.get((count.start, count.value), count)
+        least, most = max(old.low, count.low), lower_of(old.high, count.high)
+        merged[count.start, count.value] = Count(count.start, count.value, least, most)
     return [count for count in merged.values() if count.low > 0 or count.high is not None]
-
-
-def _distinct(
-    case: ArrayCase,
-    prefix: tuple[Formula, ...],
-    rest: Formula,
-    high: int | None,
-    counts: list[Count],
-    single_values: Callable[[Formula], list[Formula] | None],
-    all_strings: Callable[[Formula], Expr | None],
-) -> Iterator[ArrayDraft]:
-    """Arrays of distinct items, where the items have finitely many values or are strings."""
-    if counts:
-        raise Undecidable("uniqueItems", "distinct items together with contains", case.unique)
-    if not prefix:
-        values = single_values(rest)
-        if values is None:
-            yield from _noted(case, rest, high, all_strings(rest))
-            return
-        high = len(values) if high is None else min(high, len(values))
-        if case.low <= high:
-            yield ArrayDraft((), rest, case.low, high, distinct=tuple(values))
-        return
-    split = [single_values(item) for item in prefix]
-    if rest is not FALSE or any(values is None for values in split):
-        raise Undecidable("uniqueItems", "a tuple whose items are not finitely many scalars", case.unique)
-    written: list[tuple[Formula, ...]] = [()]
-    lengths = [written]
-    for values in split:
-        assert values is not None
-        written = [(*array, value) for array in written for value in values if value not in array]
-        if len(written) > FEW_ITEMS:
-            raise Undecidable("uniqueItems", f"a tuple of more than {FEW_ITEMS} combinations", case.unique)
-        lengths.append(written)
-    for length, arrays in enumerate(lengths):
-        if case.low <= length <= (len(prefix) if high is None else high):
-            for array in arrays:
-                yield ArrayDraft(array, FALSE, length, length)
-
-
-def _noted(case: ArrayCase, rest: Formula, high: int | None, texts: Expr | None) -> Iterator[ArrayDraft]:
-    if texts is None:
-        raise Undecidable("uniqueItems", "items that are neither strings nor finitely many scalars", case.unique)
-    if case.low > MOST_NOTED:
-        raise Undecidable("uniqueItems", f"more than {MOST_NOTED} different strings", case.unique)
-    available = num_texts(texts, ENOUGH_TEXTS)
-    if available < ENOUGH_TEXTS:
-        high = available if high is None else min(high, available)
-    if high is None or case.low <= high:
-        yield ArrayDraft((), rest, case.low, high, noted=texts)

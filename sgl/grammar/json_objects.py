@@ -8,16 +8,18 @@ are formulas. The evaluator calls all of this.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product
+from math import prod
 from typing import Final, NamedTuple
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.expr import Expr, difference, intersect, is_empty, matches, union, words
 from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_cases
 from sgl.grammar.jsontext import CANONICAL_BODY, string_body
+from sgl.grammar.shape import KeyPattern, Object, Schema
 
 FEW_KEYS: Final = 64
 """A key pattern with at most this many keys is written out as declared keys."""
@@ -185,18 +187,6 @@ class ObjectCase:
 ANY_OBJECT: Final = ObjectCase()
 
 
-@dataclass(slots=True, eq=False)
-class ObjectDraft:
-    """A final case: every declared key with its merged formula, disjoint patterns for all others."""
-
-    names: dict[str, Formula]
-    required: frozenset[str]
-    patterns: tuple[tuple[Expr, Formula], ...]
-    exists: tuple[tuple[Expr, Formula], ...]
-    low: int
-    high: int | None
-
-
 def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
     """The keys that a block without patterns allows to have values, if there is such a block that allows no others."""
     closed = [block for block in blocks if block.rest is FALSE and not block.patterns]
@@ -244,8 +234,9 @@ def _without(names: list[str], keys: Expr) -> Expr:
     return difference(keys, words(bodies)) if bodies else keys
 
 
-def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
-    """The case as drafts: one, unless existence demands can be met by several declared keys or patterns."""
+def resolve(case: ObjectCase, formulas: Formulas, schema_of: Callable[[Formula], Schema]) -> Iterator[Object]:
+    """The case as shapes, some of whose values may turn out to have none: one shape, unless existence demands can be
+    met by several declared keys or patterns."""
     names: dict[str, Formula] = {}
     for block in case.blocks:
         for name in block.names:
@@ -264,13 +255,12 @@ def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
         if few is not None:
             cells.remove(cell)
             names.update((key_of(body), cell[1]) for body in few)
-    patterns = tuple(cells)
-    for number, choice in enumerate(
-        product(*[_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists])
-    ):
+    ways = [_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists]
+    if prod(map(len, ways)) > CASES_LIMIT:
+        raise too_many_cases()
+    patterns = tuple(KeyPattern(key, schema_of(value)) for key, value in cells)
+    for choice in product(*ways):
         formulas.work(len(names))
-        if number >= CASES_LIMIT:
-            raise too_many_cases()
         chosen = dict(names)
         demanded = set(required)
         exists: dict[tuple[Expr, Formula], None] = {}
@@ -280,8 +270,10 @@ def resolve(case: ObjectCase, formulas: Formulas) -> Iterator[ObjectDraft]:
                 demanded.add(place)
             else:
                 exists[place, value] = None
+        properties = tuple((name, schema_of(value)) for name, value in chosen.items())
         for together in _joint(list(exists), formulas):
-            yield ObjectDraft(chosen, frozenset(demanded), patterns, together, case.low, case.high)
+            demands = tuple(KeyPattern(key, schema_of(value)) for key, value in together)
+            yield Object(properties, frozenset(demanded), patterns, case.low, case.high, demands)
 
 
 def _joint(demands: list[tuple[Expr, Formula]], formulas: Formulas) -> Iterator[tuple[tuple[Expr, Formula], ...]]:

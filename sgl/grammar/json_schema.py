@@ -6,25 +6,26 @@ formulas have values at all, and hands out shapes on demand. The grammar compile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import or_
 from typing import Final
 
 from sgl.errors import GrammarError, GrammarTooLarge
-from sgl.grammar import json_arrays, json_objects
+from sgl.grammar import json_objects
 from sgl.grammar.expr import EMPTY, Expr, union, words
-from sgl.grammar.json_arrays import ArrayCase, ArrayDraft
+from sgl.grammar.json_arrays import ArrayCase, Resolver
 from sgl.grammar.json_document import Dialect, Document, dialect_of
 from sgl.grammar.json_formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula, TooManyCases, Undecidable
 from sgl.grammar.json_numbers import number_text
-from sgl.grammar.json_objects import ObjectCase, ObjectDraft
+from sgl.grammar.json_objects import ObjectCase
 from sgl.grammar.json_reader import NeedsTracking, Subschema
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_sets import Sets, as_cases
 from sgl.grammar.json_strings import StringSet
 from sgl.grammar.numbers import NumberSet
-from sgl.grammar.shape import Array, Contains, CountedString, Exists, KeyPattern, Object, Schema, Shape, Text
+from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text, num_spots
 from sgl.grammar.shortest import num_texts
 
 MOST_FORMULAS: Final = 50_000
@@ -75,9 +76,8 @@ class _Values:
     compilation: _Compilation
     text: Expr = EMPTY
     counted: list[CountedString] = field(default_factory=list)
-    objects: list[ObjectDraft] = field(default_factory=list)
-    arrays: list[ArrayDraft] = field(default_factory=list)
-    is_inhabited: bool = False
+    nested: list[Object | Array] = field(default_factory=list)
+    """With children of which not all may have values."""
     users: list[_Values] = field(default_factory=list)
     shapes: tuple[Shape, ...] | None = None
 
@@ -94,6 +94,8 @@ class _Compilation:
         self.sets = sets
         self.any_spelling = any_spelling
         self.values: dict[Formula, _Values] = {}
+        self.inhabited: set[Schema] = set()
+        self.arrays = Resolver(sets.formulas, self._of, self._single_values, self._all_strings)
         self._unseen: list[_Values] = []
         self._size = 0
 
@@ -103,7 +105,7 @@ class _Compilation:
         while self._unseen:
             self._look_into(self._unseen.pop())
         self._find_inhabited()
-        if not root.is_inhabited:
+        if root not in self.inhabited:
             raise GrammarError("no JSON value satisfies this schema")
         return root
 
@@ -139,11 +141,12 @@ class _Compilation:
         values.text = union(*texts)
         for case in chain(*[as_cases(sets.of(formula, kind).value) for kind in (OBJECT, ARRAY)]):
             if isinstance(case, ObjectCase):
-                values.objects += self._object_drafts(formula, case)
+                values.nested += self._objects(formula, case)
             elif isinstance(case, ArrayCase):
-                values.arrays += self._array_drafts(formula, case)
-        for child in dict.fromkeys(chain(_children_of_objects(values.objects), _children_of_arrays(values.arrays))):
-            self._of(child).users.append(values)
+                values.nested += self._arrays(formula, case)
+        for child in dict.fromkeys(child for shape in values.nested for child in _children(shape)):
+            assert isinstance(child, _Values)
+            child.users.append(values)
 
     def _scalars(self, formula: Formula) -> tuple[frozenset[str], NumberSet, StringSet]:
         """The literals, numbers and strings of a formula."""
@@ -153,24 +156,24 @@ class _Compilation:
         assert isinstance(strings, StringSet)
         return literals, numbers, strings
 
-    def _object_drafts(self, formula: Formula, case: ObjectCase) -> list[ObjectDraft]:
+    def _objects(self, formula: Formula, case: ObjectCase) -> list[Object]:
         try:
-            return list(json_objects.resolve(case, self.sets.formulas))
+            return list(json_objects.resolve(case, self.sets.formulas, self._of))
         except TooManyCases as error:
             self._refuse(formula, "not", str(error))
-            return list(json_objects.resolve(replace(case, exists=()), self.sets.formulas))
+            return list(json_objects.resolve(replace(case, exists=()), self.sets.formulas, self._of))
 
-    def _array_drafts(self, formula: Formula, case: ArrayCase) -> list[ArrayDraft]:
+    def _arrays(self, formula: Formula, case: ArrayCase) -> list[Array]:
         try:
-            return list(json_arrays.resolve(case, self.sets.formulas, self._single_values, self._all_strings))
+            return list(self.arrays.shapes(case))
         except Undecidable as error:
             if error.path is None:
                 self._refuse(formula, error.keyword, error.reason)
             else:
                 self.sets.report.problem(error.path, error.keyword, error.reason)
             if error.keyword == "uniqueItems":
-                return self._array_drafts(formula, replace(case, unique=None))
-            return self._array_drafts(formula, replace(case, counts=case.counts[:-1]))
+                return self._arrays(formula, replace(case, unique=None))
+            return self._arrays(formula, replace(case, counts=case.counts[:-1]))
 
     def _refuse(self, formula: Formula, keyword: str, reason: str) -> None:
         """Report something at the place in the schema that a formula comes from, as near as is known."""
@@ -213,45 +216,65 @@ class _Compilation:
         waiting = list(self.values.values())
         while waiting:
             values = waiting.pop()
-            if not values.is_inhabited and self._has_values(values):
-                values.is_inhabited = True
-                waiting += [user for user in values.users if not user.is_inhabited]
+            if values not in self.inhabited and self._has_values(values):
+                self.inhabited.add(values)
+                waiting += values.users
 
     def _has_values(self, values: _Values) -> bool:
         if values.text is not EMPTY or values.counted:
             return True
-        return any(map(self._is_object_possible, values.objects)) or any(
-            map(self._is_array_possible, values.arrays)
+        return any(
+            self._is_possible(shape) if isinstance(shape, Object) else self._most_items(shape) is not None
+            for shape in values.nested
         )
 
-    def _is_object_possible(self, draft: ObjectDraft) -> bool:
-        is_inhabited = self._is_inhabited
-        if not all(is_inhabited(draft.names[name]) for name in draft.required):
+    def _is_possible(self, shape: Object) -> bool:
+        """Whether there are such objects."""
+        inhabited, low, high = self.inhabited, shape.min_properties, shape.max_properties
+        num_inhabited = sum(value in inhabited for _, value in shape.properties)
+        if any(value not in inhabited for name, value in shape.properties if name in shape.required):
             return False
-        if not all(is_inhabited(value) for _, value in draft.exists):
+        if any(demand.value not in inhabited for demand in shape.exists):
             return False
-        if draft.high is not None and max(draft.low, len(draft.required) + len(draft.exists)) > draft.high:
+        if high is not None and max(low, len(shape.required) + len(shape.exists)) > high:
             return False
-        if draft.low <= len(draft.required):
+        if low <= len(shape.required):
             return True
-        available = sum(map(is_inhabited, draft.names.values()))
-        for key, value in draft.patterns:
-            if available < draft.low and is_inhabited(value):
-                found = num_texts(key, min(draft.low, MOST_COUNTED_KEYS + 1))
+        available = num_inhabited
+        for pattern in shape.patterns:
+            if available < low and pattern.value in inhabited:
+                found = num_texts(pattern.key, min(low, MOST_COUNTED_KEYS + 1))
                 if found > MOST_COUNTED_KEYS:
                     raise GrammarTooLarge(
                         f"minProperties asks for more than {MOST_COUNTED_KEYS} undeclared keys",
-                        states=draft.low,
+                        states=low,
                         limit=MOST_COUNTED_KEYS,
                     )
                 available += found
-        return available >= draft.low
+        return available >= low
 
-    def _is_array_possible(self, draft: ArrayDraft) -> bool:
-        return _array_length(draft, self._is_inhabited) is not None
-
-    def _is_inhabited(self, formula: Formula) -> bool:
-        return self.values[formula].is_inhabited
+    def _most_items(self, shape: Array) -> float | None:
+        """The largest number of items that such arrays can have; None if there are no such arrays."""
+        length, contains = shape.min_items, shape.contains
+        can_be = [item in self.inhabited for item in (*shape.prefix, shape.items)]
+        if contains is not None:
+            can_match = [item in self.inhabited for item in contains.matching]
+            can_differ = [item in self.inhabited for item in contains.other]
+            can_be = list(map(or_, can_match, can_differ))
+            last = len(can_be) - 1
+            while length < last and num_spots(can_match, 0, length) < contains.min_count:
+                length += 1
+            lacking = contains.min_count - num_spots(can_match, 0, length)
+            if lacking > 0:
+                if not can_match[last]:
+                    return None
+                length += lacking
+            forced = length - num_spots(can_differ, 0, length)
+            if contains.max_count is not None and forced > contains.max_count:
+                return None
+        most = _ENDLESS if shape.max_items is None else float(shape.max_items)
+        most = min(most, can_be.index(False) if False in can_be else _ENDLESS)
+        return most if length <= most else None
 
     # Shapes
 
@@ -260,85 +283,45 @@ class _Compilation:
         if values.text is not EMPTY:
             yield Text(values.text)
         yield from values.counted
-        for draft in values.objects:
-            if self._is_object_possible(draft):
-                yield self._object(draft)
-        for array in values.arrays:
-            high = _array_length(array, self._is_inhabited)
-            if high is not None:
-                yield self._array(array, high)
+        for shape in values.nested:
+            if isinstance(shape, Array):
+                most = self._most_items(shape)
+                if most is not None:
+                    yield self._array(shape, most)
+            elif self._is_possible(shape):
+                properties = tuple(pair for pair in shape.properties if pair[1] in self.inhabited)
+                patterns = tuple(pattern for pattern in shape.patterns if pattern.value in self.inhabited)
+                yield replace(shape, properties=properties, patterns=patterns)
 
-    def _object(self, draft: ObjectDraft) -> Object:
-        return Object(
-            tuple((name, self.values[value]) for name, value in draft.names.items() if self._is_inhabited(value)),
-            draft.required,
-            tuple(
-                KeyPattern(key, self.values[value]) for key, value in draft.patterns if self._is_inhabited(value)
-            ),
-            draft.low,
-            draft.high,
-            tuple(Exists(key, self.values[value]) for key, value in draft.exists),
+    def _array(self, shape: Array, most: float) -> Array:
+        high = None if most == _ENDLESS else int(most)
+        contains = shape.contains
+        if contains is not None:
+            matching, other = map(self._only_inhabited, (contains.matching, contains.other))
+            contains = replace(contains, matching=matching, other=other)
+        prefix = shape.prefix[:high]
+        (items,) = self._only_inhabited((shape.items,))
+        return replace(
+            shape,
+            prefix=prefix,
+            items=items if high is None or high > len(prefix) else None,
+            max_items=high,
+            contains=contains,
         )
 
-    def _array(self, draft: ArrayDraft, high: float) -> Array:
-        most = None if high == _ENDLESS else int(high)
-        prefix = draft.prefix if most is None else draft.prefix[:most]
-        if draft.matching is None or draft.other is None:
-            contains = None
-        else:
-            matching, other = ([self._or_none(item) for item in items] for items in (draft.matching, draft.other))
-            contains = Contains(tuple(matching), tuple(other), draft.count_low, draft.count_high)
-        return Array(
-            tuple(self.values[item] for item in prefix),
-            self._or_none(draft.rest) if most is None or most > len(prefix) else None,
-            draft.low,
-            most,
-            contains,
-            None if draft.distinct is None else tuple(self.values[value] for value in draft.distinct),
-            draft.noted,
-        )
-
-    def _or_none(self, formula: Formula) -> _Values | None:
-        values = self.values[formula]
-        return values if values.is_inhabited else None
+    def _only_inhabited(self, items: tuple[Schema | None, ...]) -> tuple[Schema | None, ...]:
+        return tuple(item if item in self.inhabited else None for item in items)
 
 
 _LITERALS: Final = {"null": None, "true": True, "false": False}
 _ENDLESS: Final = float("inf")
 
 
-def _array_length(draft: ArrayDraft, is_inhabited: Callable[[Formula], bool]) -> float | None:
-    """The largest number of items that the arrays of a draft can have; None if there are no such arrays."""
-    high = _ENDLESS if draft.high is None else float(draft.high)
-    if draft.matching is None or draft.other is None:
-        spots = [*draft.prefix, draft.rest]
-        empty = next((i for i, item in enumerate(spots) if not is_inhabited(item)), _ENDLESS)
-        high = min(high, empty)
-        return high if draft.low <= high else None
-    can_match = [is_inhabited(item) for item in draft.matching]
-    can_differ = [is_inhabited(item) for item in draft.other]
-    last = len(can_match) - 1
-    length = matches = forced = 0
-    while length < draft.low or matches < draft.count_low:
-        spot = min(length, last)
-        if length >= high or not (can_match[spot] or can_differ[spot]):
-            return None
-        if length > last and length >= draft.low and not can_match[last]:
-            return None
-        length, matches, forced = length + 1, matches + can_match[spot], forced + (not can_differ[spot])
-    if draft.count_high is not None and forced > draft.count_high:
-        return None
-    empty = next((i for i in range(last + 1) if not (can_match[i] or can_differ[i])), _ENDLESS)
-    return min(high, empty)
-
-
-def _children_of_objects(drafts: list[ObjectDraft]) -> Iterator[Formula]:
-    for draft in drafts:
-        yield from draft.names.values()
-        yield from (value for _, value in chain(draft.patterns, draft.exists))
-
-
-def _children_of_arrays(drafts: list[ArrayDraft]) -> Iterator[Formula]:
-    for draft in drafts:
-        yield from (*draft.prefix, draft.rest)
-        yield from (*(draft.matching or ()), *(draft.other or ()), *(draft.distinct or ()))
+def _children(shape: Object | Array) -> Iterator[Schema]:
+    if isinstance(shape, Object):
+        yield from (value for _, value in shape.properties)
+        yield from (pattern.value for pattern in (*shape.patterns, *shape.exists))
+    else:
+        counted = () if shape.contains is None else (*shape.contains.matching, *shape.contains.other)
+        spots = (*shape.prefix, shape.items, *counted, *(shape.distinct or ()))
+        yield from (item for item in spots if item is not None)

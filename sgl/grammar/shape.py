@@ -7,6 +7,7 @@ alternatives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,19 +42,7 @@ class CountedString:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyPattern:
-    """Undeclared keys whose body (JSON text without quotes, canonical) matches `key` need a value of `value`.
-
-    The patterns of one object are disjoint, and disjoint from its declared and forbidden keys.
-    """
-
-    key: Expr
-    value: Schema
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Exists:
-    """At least one undeclared key that matches `key` must be present with a value of `value` (a subset of
-    what the object's patterns allow for such keys)."""
+    """Undeclared keys whose body (JSON text without quotes, canonical) matches `key`, and their values."""
 
     key: Expr
     value: Schema
@@ -65,9 +54,10 @@ class Object:
 
     `properties` are the declared keys with everything that applies to them already merged into the value's schema,
     in the order in which they are generated; every value schema has values (an optional key without values is in
-    `forbidden`). Every key that is not declared must match one of `patterns`: a key that matches none is not
-    allowed. An unconstrained object has one pattern: any key body outside declared and forbidden ones. The builder
-    makes the patterns disjoint.
+    `forbidden`). Every key that is not declared must match one of `patterns`, which are disjoint, and disjoint from
+    declared and forbidden keys: a key that matches none is not allowed. An unconstrained object has one pattern: any
+    key body outside declared and forbidden ones. Of each of `exists` at least one undeclared key must be present, its
+    values being among those that `patterns` allow for such keys.
     """
 
     properties: tuple[tuple[str, Schema], ...] = ()
@@ -75,7 +65,7 @@ class Object:
     patterns: tuple[KeyPattern, ...] = ()
     min_properties: int = 0
     max_properties: int | None = None
-    exists: tuple[Exists, ...] = ()
+    exists: tuple[KeyPattern, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,3 +103,9 @@ class Array:
 
 
 Shape = Text | CountedString | Object | Array
+
+
+def num_spots(spots: Sequence[bool], start: int, end: int) -> int:
+    """How many of the positions from `start` to before `end` are true; the last stands for all behind it."""
+    last = len(spots) - 1
+    return sum(spots[start : min(end, last)]) + spots[last] * max(end - max(start, last), 0)
