@@ -169,9 +169,9 @@ _interned: WeakValueDictionary[tuple[object, ...], Expr] = WeakValueDictionary()
 _lock = Lock()
 
 
-def intern(kind: Callable[..., Expr], *parts: object) -> Expr:
-    """kind(*parts), one object for each."""
-    key = (kind, *parts)
+def intern(kind: Callable[..., Expr], *parts: object, key: tuple[object, ...] | None = None) -> Expr:
+    """kind(*parts), one object for each, or for each `key`."""
+    key = key or (kind, *parts)
     found = _interned.get(key)
     if found is None:
         with _lock:  # grammars are compiled in several threads
@@ -214,12 +214,5 @@ def _words(texts: tuple[bytes, ...], low: int, high: int, depth: int) -> Expr:
     if high - low == 1:
         return _literal(texts[low][depth:], 0)
     if high - low < 16:
-        texts, low, high, depth = tuple(word[depth:] for word in texts[low:high]), 0, high - low, 0
-        key: tuple[object, ...] = (Words, texts)
-    else:
-        key = (Words, id(texts), low, high, depth)
-    found = _interned.get(key)
-    if found is None:
-        with _lock:
-            found = _interned[key] = _interned.get(key) or Words(texts, low, high, depth)
-    return found
+        return intern(Words, tuple(word[depth:] for word in texts[low:high]), 0, high - low, 0)
+    return intern(Words, texts, low, high, depth, key=(Words, id(texts), low, high, depth))

@@ -225,6 +225,7 @@ class _Parser:
         return least, (int(high) if high else None) if comma else least
 
     def group(self, at: int) -> Node | None:
+        before = self.ignore_case, self.dot_all
         negative: bool | None = None
         if self.take("?"):
             if self.take("#"):
@@ -250,15 +251,21 @@ class _Parser:
                 negative = False
             elif self.take("!"):
                 negative = True
-            elif not self.take(":"):
-                return self.flags(at)
+            else:
+                self.flags(at)
+                if self.take(")"):
+                    if before != (self.ignore_case, self.dot_all) and at > 0:
+                        self.fail("flags without a colon stand at the start of the pattern", at)
+                    return None
+                if not self.take(":"):
+                    self.fail("a group does not end", at)
         body = self.choice()
+        self.ignore_case, self.dot_all = before
         if not self.take(")"):
             self.fail("a group does not end", at)
         return body if negative is None else LookAhead(body, negative)
 
-    def flags(self, at: int) -> Node | None:
-        before = self.ignore_case, self.dot_all
+    def flags(self, at: int) -> None:
         value = True
         while self.position < len(self.pattern) and self.pattern[self.position] not in ":)":
             flag = self.next()
@@ -272,17 +279,6 @@ class _Parser:
                 self.refuse(f"the flag {flag}", at)
             elif flag != "a":
                 self.fail(f"an unknown flag {flag!r}", at)
-        if self.take(")"):
-            if before != (self.ignore_case, self.dot_all) and at > 0:
-                self.fail("flags without a colon stand at the start of the pattern", at)
-            return None
-        if not self.take(":"):
-            self.fail("a group does not end", at)
-        body = self.choice()
-        self.ignore_case, self.dot_all = before
-        if not self.take(")"):
-            self.fail("a group does not end", at)
-        return body
 
     def char_class(self, at: int) -> Node:
         is_negated = self.take("^")
