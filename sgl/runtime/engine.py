@@ -424,10 +424,9 @@ class Prepared:
         if rid is not None and rid in self.rids:
             raise InvalidRequest(f"rid {rid!r} is given to two requests", param="rid")
         for submission, result in pairs:
-            uid = submission.request.uid
             self.submissions.append(submission)
-            self.call.add(uid, result)
-            self.rids[result.rid] = [uid]
+            self.call.add(result)
+            self.rids[result.header.rid] = [result.header.uid]
         if rid is not None:
             self.rids[rid] = [submission.request.uid for submission, _ in pairs]
 

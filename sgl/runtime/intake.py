@@ -24,7 +24,7 @@ from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints import Constraints
 from sgl.runtime.loop import Submission
-from sgl.runtime.native import NativeResult
+from sgl.runtime.native import Header, NativeResult
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.text.output import TextOutput
@@ -145,7 +145,7 @@ class Intake:
                         guide=guides[sample],
                         stream=ask.stream,
                     ),
-                    NativeResult(request, rid, token_text),
+                    NativeResult(Header.of(request, rid), token_text),
                 )
             )
         return made

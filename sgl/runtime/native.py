@@ -9,58 +9,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout
 from sgl.runtime.batch import Int32Array, Logprobs
 from sgl.runtime.loop import Detail, Output
-from sgl.runtime.scheduler.request import FinishReason
+from sgl.runtime.scheduler.request import FinishReason, Request
 
 Entry = list[Any]  # [logprob | None, token id, text | None]
 
 
-class Asked(Protocol):
-    """What a result needs to know of its request."""
-
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt."""
-
-    @property
-    def prompt_ids(self) -> Int32Array | None:
-        """int32 [prompt_len]; needed where some of them are scored."""
-
-    @property
-    def logprob_start(self) -> int | None:
-        """The first one that is scored."""
-
-    @property
-    def top_logprobs(self) -> int:
-        """How many of the likeliest tokens are told; -1: no logprobs at all."""
-
-    @property
-    def token_ids_logprob(self) -> Int32Array | None:
-        """Tokens whose logprobs are told everywhere."""
-
-
 class Header(NamedTuple):
-    """What a result needs to know of its request, in a process that does not have it. It travels as a plain tuple,
-    which is a tenth of the work."""
+    """What a result needs to know of its request. It travels between processes as a plain tuple, which is a tenth of
+    the work."""
 
     uid: int
     rid: str
     prompt_len: int
-    prompt_ids: Int32Array | None
-    logprob_start: int | None
-    top_logprobs: int
-    token_ids_logprob: Int32Array | None
+    scored: Int32Array | None  # the prompt's tokens whose logprobs are told
+    top_logprobs: int  # how many of the likeliest tokens are told; -1: no logprobs at all
+    given: Int32Array | None  # tokens whose logprobs are told everywhere
 
     @classmethod
-    def of(cls, uid: int, rid: str, asked: Asked) -> Header:
+    def of(cls, request: Request, rid: str) -> Header:
         """The header of a request."""
-        ids = asked.prompt_ids if asked.logprob_start is not None else None
-        given = asked.token_ids_logprob
-        return cls(uid, rid, asked.prompt_len, ids, asked.logprob_start, asked.top_logprobs, given)
+        start, given = request.logprob_start, request.token_ids_logprob
+        scored = None if start is None else request.prompt_ids[start:]
+        return cls(request.uid, rid, request.prompt_len, scored, request.top_logprobs, given)
 
 
 @dataclass(slots=True)
@@ -71,8 +46,7 @@ class NativeResult:
     event in `event`, which is what a stream sends.
     """
 
-    request: Asked
-    rid: str
+    header: Header
     token_text: Callable[[int], str] | None  # given if logprobs carry their token's text
     started: float = field(default_factory=time.monotonic)
     text: str = ""
@@ -107,9 +81,9 @@ class NativeResult:
         detail = self._detail
         assert detail is not None, "the first output brings it"
         meta: dict[str, Any] = {
-            "id": self.rid,
+            "id": self.header.rid,
             "finish_reason": _finish_reason(self.finish_reason, len(self.output_ids)),
-            "prompt_tokens": self.request.prompt_len,
+            "prompt_tokens": self.header.prompt_len,
             "completion_tokens": len(self.output_ids),
             "forced_tokens": detail.num_forced,
             "cached_tokens": detail.cached_len,
@@ -118,13 +92,12 @@ class NativeResult:
             "prefill_time": detail.prefill_seconds,
             "e2e_latency": time.monotonic() - self.started,
         }
-        if self.request.top_logprobs >= 0:
+        if self.header.top_logprobs >= 0:
             meta.update(self._logprobs(first_logprob))
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
 
     def _logprobs(self, first: int) -> dict[str, Any]:
-        prompt, start = self.request.prompt_ids, self.request.logprob_start
-        scored = [] if start is None or prompt is None else prompt[start:].tolist()
+        scored = [] if self.header.scored is None else self.header.scored.tolist()
         output = self._output[first:]
         sampled = self.output_ids[first : first + len(output)] or [0] * len(output)
         fields: dict[str, Any] = {
@@ -132,11 +105,11 @@ class NativeResult:
             "output_token_logprobs": self._entries(_flat(output), sampled),
             "output_token_logprobs_length": len(self._output),
         }
-        if self.request.top_logprobs > 0:
+        if self.header.top_logprobs > 0:
             head: list[list[Entry] | None] = [None] if scored else []
             fields["input_top_logprobs"] = head + self._top(self._input)
             fields["output_top_logprobs"] = self._top(output)
-        given = self.request.token_ids_logprob
+        given = self.header.given
         if given is not None:
             head = [None] if scored else []
             fields["input_token_ids_logprobs"] = head + self._given(self._input, given.tolist())
@@ -176,8 +149,9 @@ class Call:
         self.is_list = is_list
         self._index: dict[int, int] = {}
 
-    def add(self, uid: int, result: NativeResult) -> None:
+    def add(self, result: NativeResult) -> None:
         """Expect another result."""
+        uid = result.header.uid
         self._index[uid] = len(self.results)
         self.results[uid] = result
         self.unfinished += 1

@@ -178,8 +178,7 @@ class EngineProcess(EngineHandle):
         if isinstance(waiter, _Waiter):
             waiter.call = Call(is_list)
             for header in itertools.starmap(Header, headers):
-                result = NativeResult(header, header.rid, self._token_text, started=waiter.began)
-                waiter.call.add(header.uid, result)
+                waiter.call.add(NativeResult(header, self._token_text, started=waiter.began))
 
     # ── the life of the process ─────────────────────────────────────────────────────────────────────────────────
 

@@ -36,7 +36,6 @@ from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine, Prepared
 from sgl.runtime.loop import Output
-from sgl.runtime.native import Header
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
@@ -116,7 +115,7 @@ class _Worker:
         with working_for(identity), self._answering(call_id):
             call = _Call(call_id, identity, engine.prepare(**arguments))
             whole = call.prepared.call
-            headers = [Header.of(uid, result.rid, result.request) for uid, result in whole.results.items()]
+            headers = [result.header for result in whole.results.values()]
             with self._lock:
                 if call_id not in self._calls:
                     return
@@ -146,7 +145,7 @@ class _Worker:
         whole.results[uid].finish_reason = reason
         whole.unfinished -= 1
         with working_for(call.identity):
-            logger.debug("finished %s: %s", whole.results[uid].rid, reason.type)
+            logger.debug("finished %s: %s", whole.results[uid].header.rid, reason.type)
         if not whole.unfinished:
             self._forget(call.id)
 
