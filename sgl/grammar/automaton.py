@@ -204,15 +204,13 @@ class Automaton:
         return PUSH_BIT | self.state(members)
 
     def _threads_inside(self, schema: Schema, bracket: int) -> list[Thread]:
-        found: dict[Thread, None] = {}
+        threads: list[Thread] = []
         for shape in schema.alternatives():
             if bracket == OPEN_BRACE and isinstance(shape, Object):
-                objects = self.builder.one(ObjectPlan, self.builder, shape)
-                found.update(dict.fromkeys(objects.threads_at_start()))
+                threads += self.builder.one(ObjectPlan, self.builder, shape).threads_at_start()
             elif bracket == OPEN_BRACKET and isinstance(shape, Array):
-                arrays = self.builder.one(ArrayPlan, self.builder, shape)
-                found.update(dict.fromkeys(arrays.threads_at_start()))
-        return list(found)
+                threads += self.builder.one(ArrayPlan, self.builder, shape).threads_at_start()
+        return list(dict.fromkeys(threads))
 
     def returned(self, symbol: int, result: int) -> int:
         """The state behind a frame that was pushed as `symbol` and closed with `result`."""

@@ -44,6 +44,7 @@ __all__ = [
     "complement",
     "concat",
     "difference",
+    "grouped",
     "intersect",
     "is_empty",
     "literal",
@@ -160,7 +161,7 @@ class Intersection(Compound):
                 for other, target in arcs
                 if (both := mask & other)
             ]
-        return _grouped((mask, intersect(*targets)) for mask, targets in cells)
+        return grouped((mask, intersect(*targets)) for mask, targets in cells)
 
     def __repr__(self) -> str:
         return "(" + "&".join(map(repr, self.members)) + ")"
@@ -183,7 +184,7 @@ class Complement(Compound):
             arcs.append((mask, complement(target)))
         if rest:
             arcs.append((rest, ANYTHING))
-        return _grouped(arcs)
+        return grouped(arcs)
 
     def __repr__(self) -> str:
         return f"~{self.body!r}"
@@ -445,10 +446,11 @@ def merge_arcs(lists: Iterable[Arcs]) -> Arcs:
             else:
                 cells.append((mask, [target]))
             covered |= mask
-    return _grouped((mask, targets[0] if len(targets) == 1 else union(*targets)) for mask, targets in cells)
+    return grouped((mask, targets[0] if len(targets) == 1 else union(*targets)) for mask, targets in cells)
 
 
-def _grouped(arcs: Iterable[tuple[int, Expr]]) -> Arcs:
+def grouped(arcs: Iterable[tuple[int, Expr]]) -> Arcs:
+    """Arcs with those to one target drawn together, and those that lead nowhere left out."""
     by_target: dict[Expr, int] = {}
     for mask, target in arcs:
         if target is not EMPTY:

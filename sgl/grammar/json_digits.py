@@ -6,12 +6,12 @@ into alternatives. Called by the schema compiler for every constrained number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
 from typing import Final, NamedTuple
 
-from sgl.grammar.expr import EMPTY, Arcs, Compound, Expr
+from sgl.grammar.expr import EMPTY, Arcs, Compound, Expr, grouped
 from sgl.grammar.expr_leaves import ENDLESS
 from sgl.grammar.numbers import Exact, Range
 
@@ -114,15 +114,6 @@ class Form:
     def arcs(self, state: State) -> Arcs:
         """The bytes that may follow."""
         raise NotImplementedError
-
-
-def grouped(arcs: Iterable[tuple[int, Expr | None]]) -> Arcs:
-    """Arcs with those to one target drawn together, and those that lead nowhere left out."""
-    masks: dict[Expr, int] = {}
-    for mask, target in arcs:
-        if target is not None and target is not EMPTY:
-            masks[target] = masks.get(target, 0) | mask
-    return tuple((mask, target) for target, mask in masks.items())
 
 
 class Bound:
@@ -257,14 +248,14 @@ class Plain(Form):
     def arcs(self, state: State) -> Arcs:
         phase = state.phase
         is_full = phase == FRACTION and self.max_decimals is not None and state.place >= self.max_decimals
-        found: list[tuple[int, Expr | None]] = []
+        found: list[tuple[int, Expr]] = []
         if phase != ZERO and not is_full:
             found = [(1 << 0x30 + digit, self._digit(state, digit)) for digit in range(10)]
         if phase in (ZERO, INTEGER) and self.max_decimals != 0:
             found.append((1 << 0x2E, self._point(state)))
         return grouped(found)
 
-    def _digit(self, state: State, digit: int) -> Expr | None:
+    def _digit(self, state: State, digit: int) -> Expr:
         phase, place, before, digits, remainders = state
         digits += self.counts_digits and digits <= MOST_DIGITS
         left = []
@@ -277,7 +268,7 @@ class Plain(Form):
                 left.append((10 * old + digit) % step)
             place = 0 if against == [SETTLED, SETTLED] else place + 1
         elif digits > MOST_DIGITS:
-            return None
+            return EMPTY
         else:
             after = FRACTION
             against = [
@@ -287,10 +278,10 @@ class Plain(Form):
                 is_zero_behind = place >= decimals and digit == 0
                 new = old if is_zero_behind or old < 0 else (10 * old + digit) % step if place < decimals else -1
                 if new < 0 and is_wanted:
-                    return None
+                    return EMPTY
                 left.append(new)
             place = min(place + 1, self._place_limit(against))
-        return None if _DEAD in against else self.node(State(after, place, tuple(against), digits, tuple(left)))
+        return EMPTY if _DEAD in against else self.node(State(after, place, tuple(against), digits, tuple(left)))
 
     def _place_limit(self, against: list[int]) -> int:
         """Beyond this many decimals one more zero changes nothing."""
@@ -299,13 +290,13 @@ class Plain(Form):
             limits.append(0 if seen == SETTLED else len(bound.fraction))
         return max(limits)
 
-    def _point(self, state: State) -> Expr | None:
+    def _point(self, state: State) -> Expr:
         if state.digits >= MOST_DIGITS:
-            return None
+            return EMPTY
         against = [
             bound.after_point(seen, state.place) for bound, seen in zip(self.bounds, state.against, strict=True)
         ]
-        return None if _DEAD in against else self.node(State(POINT, 0, tuple(against), *state[3:]))
+        return EMPTY if _DEAD in against else self.node(State(POINT, 0, tuple(against), *state[3:]))
 
 
 class Scientific(Form):
@@ -330,7 +321,7 @@ class Scientific(Form):
 
     def arcs(self, state: State) -> Arcs:
         phase = state.phase
-        found: list[tuple[int, Expr | None]] = []
+        found: list[tuple[int, Expr]] = []
         if phase != INTEGER:
             first = 1 if phase == START else 0
             found = [(1 << 0x30 + digit, self._digit(state, digit)) for digit in range(first, 10)]
@@ -340,11 +331,11 @@ class Scientific(Form):
             found.append((1 << 0x45 | 1 << 0x65, self._exponent(state)))
         return grouped(found)
 
-    def _digit(self, state: State, digit: int) -> Expr | None:
+    def _digit(self, state: State, digit: int) -> Expr:
         phase, place, before, decimals, _ = state
         decimals += phase != START and self.is_whole
         if decimals > _MOST_DECIMALS:
-            return None
+            return EMPTY
         against = tuple(
             seen or compare(digit, bound.significant[place : place + 1])
             for bound, seen in zip(self.bounds, before, strict=True)

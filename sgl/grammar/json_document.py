@@ -35,11 +35,11 @@ ONE_SCHEMA: Final = _names(
 LIST_OF_SCHEMAS: Final = _names("allOf anyOf items oneOf prefixItems")
 NAMED_SCHEMAS: Final = _names("$defs definitions dependencies dependentSchemas patternProperties properties")
 
-IN_PLACE: Final = _names(
-    "$ref $dynamicRef $recursiveRef allOf anyOf oneOf not if dependencies dependentRequired dependentSchemas "
-    "unevaluatedProperties unevaluatedItems"
-)
-"""The keywords that apply other schemas to the same value."""
+IN_PLACE: Final = (
+    "oneOf", "anyOf", "not", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref",
+    "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems",
+)  # fmt: skip
+"""The keywords that apply other schemas to the same value, those first that rather multiply its alternatives."""
 
 # Schemas with one of these are alike to no other.
 _OF_ITS_OWN: Final = _names("$id id $anchor $dynamicAnchor $recursiveAnchor $schema")

@@ -21,6 +21,8 @@ from sgl.grammar.time_limit import check_time
 LITERAL, NUMBER, STRING, OBJECT, ARRAY = KINDS = range(5)
 """The kinds of JSON values; null, true and false are literals."""
 ALL_KINDS: Final = 31
+TAGS: Final = ("literal", "number", "string", "object", "array")
+"""What values of each kind are called in their frozen form."""
 
 CASES_LIMIT: Final = 256
 """How many alternatives one object may have before the schema is refused as too large."""
@@ -51,7 +53,7 @@ class Values(Formula):
     __slots__ = ("values",)
 
     def __init__(self, values: Mapping[Frozen, object]) -> None:
-        super().__init__("leaf", kinds=reduce(or_, (_KIND_OF_TAG[tag] for tag, _ in values)))
+        super().__init__("leaf", kinds=sum(1 << TAGS.index(tag) for tag in {tag for tag, _ in values}))
         self.values = values
 
 
@@ -279,15 +281,6 @@ class Formulas:
         if found is None:
             found = self._made[key] = Formula(operator, members, kinds)
         return found
-
-
-_KIND_OF_TAG: Final = {
-    "literal": 1 << LITERAL,
-    "number": 1 << NUMBER,
-    "string": 1 << STRING,
-    "object": 1 << OBJECT,
-    "array": 1 << ARRAY,
-}
 
 
 def freeze(value: object) -> Frozen:

@@ -189,13 +189,16 @@ class Subschema(Formula):
 
     def by_itself(self) -> Formula:
         """What it says without applying other schemas to the same value."""
-        return self.reader.by_itself(self.location, self.scope, self.keywords - IN_PLACE - {"then", "else"})
+        return self.reader.by_itself(
+            self.location, self.scope, self.keywords.difference(IN_PLACE, ("then", "else"))
+        )
 
     def expansion(self) -> Formula:
         """It as the conjunction of its parts, but for unevaluated*."""
         if self._expansion is None:
+            applying = self.keywords.intersection(IN_PLACE)
             parts = [self.by_itself()]
-            parts += [self._applied(keyword) for keyword in self.schema if keyword in self.keywords & IN_PLACE]
+            parts += [self._applied(keyword) for keyword in self.schema if keyword in applying]
             self._expansion = self.reader.formulas.both(*parts)
         return self._expansion
 

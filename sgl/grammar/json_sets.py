@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from sgl.grammar.expr import words
 from sgl.grammar.json_arrays import ANY_ARRAY, ArrayCase, Items
-from sgl.grammar.json_document import Document
+from sgl.grammar.json_document import IN_PLACE, Document
 from sgl.grammar.json_formula import (
     CASES_LIMIT,
     FALSE,
@@ -23,6 +23,7 @@ from sgl.grammar.json_formula import (
     NUMBER,
     OBJECT,
     STRING,
+    TAGS,
     TRUE,
     Case,
     Cases,
@@ -42,19 +43,11 @@ from sgl.grammar.json_reader import UNEVALUATED, Fact, Reader, Subschema
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_strings import Strings, StringSet, make_strings
 from sgl.grammar.jsontext import string_body
-from sgl.grammar.numbers import NumberSet, exact, make_set
+from sgl.grammar.numbers import NumberSet, make_set
 from sgl.grammar.time_limit import check_time
 
 LOOK_AHEAD: Final = 4
 """How many required keys and items deep a case is searched for one that no value fits, before it is kept."""
-
-
-COMBINATORS: Final = (
-    "oneOf", "anyOf", "not", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref",
-    "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems",
-)  # fmt: skip
-"""The keywords that may multiply alternatives; the first of a subschema is what is named when there are too many.
-"""
 
 
 class ReferenceLoop(Exception):
@@ -97,7 +90,7 @@ class Sets:
             case Subschema(operator="leaf"):
                 return Keywords(formula, lambda strings: self.of(strings, STRING)).set_of(kind)
             case Values():
-                return Known(self._of_values(formula.values.values(), kind))
+                return Known(self._of_values(formula, kind))
             case Fact():
                 return Known((formula.case,) if kind == OBJECT else everything)
             case Unknown():
@@ -157,7 +150,7 @@ class Sets:
                     raise
                 return Known(context, self._refuse(formula, "$ref", "the reference leads back to itself"))
             except TooManyCases as error:
-                combinator = next(name for name in COMBINATORS if name in formula.keywords)
+                combinator = next(name for name in IN_PLACE if name in formula.keywords)
                 dropped = self._refuse(formula, combinator, str(error), error)
                 return Known(self._meet_known(context, formula.by_itself(), kind).value, dropped)
         if unevaluated is None:
@@ -257,19 +250,17 @@ class Sets:
                 problem = self.report.problem(error.path or "", error.keyword, error.reason)
         return Known(context, problem)
 
-    def _of_values(self, values: Iterable[object], kind: int) -> KindSet:
+    def _of_values(self, formula: Values, kind: int) -> KindSet:
         """The members of one kind of a list of plain values."""
+        held = [text for tag, text in formula.values if tag == TAGS[kind]]
         if kind == LITERAL:
-            names = {None: "null", True: "true", False: "false"}
-            return frozenset(names[value] for value in values if value is None or isinstance(value, bool))
+            return frozenset(held)
         if kind == NUMBER:
-            numbers = [value for value in values if isinstance(value, int | float | Fraction)]
-            return make_set(
-                (), [exact(v) if isinstance(v, float) else v for v in numbers if not isinstance(v, bool)]
-            )
+            return make_set((), [number for number in held if isinstance(number, Fraction | int)])
         if kind == STRING:
-            texts = [string_body(value) for value in values if isinstance(value, str)]
-            return make_strings([Strings(body=words(texts))]) if texts else StringSet()
+            texts = [string_body(text) for text in held if isinstance(text, str)]
+            return make_strings([Strings(body=words(texts))] if texts else [])
+        values = formula.values.values()
         if kind == OBJECT:
             return tuple(self._object_value(value) for value in values if isinstance(value, dict))
         return tuple(self._array_value(value) for value in values if isinstance(value, list))

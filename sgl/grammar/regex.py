@@ -38,11 +38,11 @@ def compile_regex(pattern: str, *, dialect: Dialect = "ecma", search: bool = Tru
     return _Compiler(pattern, json=json).whole(parse(pattern, dialect), search=search)
 
 
-def single_class_repeat(pattern: str, *, search: bool = True) -> tuple[Expr, int, int | None] | None:
-    """(character, low, high) if an ECMA pattern is one class of characters repeated over the whole text: over the
-    JSON text of a string.
+def single_class_repeat(pattern: str) -> tuple[Expr, int, int | None] | None:
+    """(character, low, high) if an ECMA pattern, searched, is one class of characters repeated over the whole text:
+    over the JSON text of a string.
     """
-    found = _class_repeat(parse(pattern, "ecma"), search=search)
+    found = _class_repeat(parse(pattern, "ecma"), search=True)
     return None if found is None else (charset.json_text(found[0]), found[1], found[2])
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeVar, cast
 
 from sgl.grammar.expr import EMPTY, EPSILON, Expr, concat, literal, repeat
-from sgl.grammar.shape import CountedString, Schema
+from sgl.grammar.shape import Schema
 from sgl.grammar.tables import CHARS, INC_CHAR, RESET_CHAR
 
 KeyOrder = Literal["schema", "any"]
@@ -293,16 +293,6 @@ class Builder:
     def after(self, expr: Expr, then: Node) -> Node:
         """The node where `expr` stands before `then`."""
         return then if expr is EPSILON else self.one(After, self, expr, then)
-
-    def counted_string(self, shape: CountedString, then: Node) -> Thread:
-        """The thread before the opening quote of a counted string."""
-        closing = self.after(literal(b'"'), then)
-        text = self.one(CountedText, self, shape.char, shape.min_length, shape.max_length, closing)
-        return self.lexeme(literal(b'"'), text)
-
-    def opening(self, bracket: bytes, schema: Schema, then: Node) -> Thread:
-        """The thread before the bracket that opens an object or array."""
-        return self.lexeme(literal(bracket), Opening(schema, then))
 
 
 class After(Node):

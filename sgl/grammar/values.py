@@ -6,8 +6,10 @@ and `arrays.py`.
 
 from __future__ import annotations
 
+from sgl.grammar.expr import literal
+from sgl.grammar.jsontext import QUOTE
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Text
-from sgl.grammar.threads import Builder, Node, Thread
+from sgl.grammar.threads import Builder, CountedText, Node, Opening, Thread
 
 
 class ValueNode(Node):
@@ -25,12 +27,13 @@ class ValueNode(Node):
             match shape:
                 case Text(expr):
                     found.update(dict.fromkeys(builder.enter(expr, self.then)))
-                case CountedString():
-                    found[builder.counted_string(shape, self.then)] = None
+                case CountedString(char, low, high):
+                    closing = builder.after(QUOTE, self.then)
+                    found[builder.lexeme(QUOTE, builder.one(CountedText, builder, char, low, high, closing))] = None
                 case Object():
-                    found[builder.opening(b"{", self.schema, self.then)] = None
+                    found[builder.lexeme(literal(b"{"), Opening(self.schema, self.then))] = None
                 case Array():
-                    found[builder.opening(b"[", self.schema, self.then)] = None
+                    found[builder.lexeme(literal(b"["), Opening(self.schema, self.then))] = None
         return tuple(found)
 
 
