@@ -28,6 +28,7 @@ from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
 
+LONE, WARM_UP = 60, 5  # requests that are alone, and those before them
 ROUNDS = 12
 
 
@@ -60,9 +61,9 @@ async def main() -> None:
 
 
 async def measured(ways: list[Any], num_streams: int) -> list[dict[str, list[float]]]:
-    """For each way, of each round: seconds to the first token of a lone request, seconds a token of all streams
-    together. The ways take turns, so that what else the machine does hits them alike; what it does only ever adds,
-    so the least of the rounds says what it costs undisturbed."""
+    """For each way: seconds to the first token of each lone request, seconds a token of each round of all streams. The
+    ways take turns, so that what else the machine does hits them alike; what it does only ever adds, so the least says
+    what it costs undisturbed."""
 
     async def one(stream: Any, prompt: str) -> tuple[float, int]:
         began, first, count = time.perf_counter(), 0.0, 0
@@ -72,17 +73,18 @@ async def measured(ways: list[Any], num_streams: int) -> list[dict[str, list[flo
         return first, count
 
     found: list[dict[str, list[float]]] = [{"first token, 1 stream": [], "a token, all streams": []} for _ in ways]
-    for round_number in range(ROUNDS + 1):
+    for number in range(-WARM_UP, LONE):
         for stream, costs in zip(ways, found, strict=True):
-            firsts = [(await one(stream, f"lone {round_number} {i}"))[0] for i in range(4)]
+            first, _ = await one(stream, f"lone {number}")
+            if number >= 0:
+                costs["first token, 1 stream"].append(first)
+    for number in range(-1, ROUNDS):
+        for stream, costs in zip(ways, found, strict=True):
             began = time.perf_counter()
-            results = await asyncio.gather(
-                *(one(stream, f"{round_number} of stream {i}") for i in range(num_streams))
-            )
-            seconds = (time.perf_counter() - began) / sum(count for _, count in results)
-            if round_number:  # the first one warms up
-                costs["first token, 1 stream"] += firsts
-                costs["a token, all streams"].append(seconds)
+            results = await asyncio.gather(*(one(stream, f"{number} of stream {i}") for i in range(num_streams)))
+            if number >= 0:
+                seconds = time.perf_counter() - began
+                costs["a token, all streams"].append(seconds / sum(count for _, count in results))
     return found
 
 
