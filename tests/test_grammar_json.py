@@ -185,8 +185,9 @@ def _chain(length: int) -> dict[str, Any]:
         {"allOf": [{"pattern": f"{a}.{{0,9}}{a}.{{9}}$"} for a in "abcdef"]},
         {"properties": {"\ud800": True}},
         {"minimum": 10**2000},
+        {"minLength": float("inf")},
     ],
-    ids=["deep", "product", "doubling", "pattern", "surrogate", "digits"],
+    ids=["deep", "product", "doubling", "pattern", "surrogate", "digits", "infinity"],
 )
 def test_hostile_schemas_end_in_a_typed_error(schema: object) -> None:
     with pytest.raises(GrammarError):

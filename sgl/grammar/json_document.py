@@ -121,14 +121,15 @@ class Location:
     parent: Location | None = None
     tokens: tuple[str | int, ...] = ()
 
-    def path(self, *tokens: str | int) -> str:
-        """The JSON pointer of the schema, or of something below it."""
-        steps = [tokens]
+    def path(self) -> str:
+        """The JSON pointer of the schema."""
+        steps = []
         here: Location | None = self
         while here is not None:
             steps.append(here.tokens)
             here = here.parent
-        return "".join(f"/{_escape(token)}" for step in reversed(steps) for token in step)
+        tokens = [str(token) for step in reversed(steps) for token in step]
+        return "".join("/" + token.replace("~", "~0").replace("/", "~1") for token in tokens)
 
 
 class UnresolvedReference(Exception):
@@ -324,7 +325,3 @@ def _join(base: str, reference: str) -> str:
         return urljoin(base, reference)
     except ValueError:
         return reference
-
-
-def _escape(token: str | int) -> str:
-    return str(token).replace("~", "~0").replace("/", "~1")

@@ -106,12 +106,14 @@ class Keywords:
     def count(self, keyword: str) -> int | None:
         """A number that is not negative; None where it is absent or malformed."""
         value = self.raw(keyword)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             self.malformed(keyword, "a number of things is expected")
             return None
-        return int(value)
+        return value
 
     def strings(self, keyword: str) -> list[str]:
         """A list of strings, empty where it is absent or malformed."""
@@ -150,15 +152,12 @@ class Keywords:
         self.problem = self.problem or problem
 
     def _numbers(self, result: NumberSet) -> NumberSet:
-        for plain, exclusive, is_low in (
-            ("minimum", "exclusiveMinimum", True),
-            ("maximum", "exclusiveMaximum", False),
-        ):
-            bounds = [(self.number(plain), self.raw(exclusive) is True), (self.number(exclusive), True)]
-            for bound, is_open in bounds:
-                if bound is not None:
-                    part = Range(low=bound, low_open=is_open) if is_low else Range(high=bound, high_open=is_open)
-                    result &= make_set([part])
+        low, high = self.number("minimum"), self.number("maximum")
+        over, below = self.number("exclusiveMinimum"), self.number("exclusiveMaximum")
+        is_over, is_below = self.raw("exclusiveMinimum") is True, self.raw("exclusiveMaximum") is True  # draft 4
+        for part in (Range(low, high, is_over, is_below), Range(over, below, over is not None, below is not None)):
+            if part != Range():
+                result &= make_set([part])
         step = self.number("multipleOf")
         if step is not None:
             if step <= 0:

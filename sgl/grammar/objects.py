@@ -43,12 +43,10 @@ class ObjectPlan:
         self.sorted_names = sorted(range(len(self.names)), key=self.names.__getitem__)
         required = [i for i, (name, _) in enumerate(shape.properties) if name in shape.required]
         self.required_mask = sum(1 << i for i in required)
-        self.last_required = required[-1] if required else -1
         self.required_from = _counts_from(required, len(self.names))
         """[i] is the number of required keys from index i on."""
         self.is_counted = shape.max_properties is not None or shape.min_properties > len(required)
-        limit = shape.max_properties if shape.max_properties is not None else shape.min_properties
-        self.count_cap = max(limit, shape.min_properties)
+        self.count_cap = max(shape.max_properties or 0, shape.min_properties)
         self.every_met = (1 << len(shape.exists)) - 1
         self.after_quote = concat(builder.space, literal(b":"), builder.space)
         self.start = Seen(0, 0, 0, 0)
