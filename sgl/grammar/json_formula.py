@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import reduce
-from operator import and_, or_
+from operator import or_
 from typing import Final, Literal, Protocol, Self
 
 from sgl.errors import GrammarTooLarge
@@ -206,10 +206,16 @@ class Formulas:
                 flat.update(dict.fromkeys(formula.members))
             elif formula is not TRUE:
                 flat[formula] = None
-        if any(isinstance(member, Values) for member in flat):
-            flat = self._sift_values(flat)
-        kinds = reduce(and_, (member.kinds for member in flat), ALL_KINDS)
-        if not kinds or any(member.operator == "not" and member.members[0] in flat for member in flat):
+        for member in flat:
+            if isinstance(member, Values):
+                flat = self._sift_values(flat)
+                break
+        kinds = ALL_KINDS
+        for member in flat:
+            kinds &= member.kinds
+            if member.operator == "not" and member.members[0] in flat:
+                return FALSE
+        if not kinds:
             return FALSE
         return self._combine("and", tuple(flat), kinds) if flat else TRUE
 

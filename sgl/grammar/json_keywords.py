@@ -54,7 +54,7 @@ class Keywords:
         self.keywords = subschema.keywords
         self.location = subschema.location
         self.child = subschema.child
-        self.types = subschema.types()
+        self.types = subschema.types
         self.report = subschema.reader.report
         self.is_tracking = subschema.reader.is_tracking
         self.strings_of = strings_of

@@ -16,6 +16,7 @@ from math import prod
 from typing import Final, NamedTuple
 
 from sgl.errors import GrammarTooLarge
+from sgl.grammar.byteset import bytes_of
 from sgl.grammar.expr import Expr, difference, intersect, is_empty, matches, union, words
 from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_cases
 from sgl.grammar.jsontext import CANONICAL_BODY, string_body
@@ -108,16 +109,16 @@ class ObjectCase:
 
     def needed(self, formulas: Formulas, sides: tuple[ObjectCase, ...] = ()) -> Iterator[Formula]:
         """As `Case.needed`."""
-        names = [name for name in self.required if all(side.concerns(name) for side in sides)]
+        names = list(self.required)
+        for side in sides:
+            named = side.named
+            if named is not None:  # what it only asks for is left to others
+                names = [name for name in names if name in named or name not in side.required]
         formulas.work(len(self.blocks) * len(names))
         return (self.under(name, formulas) for name in names)
 
-    def concerns(self, name: str) -> bool:
-        """Whether the case says something about the value of a key, or leaves it to others to ask for it."""
-        return self._named is None or name in self._named or name not in self.required
-
     @cached_property
-    def _named(self) -> frozenset[str] | None:
+    def named(self) -> frozenset[str] | None:
         """The keys of which something is said; None if it is also said of undeclared ones."""
         if any(block.patterns or block.rest is not TRUE for block in self.blocks):
             return None
@@ -358,10 +359,10 @@ def few_words(expr: Expr, limit: int) -> list[bytes] | None:
             found.append(text)
             if len(found) > limit:
                 return None
-        for mask, target in here.arcs():
-            if mask.bit_count() > limit:
-                return None
-            stack.extend((target, text + bytes((byte,))) for byte in range(256) if mask >> byte & 1)
+        arcs = here.arcs()
+        if any(mask.bit_count() > limit for mask, _ in arcs):
+            return None
+        stack.extend((target, text + bytes((byte,))) for mask, target in arcs for byte in bytes_of(mask))
     return found
 
 

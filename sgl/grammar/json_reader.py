@@ -44,6 +44,7 @@ TYPES: Final = {
     "array": 1 << ARRAY,
 }
 """The names of types and the kinds, as a mask, that they are about."""
+_EVERY_TYPE: Final = frozenset(TYPES)
 UNEVALUATED: Final = {OBJECT: "unevaluatedProperties", ARRAY: "unevaluatedItems"}
 MOST_BRANCHES_WITH_UNEVALUATED: Final = 8
 
@@ -113,9 +114,8 @@ class Reader:
         if not rest:
             return values
         own = Subschema("leaf", self, location, scope, rest)
-        types = own.types()
-        if isinstance(values, Values) and types is not None and rest <= {"type", "nullable"}:
-            return self.formulas.values({key: v for key, v in values.values.items() if _is_of(key, types)})
+        if isinstance(values, Values) and own.types is not None and rest <= {"type", "nullable"}:
+            return self.formulas.values({key: v for key, v in values.values.items() if _is_of(key, own.types)})
         return both(values, own)
 
     def _values(self, location: Location, keyword: str) -> Formula:
@@ -150,7 +150,7 @@ class Subschema(Formula):
     what it says of the unevaluated. Else it is a leaf.
     """
 
-    __slots__ = ("_expansion", "keywords", "location", "reader", "schema", "scope")
+    __slots__ = ("_expansion", "keywords", "location", "reader", "schema", "scope", "types")
 
     def __init__(
         self, operator: Operator, reader: Reader, location: Location, scope: Scope, keywords: frozenset[str]
@@ -162,13 +162,14 @@ class Subschema(Formula):
         self.scope = scope
         self.keywords = keywords
         self._expansion: Formula | None = None
-        types = self.types()
-        super().__init__(operator, kinds=ALL_KINDS if types is None else sum({TYPES[name] for name in types}))
-
-    def types(self) -> frozenset[str] | None:
+        self.types = self._types()
         """The names of the types that `type` allows; None where it is malformed."""
+        kinds = ALL_KINDS if self.types is None else sum({TYPES[name] for name in self.types})
+        super().__init__(operator, kinds=kinds)
+
+    def _types(self) -> frozenset[str] | None:
         if "type" not in self.keywords:
-            return frozenset(TYPES)
+            return _EVERY_TYPE
         given = self.schema["type"]
         names = [given] if isinstance(given, str) else given
         if not isinstance(names, list) or not all(isinstance(name, str) and name in TYPES for name in names):

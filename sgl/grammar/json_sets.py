@@ -107,21 +107,23 @@ class Sets:
 
     def _within(self, context: KindSet, formula: Formula, kind: int) -> Known:
         """What of a context belongs to a formula."""
-        match formula if kind >= OBJECT or context is EVERYTHING[kind] else None:
-            case Subschema(operator="schema") as schema:
-                return self._within_schema(context, schema, kind)
-            case Formula(operator="and"):
+        match formula.operator if kind >= OBJECT or context is EVERYTHING[kind] else "":
+            case "schema":
+                assert isinstance(formula, Subschema)
+                return self._within_schema(context, formula, kind)
+            case "and":
                 problem = None
                 for member in sorted(formula.members, key=self._weight):
                     context, own = self._within(context, member, kind)
                     problem = problem or own
                 return Known(context, problem)
-            case Formula(operator="or"):
+            case "or":
                 parts = (self._within(context, member, kind) for member in formula.members)
                 return self._any_of(parts, context, kind)
-            case OneOf() as one:
-                return self._within_one(context, one, kind)
-            case Formula(operator="not") if not self.reader.is_tracking:
+            case "one":
+                assert isinstance(formula, OneOf)
+                return self._within_one(context, formula, kind)
+            case "not" if not self.reader.is_tracking:
                 return self._without(context, formula.members[0], kind)
         return self._meet_known(context, formula, kind)
 
@@ -212,25 +214,25 @@ class Sets:
         if not formula.kinds >> kind & 1:
             return Known(context)
         members = formula.members
-        match formula if kind >= OBJECT or context is EVERYTHING[kind] else None:
-            case Formula(operator="true"):
+        match formula.operator if kind >= OBJECT or context is EVERYTHING[kind] else "":
+            case "true":
                 return Known(NOTHING[kind])
-            case Subschema(operator="schema") as schema if schema.unevaluated(kind) is None:
-                with self._active(schema, kind):
-                    return self._without(context, schema.expansion(), kind)
-            case Formula(operator="and"):
+            case "schema" if isinstance(formula, Subschema) and formula.unevaluated(kind) is None:
+                with self._active(formula, kind):
+                    return self._without(context, formula.expansion(), kind)
+            case "and":
                 return self._any_of((self._without(context, member, kind) for member in members), context, kind)
-            case Formula(operator="or"):
+            case "or":
                 problem = None
                 for member in members:
                     context, own = self._without(context, member, kind)
                     problem = problem or own
                 return Known(context, problem)
-            case OneOf():
+            case "one":
                 none = self.formulas.both(*map(self.formulas.negate, members))
                 several = [self.formulas.both(*pair) for pair in combinations(members, 2)]
                 return self._within(context, self.formulas.either(none, *several), kind)
-            case Formula(operator="not"):
+            case "not":
                 return self._within(context, members[0], kind)
         value, problem = self.of(formula, kind)
         return Known(context) if problem is not None else self._minus(context, value, kind)
