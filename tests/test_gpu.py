@@ -282,7 +282,8 @@ def test_replayed_steps_equal_launched_ones_and_the_float32_oracle(model_path: P
         ours, same, exact = (driver.logits[-1] for driver in everyone)
         errors = [error_of(ours, exact), error_of(same, exact)]
         assert max(errors) < 4e-2
-        assert error_of(ours, same) < 1.5 * max(errors)  # each rounds its own way: their products are cut differently
+        # Each rounds its own way: their products are cut differently.
+        assert error_of(ours, same) < 1.5 * max(errors)
 
 
 def test_decode_steps_never_wait_for_the_device(model_path: Path) -> None:
