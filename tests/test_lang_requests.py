@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import sgl
+import sgl.lang.run as lang_run
 from sgl.lang import ir
 from sgl.lang.run import SEGMENT_NODES
 from tests.lang_mocks import MockBackend, ProgramBackend
@@ -325,3 +327,47 @@ def test_a_wide_fork_starts_no_thread_per_branch() -> None:
     assert state["x"] == [str(i) for i in range(500)]
     assert backend.max_running == 500
     assert threading.active_count() <= threads + 2
+
+
+def test_the_watch_over_recording_bodies_outlives_runs_that_come_while_it_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Collections run code in the middle of anything, and threads take turns there."""
+
+    class Recording:
+        is_over = False
+
+        def __init__(self) -> None:
+            self._unsent = [1]
+
+        def flush(self) -> None:
+            self._unsent = []
+
+    class Litter:
+        def __init__(self) -> None:
+            self.itself = self
+            weakref.finalize(self, sum, range(50))
+
+    def litter() -> None:
+        while not is_over.is_set():
+            Litter()
+
+    monkeypatch.setattr(lang_run, "IDLE_S", 0.0005)
+    watch, is_over = lang_run.IdleWatch(), threading.Event()
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    thread = threading.Thread(target=litter)
+    thread.start()
+    try:
+        sys.setswitchinterval(1e-6)
+        gc.set_threshold(20)
+        for _ in range(30_000):
+            watch.add(Recording())  # type: ignore[arg-type]
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
+        is_over.set()
+        thread.join()
+    deadline = time.monotonic() + 30
+    while watch._recording:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -8,6 +8,7 @@ ends, when a segment grows long, or when the body has been busy with something e
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections import deque
@@ -288,7 +289,7 @@ class IdleWatch:
         io.loop().call_later(IDLE_S, self._tick)
 
     def _tick(self) -> None:
-        for run, seen in list(self._recording.items()):
+        for run, seen in self._recording.copy().items():  # other threads add runs, also while a list would be made
             waiting = len(run._unsent)
             if waiting == 0 or run.is_over:
                 self._recording.pop(run, None)
@@ -303,6 +304,7 @@ class IdleWatch:
 
 
 idle_watch = IdleWatch()
+os.register_at_fork(after_in_child=idle_watch.__init__)  # type: ignore[misc]  # nobody ticks there
 
 
 def child_seed(run: Run) -> int:
