@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -256,9 +256,9 @@ def test_arguments_are_streamed_before_they_end() -> None:
 
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5", NOTATION), ("mistral-v3", None)])
-def test_notations_of_real_templates(name: str, expected: Any, shared_data: Path) -> None:
+def test_notations_of_real_templates(name: str, expected: Any, unpacked: Callable[[str], Path]) -> None:
     """Mistral's begins with a control token, which no constrained text has."""
-    assert notation_of(Tokenizer.load(shared_data / "tokenizers" / name)) == expected
+    assert notation_of(Tokenizer.load(unpacked("tokenizers") / name)) == expected
 
 
 def test_the_embedded_model_reads_and_writes_the_same_calls() -> None:
