@@ -288,7 +288,9 @@ def test_pictures_of_extreme_runs_have_finite_axes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for results in ([Measured(error="x")], [Measured(events=[(0.0, 1)], output_tokens=1)], [Measured(sent=1e-9)]):
         write_plot(tmp_path / "run.html", results, report_of(results, 1e-3, {}))
-        assert "nan" not in (tmp_path / "run.html").read_text()
+        page = (tmp_path / "run.html").read_text()
+        assert "nan" not in page
+        assert not re.search(r"\binf\b", page)
 
 
 def test_rates_in_a_picture_add_up_to_the_tokens() -> None:

@@ -226,8 +226,10 @@ def turn_of(call: ToolCall, *, in_chat: bool) -> ir.Turn:
 
 
 def _is_call(data: Any) -> bool:
-    """Whether JSON without a tag is a call: an answer may have a name, too."""
-    return isinstance(data, dict) and "name" in data and ("arguments" in data or "parameters" in data)
+    """Whether JSON without a tag is a call: an answer may have a name, too, and more."""
+    if not isinstance(data, dict) or not data.keys() <= {"name", "arguments", "parameters", "id", "type"}:
+        return False
+    return "name" in data and ("arguments" in data or "parameters" in data)
 
 
 def _call(data: Any, call_id: str | None) -> ToolCall:

@@ -10,17 +10,23 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.reasoning import ReasoningSplitter
 from sgl.lang.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
 from sgl.runtime.server.protocol import ChatBody, ChosenTool, Function
 
+Sure: TypeAlias = Literal["all", "tags"] | None
+"""What of an answer's text is certain to be well-formed calls: all of it, what stands in tags, or nothing."""
 
-def call_constraint(body: ChatBody, notation: CallNotation | None, params: dict[str, Any]) -> dict[str, Any]:
-    """What holds the answer to well-formed calls of the tools, to be added to the sampling parameters; nothing where
-    it may not call any, or where the model's notation of calls is not known."""
+
+def call_constraint(
+    body: ChatBody, notation: CallNotation | None, params: dict[str, Any]
+) -> tuple[dict[str, Any], Sure]:
+    """What holds the answer to well-formed calls of the tools, to be added to the sampling parameters, and what of it
+    is sure to be calls then. No constraint where it may not call any, or where the model's notation of calls is not
+    known. Raises InvalidRequest for tools that no call can be made of."""
     functions = [tool.function for tool in body.tools or []]
     names = [function.name for function in functions]
     for name in names:
@@ -36,25 +42,25 @@ def call_constraint(body: ChatBody, notation: CallNotation | None, params: dict[
             raise InvalidRequest(
                 f"tool_choice names {chosen!r}, which is not among the tools{hint}", param="tool_choice"
             )
-        return {"json_schema": call_schema([_typed(functions[names.index(chosen)])])}
+        return {"json_schema": call_schema([_typed(functions[names.index(chosen)])])}, "all"
     if body.tool_choice == "required":
         if not functions:
             raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
         calls = call_schema([_typed(function) for function in functions])
         most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
-        return {"json_schema": {"type": "array", "items": calls, "minItems": 1, **most}}
+        return {"json_schema": {"type": "array", "items": calls, "minItems": 1, **most}}, "all"
     if not functions or body.tool_choice == "none":
-        return {}
+        return {}, None
     if "json_schema" in params:  # a document or a call
         document = {"$id": "urn:answer", **params["json_schema"]}
-        return {"json_schema": {"anyOf": [call_schema([_typed(each) for each in functions]), document]}}
+        return {"json_schema": {"anyOf": [call_schema([_typed(each) for each in functions]), document]}}, None
     if notation is None or _CONSTRAINTS & params.keys():
-        return {}
+        return {}, None
     loosely = {"parameters": {"type": "object"}}
     allowed = [
         _typed(function) if function.strict else {"name": function.name, **loosely} for function in functions
     ]
-    return {"structural_tag": call_tag(allowed, notation, only_one=body.parallel_tool_calls is False)}
+    return {"structural_tag": call_tag(allowed, notation, only_one=body.parallel_tool_calls is False)}, "tags"
 
 
 _CONSTRAINTS = {"regex", "json_schema", "ebnf", "structural_tag"}
@@ -79,14 +85,11 @@ class Piece:
 class AnswerSplitter:
     """Splits the text of one answer, in any pieces.
 
-    sure: what of the text is certain to be well-formed calls (see `call_constraint`): all of it, or what stands in
-    tags. Such a call goes out as it comes. Otherwise, from where a call may begin, text is held back until the answer
-    ends and shows what it is.
+    A call that is `sure` to be one (see `call_constraint`) goes out as it comes. Otherwise, from where a call may
+    begin, text is held back until the answer ends and shows what it is.
     """
 
-    def __init__(
-        self, reasoning_format: str | None, *, has_tools: bool, sure: Literal["all", "tags"] | None = None
-    ) -> None:
+    def __init__(self, reasoning_format: str | None, *, has_tools: bool, sure: Sure = None) -> None:
         self._reasoning = None if reasoning_format is None else ReasoningSplitter(reasoning_format)
         self._has_tools = has_tools
         self._sure = sure

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -182,8 +182,8 @@ class OpenAIApi:
         ids = await asyncio.to_thread(prompt_ids, tokenizer, service.chat_template, body, context)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         params = body.sampling_params(context or 1 if limit is None else limit)
-        held_to = call_constraint(body, await asyncio.to_thread(lambda: self._notation), params)
-        params |= held_to
+        constraint, sure = call_constraint(body, await asyncio.to_thread(lambda: self._notation), params)
+        params |= constraint
         arguments = self._arguments(body, [ids], params)
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
@@ -193,9 +193,6 @@ class OpenAIApi:
             arguments |= {"return_logprob": True, "top_logprobs_num": body.top_logprobs or 0}
         parser = service.config.reasoning_parser if body.separate_reasoning is not False else None
         has_tools = bool(body.tools) and body.tool_choice != "none"
-        sure: Literal["all", "tags"] | None = None
-        if held_to:
-            sure = "tags" if "structural_tag" in held_to else "all"
         logprobs = (lambda meta: chat_logprobs(tokenizer, meta)) if body.logprobs else None
         return _Answers(
             "chat.completion",
