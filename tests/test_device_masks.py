@@ -292,8 +292,7 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """In steps beside free rows, replayed or not. Masks are worked out on the device, once automata are closed, but for
-    documents that nest without end: the host has those that are deep, and the last masks before the budget is used up,
-    where `Closed.needed` can only bound what is needed."""
+    documents that nest without end, whose deep places the host has, and for the last tokens of a budget."""
     sizes = {"head_dim": 128, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
     tiny_checkpoint(tmp_path, with_tokenizer=True, **sizes)
     kinds: list[dict[str, Any]] = [
@@ -309,17 +308,21 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
     with Engine(tmp_path, dtype="bfloat16", check_ledger=True, **options) as engine:
 
         def run(chosen: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int, int]:
-            """The results, and how many masks were found on the device and on the host."""
+            """The results, how many masks were found on the device, and how many on the host beyond those that had to
+            be found there."""
             [before] = engine.get_server_info()["internal_states"]
             results = engine.generate(prompt=["the answer is"] * len(chosen), sampling_params=chosen)
             [after] = engine.get_server_info()["internal_states"]
             on_device, on_host = (after[name] - before[name] for name in ("device_masks", "host_masks"))
+            # Those of whom fewer than 150 tokens may still come: 256 is the model's context.
+            late = [result["meta_info"] for result, its in zip(results, chosen, strict=True) if "ignore_eos" not in its]
+            on_host -= sum(max(its["prompt_tokens"] + its["completion_tokens"] - (256 - 150), 0) for its in late)
             return results, on_device, on_host
 
         nested = [its for its in params if its.get("json_schema") is NESTED]
         others = [its for its in params if its.get("json_schema") is not NESTED]
         end = time.monotonic() + 20
-        while run(others)[2]:
+        while run(others)[2] > 0:
             assert time.monotonic() < end, "their automata are closed some time"
         for jump_cost in (engine._loop._jump_cost, 0.0, 100.0):
             engine._loop._jump_cost = jump_cost
@@ -331,7 +334,7 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
                 assert on_device
-                assert chosen is nested or not on_host
+                assert chosen is nested or on_host <= 0
                 for result, its in zip(results, chosen, strict=True):
                     if chosen is nested:
                         jsonschema.validate(json.loads(result["text"]), NESTED)
