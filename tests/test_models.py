@@ -15,8 +15,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
+from sgl.kernels.linear import PackedMatrix, linear
 from sgl.kernels.norm import add_rms_norm, rms_norm
 from sgl.kernels.rope import apply_rotary, rotary_rows
+from sgl.runtime.model import weights as weights_module
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
@@ -265,3 +267,36 @@ def test_a_token_takes_as_many_bytes_as_the_cache_allocates(tmp_path: Path) -> N
     kv = KVCache(config, num_pages=3, page_size=4, dtype=torch.float16, device=torch.device("cpu"))
     allocated = sum(tensor.nbytes for tensor in [*kv.keys, *kv.values])
     assert allocated == 3 * 4 * KVCache.bytes_per_token(config, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 5, 130])
+def test_packed_matrices_multiply_as_others(rows: int, has_bias: bool, dtype: torch.dtype) -> None:
+    x, matrix, bias = (torch.randn(shape).to(dtype) for shape in ((rows, 2 * 96), (40, 96), (40,)))
+    x = x[:, ::2]
+    if not PackedMatrix.can_hold(matrix):
+        pytest.skip(f"oneDNN packs no {dtype} here")
+    actual = linear(x, PackedMatrix.of(matrix), bias if has_bias else None)
+    assert actual.dtype == dtype
+    expected = linear(x.float(), matrix.float(), bias.float() if has_bias else None)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-1
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_packing_holds_nothing_twice_but_a_small_tied_head(
+    tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not PackedMatrix.can_hold(torch.empty(8, 8)):
+        pytest.skip("oneDNN packs nothing here")
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, tie_word_embeddings=tied))
+    for limit in (0, 1 << 20):
+        monkeypatch.setattr(weights_module, "_MAX_HELD_TWICE", limit)
+        weights = load_decoder(config, load_format="dummy").weights
+        once = weights_module.allocate_weights(config, torch.float32, torch.device("cpu"), tied=tied)
+        again = weights.embedding.nbytes if tied and limit else 0
+        assert sum(its.nbytes for its in weights.tensors()) == sum(its.nbytes for its in once.tensors()) + again
+        assert weights.num_multiplied == once.num_multiplied
+        assert isinstance(weights.lm_head, PackedMatrix) == (not tied or limit > 0)
+        assert all(isinstance(layer.down, PackedMatrix) for layer in weights.layers)

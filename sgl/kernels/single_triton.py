@@ -105,7 +105,10 @@ def _launch(
 
 def _values(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Its numbers, and what its rows are to be multiplied by."""
-    return (matrix.values, matrix.scales) if isinstance(matrix, Fp8Matrix) else (matrix, None)
+    if isinstance(matrix, torch.Tensor):
+        return matrix, None
+    assert isinstance(matrix, Fp8Matrix), "packed matrices are a CPU's"
+    return matrix.values, matrix.scales
 
 
 def _block(width: int, most: int) -> int:

@@ -34,11 +34,6 @@ class Decoder:
         self._rotary_table = rotary_table(config.rope, config.head_dim, self.max_positions, self.device)
         self._qk_norms = [self._qk_norm(layer) for layer in weights.layers]
 
-    @property
-    def num_weights(self) -> int:
-        """Numbers that one token is multiplied with, near enough: a tied embedding counts once."""
-        return sum(tensor.numel() for tensor in self.weights.tensors())
-
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
         """What an attention backend for this model must know. kv_dtype: of the cache, if not the weights'."""
         config = self.config
@@ -122,10 +117,11 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [n, vocab] of hidden states [n, hidden]; written to `out` where it is given."""
-        if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1:
+        head = self.weights.lm_head
+        if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
             # Not rounded on the way, and not written twice
-            return torch.mm(hidden, self.weights.lm_head.t(), out_dtype=torch.float32, out=out)
-        logits = functional.linear(hidden, self.weights.lm_head)
+            return torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
+        logits = linear(hidden, head, None)
         return logits.float() if out is None else out.copy_(logits)
 
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:

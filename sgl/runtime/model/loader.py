@@ -53,6 +53,7 @@ def load_decoder(
         weights.quantize()
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what the matrices took before is wanted for KV pages
+    weights.pack()
     return Decoder(config, weights, max_positions)
 
 
@@ -90,7 +91,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             for name, target in targets.items():
                 if entries[name].file == file:
                     target.copy_(_read(tensors, name, file))
-    if config.tie_word_embeddings and not tied and torch.equal(weights.lm_head, weights.embedding):
+    if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     return weights
 

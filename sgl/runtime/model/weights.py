@@ -10,8 +10,11 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from sgl.kernels.linear import Fp8Matrix, Matrix
+from sgl.kernels.linear import Fp8Matrix, Matrix, PackedMatrix
 from sgl.runtime.model.config import ModelConfig
+
+_MATRICES = ("qkv", "output", "gate_up", "down")
+_MAX_HELD_TWICE = 1 << 26  # bytes of a tied head, which is packed beside the embedding
 
 
 @dataclass(slots=True)
@@ -39,7 +42,7 @@ class Weights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
     norm: torch.Tensor  # [hidden]
-    lm_head: torch.Tensor  # [vocab, hidden]; the embedding itself where they are tied
+    lm_head: torch.Tensor | PackedMatrix  # [vocab, hidden]; the embedding itself where they are tied
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every one, once."""
@@ -47,21 +50,45 @@ class Weights:
         for layer in self.layers:
             for field in fields(layer):
                 value = getattr(layer, field.name)
-                if isinstance(value, Fp8Matrix):
-                    yield from (value.values, value.scales)
-                elif value is not None:
-                    yield value
+                if value is not None:
+                    yield from _tensors(value)
         yield self.norm
         if self.lm_head is not self.embedding:
-            yield self.lm_head
+            yield from _tensors(self.lm_head)
+
+    @property
+    def num_multiplied(self) -> int:
+        """Numbers of the matrices that every token is multiplied with."""
+        matrices = [getattr(layer, name) for layer in self.layers for name in _MATRICES]
+        return sum(next(_tensors(matrix)).numel() for matrix in [*matrices, self.lm_head])
 
     def quantize(self) -> None:
         """Keep the layers' matrices in 8 bits; embedding and head stay as they are."""
         for layer in self.layers:
-            for name in ("qkv", "output", "gate_up", "down"):
+            for name in _MATRICES:
                 matrix = getattr(layer, name)
                 if not isinstance(matrix, Fp8Matrix):
                     setattr(layer, name, Fp8Matrix.of(matrix))
+
+    def pack(self) -> None:
+        """Keep matrices as a CPU multiplies with them, where it can; each replaces what it was packed from, but for a
+        tied head, which is left alone where it is large."""
+        for layer in self.layers:
+            for name in _MATRICES:
+                matrix = getattr(layer, name)
+                if isinstance(matrix, torch.Tensor) and PackedMatrix.can_hold(matrix):
+                    setattr(layer, name, PackedMatrix.of(matrix))
+        head = self.lm_head
+        is_small = head is not self.embedding or self.embedding.nbytes <= _MAX_HELD_TWICE
+        if isinstance(head, torch.Tensor) and is_small and PackedMatrix.can_hold(head):
+            self.lm_head = PackedMatrix.of(head)
+
+
+def _tensors(matrix: Matrix) -> Iterator[torch.Tensor]:
+    if isinstance(matrix, torch.Tensor):
+        yield matrix
+    else:
+        yield from (getattr(matrix, field.name) for field in fields(matrix))
 
 
 def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, tied: bool) -> Weights:
@@ -100,7 +127,7 @@ def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.devi
 
 def checkpoint_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
     """Every tensor that a Hugging Face checkpoint of the model holds, as the view of the weights that it fills:
-    before `Weights.quantize`."""
+    before `Weights.quantize` and `Weights.pack`."""
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
     for index, layer in enumerate(weights.layers):

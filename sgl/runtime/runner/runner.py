@@ -49,7 +49,7 @@ class ModelRunner:
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
         self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids)
-        self._threads = StepThreads(model.num_weights) if device.type == "cpu" else None
+        self._threads = StepThreads(model.weights.num_multiplied) if device.type == "cpu" else None
         self._graphs: DecodeGraphs | None = None
         if max_graph_rows:
             graph_attention = cast(GraphAttention, attention)
