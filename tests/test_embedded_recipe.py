@@ -14,8 +14,9 @@ import sgl
 from tools.train_embedded.classify import classification_example, read_classes
 from tools.train_embedded.dialogues import dialogue_example
 from tools.train_embedded.domains import read_domains
-from tools.train_embedded.patterns import Sequence, say
+from tools.train_embedded.patterns import Sequence, Slot, say
 from tools.train_embedded.records import attribute_example, record_example
+from tools.train_embedded.rewriting import MARK, WAYS, mark, other_verb
 from tools.train_embedded.toolcalls import read_tools, tool_example
 from tools.train_embedded.train import Encoder
 from tools.train_embedded.values import CURRENCIES, Values, read_synonyms
@@ -72,6 +73,25 @@ def test_texts_say_what_records_hold() -> None:
                 data = record[f.key]
                 if isinstance(data, str) and data.upper() not in CURRENCIES.values():
                     assert data.casefold() in text.casefold(), (text, record)
+
+
+def test_other_ways_of_saying_keep_every_value_once() -> None:
+    rng, changed = random.Random(3), dict.fromkeys((*WAYS, other_verb), 0)
+    for domain in read_domains("train"):
+        for pattern in domain.heads * 3:
+            slots: list[str] = []
+
+            def marked(slot: Slot, slots: list[str] = slots) -> str:
+                slots.append(slot.name)
+                return mark(len(slots) - 1) if slot.setting is None else ""
+
+            text = say(pattern.sequence, rng, marked).strip()
+            for way in changed:
+                made = (lambda: "vred",) if way is other_verb else ()
+                said = way(text, rng, lambda _: "person", *made)
+                assert sorted(re.findall(MARK, said)) == sorted(re.findall(MARK, text)), (text, said)
+                changed[way] += said != text
+    assert min(changed.values()) > 50, changed
 
 
 def test_pieces_encode_as_whole_texts_do() -> None:

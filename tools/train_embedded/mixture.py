@@ -14,12 +14,12 @@ from tools.train_embedded.toolcalls import tool_example
 from tools.train_embedded.values import Values
 
 SHARES = {
-    "extraction": 54,
-    "corpora": 8,
-    "classification": 19,
-    "tools": 12,
+    "extraction": 60,
+    "corpora": 6,
+    "classification": 16,
+    "tools": 11,
     "dialogues": 5,
-    "stories": 2,
+    "stories": 1,
     "books": 1,
 }
 

@@ -6,7 +6,8 @@ import re
 
 from tools.train_embedded.attributes import attribute_clause
 from tools.train_embedded.domains import PERSPECTIVES, Domain, Pattern, spoken
-from tools.train_embedded.patterns import Slot, say
+from tools.train_embedded.patterns import Slot, say, with_article
+from tools.train_embedded.rewriting import MARK, mark, other_verb, raised, rewritten
 from tools.train_embedded.values import NUMBER_WORDS, Value, Values, phrases, read_lists, read_synonyms
 
 TELLING = frozenset(phrases("telling"))
@@ -14,6 +15,8 @@ VAGUE = frozenset(phrases("vague"))
 AROUND = frozenset(phrases("around"))  # kinds of values before which other words often stand
 PLAIN = frozenset(phrases("plain"))  # kinds of values that are known by their form
 CALLED = frozenset(phrases("called"))  # kinds of values that one may be told to visit, ask or join
+PEOPLE = ("person", "someone", "first")
+THINGS = frozenset(phrases("things"))  # kinds of values that may be what a sentence is about
 COLORED = ("thing", "product")  # kinds of values that may begin with a color
 COLORS = frozenset(
     word for split in ("train", "eval") for name in read_lists(split)["color"] for word in name.split()
@@ -31,8 +34,11 @@ class Telling:
         self.tight: frozenset[str] = frozenset()  # slots with nothing but a space between them and the next
         self.is_terse = False  # nothing but a space stands between any two values
         is_learnt = values.split == "train"
-        self.wear = values.rng.choice([0.06, 0.12, 0.2]) if is_learnt and values.rng.random() < 0.3 else 0.0
-        self.change = values.rng.choice([0.1, 0.2, 0.4]) if is_learnt and values.rng.random() < 0.6 else 0.0
+        self.is_calm = (
+            not is_learnt or values.rng.random() < 0.3
+        )  # in patterns' own words, with values of the lists
+        self.wear = 0.0 if self.is_calm or values.rng.random() < 0.7 else values.rng.choice([0.06, 0.12, 0.2])
+        self.change = 0.0 if self.is_calm or values.rng.random() < 0.3 else values.rng.choice([0.1, 0.2, 0.4])
 
     def value(self, slot: Slot) -> str:
         """The text of a slot's value, drawn at its first mention."""
@@ -59,7 +65,7 @@ class Telling:
             return self.values.orders()
         if kind.kind.startswith("list "):
             return self.values.several(kind.kind.removeprefix("list "))
-        open_ended = self.values.split == "train" and not self.wear and not self.is_terse
+        open_ended = not self.is_calm and not self.wear and not self.is_terse
         self.values.is_plain = not open_ended or name in self.tight
         taken = {word for value in self.said.values() for word in _words(value.text)}
         if kind.kind in COLORED and any(other.kind == "color" for other in self.domain.fields.values()):
@@ -91,9 +97,9 @@ class Telling:
             text += self.rng.choice([".", ".", ".", "!"])
         if self.rng.random() < 0.1:
             text = f"{self.rng.choice(phrases('before'))} {text}"
-        elif style < 1.0 and self.rng.random() < 0.04:
+        elif not self.is_calm and self.rng.random() < 0.04:
             text = f"{self.values.phrase().capitalize()}{self.rng.choice([':', ',', ' -', '!', '.'])} {text}"
-        if style < 1.0 and "clauses" in self.values.corpora:
+        if not self.is_calm and "clauses" in self.values.corpora:
             text = self._amid_others(text)
         if self.rng.random() < 0.12:
             text += ("" if text[-1] in ".!?" else ".") + " " + self.rng.choice(phrases("after"))
@@ -101,6 +107,8 @@ class Telling:
 
     def _amid_others(self, text: str) -> str:
         """Now and then with words from books before or behind it, which say nothing of the thing."""
+        if self.rng.random() < 0.06:
+            return self._beside_values(text)
         form, pick = self.rng.random(), lambda name: self.rng.choice(self.values.corpora[name])
         called = [value.text for name, value in self.said.items() if self.domain.fields[name].kind in CALLED]
         if called and form > 0.94:
@@ -112,12 +120,48 @@ class Telling:
             return f"{pick('sentences')} {text}"
         return f"{text}{'' if text[-1] in '.!?' else '.'} {pick('sentences')}" if form < 0.2 else text
 
+    def _beside_values(self, text: str) -> str:
+        """With a sentence that holds a value of a kind that nothing here asks for."""
+        kinds = {kind.kind for kind in self.domain.fields.values()}
+        beside = [p for p in phrases("beside") if not kinds & set(re.findall(r"{(\w+)}", p))]
+        if not beside:
+            return text
+        said = re.sub(r"{(\w+)}", lambda m: self.values.draw(m[1]).text, self.rng.choice(beside))
+        return f"{said} {text}" if self.rng.random() < 0.5 else f"{text}{'' if text[-1] in '.!?' else '.'} {said}"
+
     def sentence(self, pattern: Pattern, words: dict[str, str]) -> str:
         """A pattern with `words` for the person it speaks of."""
         literal = self._changed if self.wear or self.change else str
         self.tight = pattern.tight
-        text = say(pattern.sequence, self.rng, self.value, literal).strip() or self.values.common()
-        return re.sub(r"<(S|P|O|is|has|s)>", lambda match: words[match[1]], text)
+        marked: list[tuple[str, str]] = []  # each value's field and text
+
+        def marked_value(slot: Slot) -> str:
+            text = self.value(slot)
+            marked.append((slot.name, text))
+            return mark(len(marked) - 1) if slot.setting is None else text
+
+        text = say(pattern.sequence, self.rng, marked_value, literal).strip() or self.values.common()
+        text = re.sub(r"<(S|P|O|is|has|s)>", lambda match: words[match[1]], text)
+        if self.values.split == "train" and pattern.kind != "c":
+            text = self._otherwise(text, [name for name, _ in marked])
+        filled = ""
+        for part in re.split(f"({MARK})", text):
+            value = marked[ord(part) - ord(mark(0))][1] if re.fullmatch(MARK, part) else ""
+            filled = with_article(filled, value) + value if value else filled + part
+        return filled
+
+    def _otherwise(self, text: str, fields: list[str]) -> str:
+        """The sentence in other words or another order, as often as not."""
+        rng, kinds = self.rng, [kind.kind for kind in self.domain.fields.values()]
+
+        def actor(marked: str) -> str:
+            kind = self.domain.fields[fields[ord(marked) - ord(mark(0))]].kind
+            return "person" if kind in PEOPLE else "thing" if kind in THINGS else ""
+
+        if rng.random() < 0.15 and all(kinds.count(self.domain.fields[name].kind) == 1 for name in fields):
+            text = other_verb(text, rng, actor, self.values.made_up)
+        said = rewritten(text, rng, actor) if rng.random() < 0.4 else text
+        return raised(said) if said != text and raised(text) == text else said
 
     def _changed(self, text: str) -> str:
         """Some words said otherwise, and some left out or replaced by any others, so that no one word is all there is
@@ -146,6 +190,9 @@ class Telling:
             )
         if tails and rng.random() < 0.85:
             more = self.sentence(rng.choice(tails), words)
+            about = re.match(r"(it's|it|its) (?=[a-z])", more) if self.values.split == "train" else None
+            if about and rng.random() < 0.3:
+                return self._about_main(text, about[1], more[about.end() :])
         elif self.values.split == "eval":
             return text
         elif rng.random() < 0.3:
@@ -169,6 +216,15 @@ class Telling:
         if not any(text.endswith(value.text) for value in self.said.values() if value.text):
             text = text.rstrip(".!?")
         return text + joint + more + (")" if joint == " (" else "")
+
+    def _about_main(self, text: str, pronoun: str, rest: str) -> str:
+        """What is said of "it", as a relative clause or of the value that the text is about."""
+        main, found = next(iter(self.said)), {"it": "", "it's": " is", "its": "'s"}[pronoun]
+        if self.domain.fields[main].kind not in THINGS or not self.said[main].text or self.rng.random() < 0.5:
+            relative = {"it": "which", "it's": "which is", "its": "whose"}[pronoun]
+            return f"{text.rstrip('.!?')}, {relative} {rest}"
+        the = self.rng.choice(["", "", "the ", "this "]) if self.said[main].text.islower() else ""
+        return f"{text}{'' if text[-1] in '.!?' else '.'} {raised(the)}{self.said[main].text}{found} {rest}"
 
     def _scraps(self) -> str:
         """As people type in haste: pieces in any order, with little between them."""
