@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 import sgl
-from sgl.errors import BackendError, EngineDead, InvalidRequest, ProgramError, RequestAborted, RequestTimeout
+from sgl.errors import (
+    BackendError,
+    EngineDead,
+    InvalidRequest,
+    ProgramError,
+    RequestAborted,
+    RequestTimeout,
+    SglError,
+)
 from sgl.lang import ir
 from sgl.lang.backends.base import Backend
 from tests.lang_mocks import MockBackend, ProgramBackend
@@ -286,6 +296,21 @@ def test_a_batch_keeps_gen_errors_in_their_states(backend_of: Any) -> None:
     assert isinstance(outcomes[1], ProgramError)
 
 
+def takes_values(*values: Any) -> None:
+    """A function that no model could call."""
+
+
+def takes_unknown(x: Unknown) -> None:  # noqa: F821
+    """A function without a schema."""
+
+
+@sgl.function
+def forks(s, size):
+    """Branches."""
+    s += "a"
+    s.fork(size)
+
+
 BAD_ARGUMENTS: list[Any] = [
     (lambda: sgl.gen("x", temperature=-1), "temperature must be"),
     (lambda: sgl.gen("x", max_tokens=1.5), "max_tokens must be a whole number"),
@@ -308,13 +333,39 @@ BAD_ARGUMENTS: list[Any] = [
     (lambda: sgl.separate_reasoning(sgl.gen("x"), "unknown"), "no reasoning format"),
     (lambda: sgl.separate_reasoning("text", "qwen3"), "named gen"),
     (lambda: sgl.image(3), "no image"),
-    (lambda: sgl.gen("x", tool_choice="maybe", tools=[len]), "tool_choice"),
+    (lambda: sgl.gen("x", tool_choice="maybe", tools=[wait_until]), "tool_choice"),
+    (lambda: sgl.gen("x", stop=3), "stop must be a non-empty string or a list of them, not"),
+    (lambda: sgl.gen("x", stop_token_ids="ab"), "stop_token_ids must be a list of token ids"),
+    (lambda: sgl.gen("x", stop_token_ids=[1.5]), "stop_token_ids must be a list of token ids"),
+    (lambda: sgl.gen("x", extra=5), "extra must be a dict, not 5"),
+    (lambda: sgl.gen("x", regex=re.compile("a")), "regex must be a text"),
+    (lambda: sgl.gen("x", ebnf=5), "ebnf must be a text, not 5"),
+    (lambda: sgl.gen("x", json_schema=12), "12 is neither a JSON Schema nor a type"),
+    (lambda: sgl.gen("x", schema=forks), "nor a type that has one: Unable [^.]*$"),
+    (lambda: sgl.select("x", 5), "choices must be a list of strings, not 5"),
+    (lambda: sgl.select("x", [1, 2]), "choices must hold strings"),
+    (lambda: sgl.select("x", ["a"], temperature="0"), "temperature must be a number"),
+    (lambda: sgl.select("x", ["a"], choices_method=3), "no choices_method 3"),
+    (lambda: sgl.separate_reasoning(sgl.gen("x")), "no reasoning format None; there are"),
+    (lambda: sgl.gen("x", tools=5), "tools must be a list of functions, not 5"),
+    (lambda: sgl.gen("x", tools=[{"name": "f"}]), "a tool must be a function with a name"),
+    (lambda: sgl.describe_tools([partial(wait_until)]), "a tool must be a function with a name"),
+    (lambda: sgl.describe_tools([takes_values]), r"takes .values: .Any., which has no name"),
+    (lambda: sgl.describe_tools([takes_unknown]), "no JSON Schema: name 'Unknown'"),
+    (lambda: sgl.gen("x", tools=[wait_until, wait_until]), "two tools are named 'wait_until'"),
+    (lambda: sgl.function(5), "a program is a function, not 5"),
+    (lambda: sgl.function(num_api_spec_tokens="a")(wait_until), "must be a number of tokens"),
+    (lambda: one_gen.run(sampling=3), "sampling must be a dict of parameters, not 3"),
+    (lambda: one_gen.run_batch([{}], num_threads=0), "'auto' or a number of at least 1, not 0"),
+    (lambda: one_gen.run_batch([{}], num_threads="all"), "not 'all'"),
+    (lambda: forks.run("two", backend=MockBackend()), "at least one, not 'two'"),
+    (lambda: one_gen.run(backend="http://x"), r"pass an sgl.Engine, sgl.RuntimeEndpoint"),
 ]
 
 
 @pytest.mark.parametrize(("make", "message"), BAD_ARGUMENTS)
 def test_bad_arguments_are_refused_where_they_are_given(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SglError, match=message):
         make()
 
 
@@ -348,3 +399,14 @@ def test_errors_in_async_programs_and_cancelled_tasks(backend_of: Any) -> None:
         assert mock.cancelled == 1
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize("template", [5, lambda messages, add_generation_prompt: 1])
+def test_what_renders_no_turns_is_no_chat_template(template: Any) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("a") + sgl.gen("x")
+
+    with pytest.raises(ProgramError, match=r"chat_template must be a name|it made int, not text") as caught:
+        program.run(backend=MockBackend(), chat_template=template).sync()
+    assert isinstance(caught.value.__cause__, InvalidRequest)

@@ -243,7 +243,7 @@ def test_11_a_backend_of_the_call_wins_and_endpoints_are_unwrapped() -> None:
     finally:
         sgl.set_default_backend(None)
     assert sgl.flush_cache() is False
-    with pytest.raises(ProgramError, match="int is no backend"):
+    with pytest.raises(ProgramError, match="3 is no backend"):
         program.run(backend=3)
 
 
@@ -357,6 +357,8 @@ def test_batches_take_dicts_and_tuples_and_check_their_length() -> None:
     assert [state.text()[:2] for state in in_order] == ["12", "34", "56"] * 100
     with pytest.raises(InvalidRequest, match="a row of 1 values for the arguments a, b"):
         program.run_batch([("1",)], backend=echo())
+    [state] = program.bind(a="7").run_batch([("8",)], backend=echo())  # values are for what is not bound
+    assert state.text() == "78<x>"
     with pytest.raises(InvalidRequest, match="must be a list"):
         program.run_batch({"a": 1}, backend=echo())
 

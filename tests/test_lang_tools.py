@@ -12,7 +12,7 @@ import pytest
 
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
-from sgl.lang.tools import ToolCall, call_schema, calls_of, tool_of
+from sgl.lang.tools import ToolCall, call_schema, calls_of, tools_of
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.test_lang_defects import SOON, within
 
@@ -54,7 +54,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def test_schemas_come_from_signatures_and_docstrings() -> None:
-    assert tool_of(add).schema == {
+    assert tools_of([add])[0].schema == {
         "name": "add",
         "description": "Add two numbers.\n\nThey may be negative.",
         "parameters": {
@@ -67,15 +67,15 @@ def test_schemas_come_from_signatures_and_docstrings() -> None:
             "additionalProperties": False,
         },
     }
-    parameters = tool_of(weather).schema["parameters"]
+    parameters = tools_of([weather])[0].schema["parameters"]
     assert parameters["properties"]["city"]["description"] == "where"
     assert parameters["properties"]["unit"]["enum"] == ["C", "F"]
     with pytest.raises(InvalidRequest, match="name its parameters"):
-        tool_of(lambda *args: None)
+        tools_of([lambda *args: None])
 
 
 def test_one_call_of_several_tools_is_a_schema() -> None:
-    schema = call_schema([tool_of(add).schema, tool_of(weather).schema])
+    schema = call_schema([tool.schema for tool in tools_of([add, weather])])
     jsonschema.validate({"name": "add", "arguments": {"a": 1}}, schema)
     for wrong in ({"name": "add", "arguments": {}}, {"name": "other", "arguments": {}}, {"name": "weather"}):
         with pytest.raises(jsonschema.ValidationError):

@@ -6,6 +6,7 @@ It knows rows and order; how one run works is `sgl.lang.function`'s business. No
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ DEFAULT_CONCURRENCY = 10_000
 class Runnable(Protocol):
     """What a batch needs of a program."""
 
-    arg_names: list[str]
+    free: list[inspect.Parameter]
 
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """See `SglFunction.run`."""
@@ -33,29 +34,18 @@ class Runnable(Protocol):
         """See `SglFunction.arun`."""
 
 
-def row_of(row: Any, arg_names: Sequence[str]) -> dict[str, Any]:
-    """A row as keyword arguments; the caller's dict is never changed."""
+def row_of(row: Any, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
+    """A row as keyword arguments; the caller's dict is never changed. Values of a tuple are for the parameters in
+    order; those at the end that have defaults may be missing."""
     if isinstance(row, Mapping):
         return dict(row)
-    if isinstance(row, tuple | list):
-        if len(row) > len(arg_names):
-            raise InvalidRequest(
-                f"a row of {len(row)} values for the arguments {', '.join(arg_names)}", param="batch"
-            )
-        return dict(zip(arg_names, row, strict=False))
-    raise InvalidRequest(f"a row must be a dict or a tuple, not {type(row).__name__}", param="batch")
-
-
-def rows_of(rows: Any, arg_names: Sequence[str]) -> list[dict[str, Any]]:
-    """All rows as keyword arguments; tuples must name every argument."""
-    if not isinstance(rows, list | tuple):
-        raise InvalidRequest("a batch must be a list of dicts or tuples", param="batch")
-    for row in rows:
-        if isinstance(row, tuple | list) and len(row) != len(arg_names):
-            raise InvalidRequest(
-                f"a row of {len(row)} values for the arguments {', '.join(arg_names)}", param="batch"
-            )
-    return [row_of(row, arg_names) for row in rows]
+    if not isinstance(row, tuple | list):
+        raise InvalidRequest(f"a row must be a dict or a tuple, not {type(row).__name__}", param="batch")
+    names = [parameter.name for parameter in parameters]
+    if not sum(parameter.default is parameter.empty for parameter in parameters) <= len(row) <= len(names):
+        message = f"a row of {len(row)} values for the arguments {', '.join(names)}"
+        raise InvalidRequest(message, param="batch")
+    return dict(zip(names, row, strict=False))
 
 
 class SyncBatch:
@@ -69,10 +59,12 @@ class SyncBatch:
         progress_bar: bool,
         return_exceptions: bool,
     ) -> None:
-        automatic = max(96, 16 * (os.cpu_count() or 1))
+        if num_threads != "auto" and (not isinstance(num_threads, int) or num_threads < 1):
+            message = f"num_threads must be 'auto' or a number of at least 1, not {num_threads!r}"
+            raise InvalidRequest(message, param="num_threads")
         self._program = program
         self._options = options
-        self._max_threads = automatic if num_threads == "auto" else max(1, num_threads)
+        self._max_threads = max(96, 16 * (os.cpu_count() or 1)) if num_threads == "auto" else num_threads
         self._progress_bar = progress_bar
         self._return_exceptions = return_exceptions
 
@@ -176,7 +168,7 @@ class AsyncBatch:
         try:
             async for row in _aiter(self._rows):
                 await slots.acquire()
-                task = asyncio.create_task(self._run_row(row_of(row, self._program.arg_names)))
+                task = asyncio.create_task(self._run_row(row_of(row, self._program.free)))
                 task.add_done_callback(lambda _: slots.release())
                 outcomes.put_nowait(task)
         finally:

@@ -145,7 +145,10 @@ class RenderedTemplate(ChatTemplate):
     def _rendered(self, roles: tuple[str, ...], add_generation_prompt: bool) -> str:
         messages = [{"role": role, "content": _marker(i)} for i, role in enumerate(roles)]
         try:
-            return self.render(messages, add_generation_prompt)
+            rendered = self.render(messages, add_generation_prompt)
+            if not isinstance(rendered, str):
+                raise TypeError(f"it made {type(rendered).__name__}, not text")
+            return rendered
         except Exception as error:
             shown = ", ".join(roles) or "no turn"
             message = f"chat template {self.name!r} refuses the turns {shown}: {error}"
@@ -181,6 +184,9 @@ def as_template(value: ChatTemplate | str | Callable[[Messages, bool], str]) -> 
         )
     if callable(value):
         return RenderedTemplate(getattr(value, "__name__", "callable"), value)
+    if not (hasattr(value, "begin") and hasattr(value, "end")):
+        wanted = "a name, Jinja source, a function that renders messages, or a template"
+        raise InvalidRequest(f"chat_template must be {wanted}, not {value!r}", param="chat_template")
     return value
 
 

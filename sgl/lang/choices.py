@@ -143,13 +143,13 @@ METHODS: dict[str, ChoicesSamplingMethod] = {
 
 def method_named(method: str | ChoicesSamplingMethod | None) -> ChoicesSamplingMethod:
     """The method of that name, or the method itself."""
-    name = method if isinstance(method, str) else (method or token_length_normalized).name
+    name = getattr(method or token_length_normalized, "name", method)
     if name not in METHODS:
-        hint = nearest_name(name, METHODS)
+        hint = nearest_name(str(name), METHODS)
         raise InvalidRequest(
             f"no choices_method {name!r}{hint}; there are {', '.join(METHODS)}", param="choices_method"
         )
-    return METHODS[name]
+    return METHODS[str(name)]
 
 
 def _scores_of(entries: Sequence[Entry], alone: Sequence[Entry] | None, normalized: float) -> Scores:

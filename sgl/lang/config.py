@@ -44,7 +44,9 @@ def backend_of(value: Any = None) -> Backend:
         return value
     if hasattr(value, "open_program"):
         return engine_backend(value)
-    raise ProgramError(f"{type(value).__name__} is no backend")
+    raise ProgramError(
+        f"{value!r} is no backend: pass an sgl.Engine, sgl.RuntimeEndpoint(url), or one of sgl.lang.backends"
+    )
 
 
 def flush_cache(backend: Any = None) -> bool:

@@ -11,8 +11,12 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
-from pydantic_core import core_schema
+from pydantic_core import SchemaError, core_schema
+
+NO_SCHEMA = (NameError, TypeError, PydanticUserError, PydanticSchemaGenerationError, SchemaError)
+"""What pydantic raises for types that have no JSON Schema."""
 
 _LARGEST = 1e300  # of the numbers that must be finite
 _FLOAT_DIGITS = 15  # which every float keeps
@@ -156,6 +160,11 @@ class ExactJsonSchema(GenerateJsonSchema):
     def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> dict[str, Any]:
         """See `_set`."""
         return _set(super().frozenset_schema(schema), schema)
+
+
+def why_none(error: Exception) -> str:
+    """What one of `NO_SCHEMA` says, without pydantic's advice on its own settings."""
+    return str(getattr(error, "message", error)).partition(". Set `arbitrary_types_allowed")[0]
 
 
 def _one_of(schemes: list[str]) -> str:

@@ -10,7 +10,7 @@ import io
 import json
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from sgl.lang.choices import ChoicesSamplingMethod, method_named
 from sgl.lang.reasoning import reasoning_format
 from sgl.lang.sampling import PARAMS, check_regex, sampling_params
 from sgl.lang.schema import json_constraint, typed
-from sgl.lang.tools import Tool, call_schema, tool_of
+from sgl.lang.tools import Tool, call_schema, tools_of
 
 _DTYPES: dict[Any, Literal["int", "float", "bool", "str"]] = {
     int: "int",
@@ -113,7 +113,7 @@ def gen(
         return ir.Gen(name, params)
     if dtype is not None and dtype not in _DTYPES:
         raise InvalidRequest(f"dtype must be int, float, bool or str, not {dtype!r}", param="dtype")
-    known_tools = [tool_of(function) for function in tools or ()]
+    known_tools = tools_of(tools or ())
     constraint, parse = _constraint(dtype, regex, json_schema, schema, ebnf, known_tools, tool_choice)
     return ir.Gen(
         name,
@@ -143,13 +143,14 @@ def select(
 ) -> ir.Select:
     """Append the choice that is likeliest under `choices_method`. A choice is made without chance: temperature
     0."""
-    if choices is None or isinstance(choices, str) or not all(isinstance(choice, str) for choice in choices):
-        raise InvalidRequest("choices must be a list of strings", param="choices")
-    if not choices or not all(choices):
-        raise InvalidRequest("choices must hold at least one choice, and no empty one", param="choices")
-    if temperature > 1e-5:
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        raise InvalidRequest(f"choices must be a list of strings, not {choices!r}", param="choices")
+    choices = tuple(choices)
+    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidRequest("choices must hold strings, at least one, and no empty one", param="choices")
+    if sampling_params(temperature=temperature)["temperature"] > 1e-5:
         raise InvalidRequest("select is deterministic: temperature must be 0", param="temperature")
-    return ir.Select(name, tuple(choices), method_named(choices_method).name)
+    return ir.Select(name, choices, method_named(choices_method).name)
 
 
 def system(expr: ir.Node | str | None = None) -> ir.Exprs:
@@ -207,7 +208,7 @@ def video(path: str | Path, num_frames: int = 8) -> ir.Media:
 def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None = None) -> ir.Exprs:
     """Split what the gens in `expr` write: variable and text keep the answer, `<name>_reasoning_content` has the
     reasoning. `model_type` is one of `sgl.lang.reasoning.FORMATS`."""
-    reasoning_format(model_type or "")
+    reasoning_format(model_type)
     nodes = list(ir.flatten([expr])) if isinstance(expr, ir.Node) else []
     if not any(isinstance(node, ir.Gen | ir.Select) and node.name for node in nodes):
         raise InvalidRequest("separate_reasoning needs an expression with a named gen", param="expr")
@@ -227,6 +228,9 @@ def _constraint(
     if tool_choice not in ("auto", "required"):
         raise InvalidRequest(f"tool_choice must be 'auto' or 'required', not {tool_choice!r}", param="tool_choice")
     given = {"regex": regex, "json_schema": json_schema, "schema": schema, "ebnf": ebnf, "dtype": dtype}
+    for name in ("regex", "ebnf"):
+        if not isinstance(given[name], str | None):
+            raise InvalidRequest(f"{name} must be a text, not {given[name]!r}", param=name)
     stated = [key for key, value in given.items() if value is not None]
     if dtype is not None and stated == ["regex", "dtype"]:
         import warnings

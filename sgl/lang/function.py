@@ -65,10 +65,11 @@ class SglFunction:
         parameters = list(inspect.signature(func).parameters.values())
         if not parameters or parameters[0].name != "s":
             raise InvalidRequest(f"the first parameter of program {func.__name__!r} must be named s", param="s")
-        self.parameters = parameters[1:]
-        self.arg_names = [parameter.name for parameter in self.parameters]
-        self._arg_names = frozenset(self.arg_names)
-        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in self.parameters)
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        known = [parameter for parameter in parameters[1:] if parameter.kind in named]
+        self.arg_names = [parameter.name for parameter in known]
+        self.free = [parameter for parameter in known if parameter.name not in self.bind_arguments]
+        self._takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
     def __repr__(self) -> str:
         return f"SglFunction({self.__name__})"
@@ -76,7 +77,7 @@ class SglFunction:
     def bind(self, **kwargs: Any) -> SglFunction:
         """The same program with some arguments given."""
         for name in kwargs:
-            if name not in self._arg_names and not self._takes_any:
+            if name not in self.arg_names and not self._takes_any:
                 raise self._unknown(name)
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
@@ -129,7 +130,9 @@ class SglFunction:
         up to `num_threads` of them overlap while they wait for values or other services. `generator_style` yields
         the states in order.
         """
-        rows = batch.rows_of(batch_kwargs, self.arg_names)
+        if not isinstance(batch_kwargs, list | tuple):
+            raise InvalidRequest("a batch must be a list of dicts or tuples", param="batch")
+        rows = [batch.row_of(row, self.free) for row in batch_kwargs]
         run_rows = batch.SyncBatch(self, options, num_threads, progress_bar, return_exceptions)
         return run_rows.in_chunks(rows) if generator_style else run_rows(rows)
 
@@ -194,7 +197,7 @@ class SglFunction:
         options: dict[str, Any] = {}
         sampling: dict[str, Any] = {}
         for name, value in kwargs.items():
-            if name in self._arg_names:
+            if name in self.arg_names:
                 arguments.setdefault(name, value)
             elif name in SAMPLING_OPTIONS:
                 sampling[name] = value
@@ -205,10 +208,12 @@ class SglFunction:
             else:
                 raise self._unknown(name)
         if self.bind_arguments and args:  # positional values are for the parameters that are not bound
-            free = [name for name in self.arg_names if name not in self.bind_arguments]
-            arguments |= dict(zip(free, args, strict=False))
-            args = args[len(free) :]
-        return Call(args, arguments, options, {**(options.pop("sampling", None) or {}), **sampling})
+            arguments |= dict(zip([parameter.name for parameter in self.free], args, strict=False))
+            args = args[len(self.free) :]
+        further = options.pop("sampling", None) or {}
+        if not isinstance(further, Mapping):
+            raise InvalidRequest(f"sampling must be a dict of parameters, not {further!r}", param="sampling")
+        return Call(args, arguments, options, {**further, **sampling})
 
     def _new_run(self, call: Call) -> Run:
         outer = current_run.get()
@@ -299,11 +304,16 @@ def function(
 ) -> Callable[[Callable[..., Any]], SglFunction]: ...
 
 
-def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
+def function(func: Any = None, num_api_spec_tokens: Any = None) -> Any:
     """Make a function of `s` and arguments a program. With `num_api_spec_tokens`, backends of single calls generate
     that many tokens ahead and take later gens from them while the program's text agrees."""
     if func is None:
-        return lambda decorated: SglFunction(decorated, num_api_spec_tokens)
+        return partial(function, num_api_spec_tokens=num_api_spec_tokens)
+    if not hasattr(func, "__name__"):
+        raise InvalidRequest(f"a program is a function, not {func!r}", param="func")
+    if not isinstance(num_api_spec_tokens, int | None):
+        message = f"num_api_spec_tokens must be a number of tokens, not {num_api_spec_tokens!r}"
+        raise InvalidRequest(message, param="num_api_spec_tokens")
     return SglFunction(func, num_api_spec_tokens)
 
 

@@ -332,6 +332,15 @@ def node_seed(seed: int, path: str, sample: int = 0) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def turn_problem(op: str, role: str, open_role: str | None) -> str | None:
+    """Why a turn cannot begin or end (`op`) where that of `open_role` is open, if it cannot."""
+    if op == RoleBegin.op and open_role is not None:
+        return f"the {role} turn cannot begin inside the open {open_role} turn"
+    if op == RoleEnd.op and open_role != role:
+        return f"no {role} turn is open here" + (f": the {open_role} turn is" if open_role else "")
+    return None
+
+
 def resolve(
     program: Program, gen: Gen, path: str, template_stops: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[int]]:

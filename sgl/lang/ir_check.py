@@ -234,14 +234,10 @@ class Checker:
     def _meaning(self, item: Mapping[str, Any], stream: _StreamCheck) -> str | None:
         """What is wrong with a node in its place, if anything."""
         match item["op"]:
-            case "role_begin":
-                if stream.role is not None:
-                    return f"a {item['role']} turn cannot begin inside the open {stream.role} turn"
-                stream.role = item["role"]
-            case "role_end":
-                if stream.role != item["role"]:
-                    return f"no {item['role']} turn is open (open: {stream.role})"
-                stream.role = None
+            case "role_begin" | "role_end" as op:
+                if problem := ir.turn_problem(op, item["role"], stream.role):
+                    return problem
+                stream.role = item["role"] if op == "role_begin" else None
             case "arg":
                 if item["name"] not in self._program.args:
                     return f"the program was opened without an argument {item['name']!r}"

@@ -30,10 +30,10 @@ FORMATS = {
 }
 
 
-def reasoning_format(name: str) -> ReasoningFormat:
-    """The format of that name."""
+def reasoning_format(name: str | None) -> ReasoningFormat:
+    """The format of that name. Raises InvalidRequest if there is none."""
     if name not in FORMATS:
-        hint = nearest_name(name, FORMATS)
+        hint = nearest_name(str(name), FORMATS)
         raise InvalidRequest(
             f"no reasoning format {name!r}{hint}; there are {', '.join(FORMATS)}", param="model_type"
         )

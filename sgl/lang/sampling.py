@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any, Literal, NamedTuple
 
 from sgl.errors import InvalidRequest, RegexSyntaxError, nearest_name
@@ -57,7 +58,7 @@ _NOT_NATIVE = {*LOGPROB_OPTIONS, *RENAMED.values(), "n", "seed", "priority", "ti
 
 def sampling_params(**given: Any) -> dict[str, Any]:
     """Check sampling parameters and normalise them for the IR; None is left out. The names are those of `gen`, and
-    max_new_tokens and min_new_tokens."""
+    max_new_tokens and min_new_tokens. Raises InvalidRequest and RegexSyntaxError."""
     params: dict[str, Any] = {}
     for key, value in given.items():
         if value is None:
@@ -87,7 +88,7 @@ def logprob_options(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_regex(regex: str) -> None:
-    """Raise RegexSyntaxError for what is no regex."""
+    """Raise RegexSyntaxError for a text that is no regex."""
     try:
         re.compile(regex)
     except re.error as error:
@@ -97,25 +98,26 @@ def check_regex(regex: str) -> None:
 def _checked(name: str, value: Any) -> Any:
     """One parameter in its one form: lists as tuples, numbers in range."""
     _, kind, low, high = PARAMS[name]
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
     match kind:
-        case "texts":
-            values = (value,) if isinstance(value, str) else tuple(value)
-            if not all(isinstance(item, str) and item for item in values):
-                raise InvalidRequest(f"{name} must be a non-empty string or a list of them", param=name)
-            for pattern in values if name == "stop_regex" else ():
-                check_regex(pattern)
-            return values
-        case "ids":
-            return tuple(int(token) for token in value)
+        case "texts" | "ids":
+            value = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+            is_right = all(
+                isinstance(item, str) and item if kind == "texts" else isinstance(item, Integral) for item in value
+            )
+            wanted = "a non-empty string or a list of them" if kind == "texts" else "a list of token ids"
         case "object":
-            return dict(value)
+            is_right, wanted = isinstance(value, Mapping), "a dict"
         case "boolean":
-            if not isinstance(value, bool):
-                raise InvalidRequest(f"{name} must be true or false, not {value!r}", param=name)
+            is_right, wanted = isinstance(value, bool), "true or false"
         case _:
-            types = int if kind == "integer" else int | float
-            if not isinstance(value, types) or isinstance(value, bool) or not low <= value <= high:
-                shown = "a whole number" if kind == "integer" else "a number"
-                bounds = "" if (low, high) == (-_INF, _INF) else f" from {low} to {high}"
-                raise InvalidRequest(f"{name} must be {shown}{bounds}, not {value!r}", param=name)
-    return value
+            is_right = (is_whole or (kind == "number" and isinstance(value, float))) and low <= value <= high
+            bounds = "" if low == -_INF else f" from {low}" if high == _INF else f" from {low} to {high}"
+            wanted = f"a {'whole ' if kind == 'integer' else ''}number{bounds}"
+    if not is_right:
+        raise InvalidRequest(f"{name} must be {wanted}, not {value!r}", param=name)
+    for pattern in value if name == "stop_regex" else ():
+        check_regex(pattern)
+    if kind == "ids":
+        return tuple(map(int, value))
+    return dict(value) if kind == "object" else value

@@ -47,12 +47,12 @@ def typed(schema: Any) -> Typed:
     return _typed_by_pydantic(schema)
 
 
-def json_constraint(schema: Any) -> dict[str, Any]:
+def json_constraint(schema: Any) -> Mapping[str, Any]:
     """The constraint of a `json_schema=` argument."""
     constraint = typed(schema).constraint
     if "json" not in constraint:
         raise InvalidRequest("json_schema must be a JSON Schema; pass types as schema=", param="json_schema")
-    return dict(constraint)
+    return constraint
 
 
 def _bare_options(schema: Any) -> dict[str, Any] | None:
@@ -78,20 +78,15 @@ def _typed_by_pydantic(schema: Any) -> Typed:
 @functools.lru_cache(maxsize=256)
 def _adapted(schema: Any) -> Typed:
     import pydantic
-    import pydantic_core
 
-    from sgl.lang.exact_schema import ExactJsonSchema
+    from sgl.lang.exact_schema import NO_SCHEMA, ExactJsonSchema, why_none
 
     try:
         adapter: Any = pydantic.TypeAdapter(_understood(schema))
         json_schema = adapter.json_schema(schema_generator=ExactJsonSchema)
-    except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticSchemaGenerationError) as error:
-        message = f"schema={schema!r} is neither a JSON Schema nor a type that has one: {error.message}"
+    except NO_SCHEMA as error:
+        message = f"schema={schema!r} is neither a JSON Schema nor a type that has one: {why_none(error)}"
         raise InvalidRequest(message, param="schema") from error
-    except pydantic_core.SchemaError as error:
-        raise InvalidRequest(
-            f"schema={schema!r} is no type that pydantic can read: {error}", param="schema"
-        ) from error
     return Typed({"json": json_schema}, adapter.validate_json)
 
 

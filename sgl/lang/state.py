@@ -135,8 +135,8 @@ class Recording:
         self._stream.append(ir.RoleEnd(role))
 
     def _fork(self, size: int) -> list[Self]:
-        if size < 1:
-            raise ProgramError(f"fork needs at least one branch, not {size}")
+        if not isinstance(size, int) or size < 1:
+            raise ProgramError(f"fork needs a number of branches, at least one, not {size!r}")
         return [type(self)(self._run, stream) for stream in self._stream.fork(size)]
 
     def _meta(self, name: str) -> Generator[Wait, None, Any]:

@@ -83,17 +83,12 @@ class Stream(Watched):
             self._append_gen(node)  # type: ignore[arg-type]
         elif kind is ir.Text:
             self._record(node, node.text)  # type: ignore[attr-defined]
-        elif isinstance(node, ir.RoleBegin):
-            if self.role is not None:
-                raise ProgramError(f"a {node.role} turn cannot begin inside the open {self.role} turn")
+        elif isinstance(node, ir.RoleBegin | ir.RoleEnd):
+            if problem := ir.turn_problem(node.op, node.role, self.role):
+                raise ProgramError(problem)
             self._record(node, Cell())
-            self.role = node.role
-        elif isinstance(node, ir.RoleEnd):
-            if self.role != node.role:
-                raise ProgramError(f"no {node.role} turn is open here (open: {self.role})")
-            self._record(node, Cell())
-            self.role = None
-            while self._tool_gens:
+            self.role = node.role if isinstance(node, ir.RoleBegin) else None
+            while self._tool_gens and self.role is None:
                 self._record(ir.ToolResults(self._tool_gens.pop(0)), Cell())
         elif isinstance(node, ir.ScopeBegin):
             self._open_scopes.append(self._record(node, ""))

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,31 +56,47 @@ class Tool:
         return {name: getattr(checked, name) for name in checked.model_fields_set}
 
 
-def tool_of(function: Callable[..., Any]) -> Tool:
+def tools_of(functions: Sequence[Callable[..., Any]]) -> list[Tool]:
+    """The tools that functions make. Raises InvalidRequest for what is none, and for two of one name."""
+    if not isinstance(functions, Iterable):
+        raise InvalidRequest(f"tools must be a list of functions, not {functions!r}", param="tools")
+    tools = [_tool_of(function) for function in functions]
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidRequest(f"two tools are named {twice!r}", param="tools")
+    return tools
+
+
+def _tool_of(function: Callable[..., Any]) -> Tool:
     """Read a function's signature and docstring. Parameters without annotation accept anything."""
     import pydantic
 
-    from sgl.lang.exact_schema import ExactJsonSchema
+    from sgl.lang.exact_schema import NO_SCHEMA, ExactJsonSchema, why_none
 
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        raise InvalidRequest(f"a tool must be a function with a name, not {function!r}", param="tools")
+    name = function.__name__
     described = _parameter_docs(function.__doc__ or "")
     fields: dict[str, Any] = {}
-    hints = inspect.get_annotations(function, eval_str=True)
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise InvalidRequest(
-                f"tool {function.__name__!r} takes *{parameter.name}: name its parameters", param="tools"
-            )
-        default = ... if parameter.default is parameter.empty else parameter.default
-        info = pydantic.Field(default, description=described.get(parameter.name))
-        fields[parameter.name] = (hints.get(parameter.name, Any), info)
-    config = pydantic.ConfigDict(extra="forbid")
-    model = pydantic.create_model(function.__name__, __config__=config, **fields)
-    parameters = model.model_json_schema(schema_generator=ExactJsonSchema)
+    try:
+        hints = inspect.get_annotations(function, eval_str=True)
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                message = f"tool {name!r} takes {parameter}, which has no name to pass it by: name its parameters"
+                raise InvalidRequest(message, param="tools")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            info = pydantic.Field(default, description=described.get(parameter.name))
+            fields[parameter.name] = (hints.get(parameter.name, Any), info)
+        model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        parameters = model.model_json_schema(schema_generator=ExactJsonSchema)
+    except NO_SCHEMA as error:
+        message = f"the signature of tool {name!r} has no JSON Schema: {why_none(error)}"
+        raise InvalidRequest(message, param="tools") from error
     parameters.pop("title", None)
     parameters.setdefault("properties", {})
     for item in parameters["properties"].values():
         item.pop("title", None)
-    schema = {"name": function.__name__, "description": _summary(function), "parameters": parameters}
+    schema = {"name": name, "description": _summary(function), "parameters": parameters}
     return Tool(function, schema, model)
 
 
@@ -156,7 +172,7 @@ _WRITTEN_CALL = re.compile(
 
 def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:
     """A system prompt that lists the tools and how to call them, for models whose API has no notion of tools."""
-    listed = "\n".join(json.dumps(dict(tool_of(function).schema)) for function in functions)
+    listed = "\n".join(json.dumps(dict(tool.schema)) for tool in tools_of(functions))
     return (
         f"You may call these functions:\n<tools>\n{listed}\n</tools>\n"
         'To call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call> and nothing else. '

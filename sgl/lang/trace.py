@@ -28,9 +28,8 @@ class Traceable(Protocol):
 
     __name__: str
     func: Callable[..., Any]
-    arg_names: list[str]
     bind_arguments: dict[str, Any]
-    parameters: list[inspect.Parameter]
+    free: list[inspect.Parameter]
     is_async: bool
 
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
@@ -82,7 +81,7 @@ class Trace:
         given = {**arguments, **program.bind_arguments}
         symbols = {
             parameter.name: ir.Arg(parameter.name)
-            for parameter in program.parameters
+            for parameter in program.free
             if parameter.name not in given and parameter.default is parameter.empty
         }
         run = TracedRun(program, {name: "{" + name + "}" for name in symbols})
