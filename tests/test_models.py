@@ -154,7 +154,10 @@ def check(actual: list[torch.Tensor], expected: list[torch.Tensor], device: str 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_random_models_equal_transformers(name: str, tmp_path: Path, device: str) -> None:
+def test_random_models_equal_transformers(
+    name: str, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_module, "_LEAST_PACKED", 0)
     path = tiny_checkpoint(tmp_path, **MODELS[name])
     decoder = load_decoder(ModelConfig.from_pretrained(path), device=device, dtype="float32")
     sequences = random_sequences(decoder.config.vocab_size)
@@ -290,6 +293,7 @@ def test_packing_holds_nothing_twice_but_a_small_tied_head(
 ) -> None:
     if not PackedMatrix.can_hold(torch.empty(8, 8)):
         pytest.skip("oneDNN packs nothing here")
+    monkeypatch.setattr(weights_module, "_LEAST_PACKED", 0)
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, tie_word_embeddings=tied))
     for limit in (0, 1 << 20):
         monkeypatch.setattr(weights_module, "_MAX_HELD_TWICE", limit)

@@ -14,6 +14,7 @@ from sgl.kernels.linear import Fp8Matrix, Matrix, PackedMatrix
 from sgl.runtime.model.config import ModelConfig
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
+_LEAST_PACKED = 1 << 16  # numbers of a matrix: a call of oneDNN takes 10 µs, others as little as one
 _MAX_HELD_TWICE = 1 << 26  # bytes of a tied head, which is packed beside the embedding
 
 
@@ -42,7 +43,7 @@ class Weights:
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
     norm: torch.Tensor  # [hidden]
-    lm_head: torch.Tensor | PackedMatrix  # [vocab, hidden]; the embedding itself where they are tied
+    lm_head: Matrix  # [vocab, hidden]; the embedding itself where they are tied
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every one, once."""
@@ -76,12 +77,15 @@ class Weights:
         for layer in self.layers:
             for name in _MATRICES:
                 matrix = getattr(layer, name)
-                if isinstance(matrix, torch.Tensor) and PackedMatrix.can_hold(matrix):
-                    setattr(layer, name, PackedMatrix.of(matrix))
-        head = self.lm_head
-        is_small = head is not self.embedding or self.embedding.nbytes <= _MAX_HELD_TWICE
-        if isinstance(head, torch.Tensor) and is_small and PackedMatrix.can_hold(head):
-            self.lm_head = PackedMatrix.of(head)
+                setattr(layer, name, _packed(matrix))
+        if self.lm_head is not self.embedding or self.embedding.nbytes <= _MAX_HELD_TWICE:
+            self.lm_head = _packed(self.lm_head)
+
+
+def _packed(matrix: Matrix) -> Matrix:
+    if isinstance(matrix, torch.Tensor) and matrix.numel() >= _LEAST_PACKED and PackedMatrix.can_hold(matrix):
+        return PackedMatrix.of(matrix)
+    return matrix
 
 
 def _tensors(matrix: Matrix) -> Iterator[torch.Tensor]:
