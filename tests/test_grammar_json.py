@@ -53,7 +53,12 @@ def test_generates_only_valid_values(whitespace: str, key_order: str, schema: ob
     for turn in range(4):
         text = random_text(grammar, random.Random(seed + turn), 150)
         if text is not None:
-            assert is_valid(schema, json.loads(text)), text
+            assert is_valid(schema, json.loads(text, parse_float=finite)), text
+
+
+def finite(text: str) -> float:
+    """A number, or the largest where doubles end: the library cannot divide infinities."""
+    return max(-1e308, min(1e308, float(text)))
 
 
 @given(SCHEMAS, st.lists(VALUES, min_size=1, max_size=8))
@@ -106,6 +111,14 @@ def test_white_space_is_none_or_one_space_or_one_indented_line() -> None:
     assert not accepts(flexible, b'{"a":  [1,2]}')
 
 
+def test_integers_of_draft_4_have_no_point_where_they_are_listed_either() -> None:
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "enum": [37, 0, 1.5]}
+    flexible = grammar_of(schema, whitespace="flexible")
+    texts = [b"37", b"0", b"37.0", b"0.0", b"3.7e1", b"1.5", b"3"]
+    assert [text for text in texts if accepts(flexible, text)] == [b"37", b"0"]
+    assert accepts(grammar_of({"type": "integer", "enum": [37]}, whitespace="flexible"), b"37.0")
+
+
 @pytest.mark.parametrize(
     ("schema", "keyword", "path"),
     [
@@ -113,6 +126,11 @@ def test_white_space_is_none_or_one_space_or_one_indented_line() -> None:
         ({"properties": {"a/b": {"format": "regex"}}}, "format", "/properties/a~1b"),
         ({"allOf": [{"$ref": "other.json"}]}, "$ref", "/allOf/0"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}, "$ref", ""),
+        (
+            {"oneOf": [{}, {"items": {"$ref": "#/$defs/a"}}], "$defs": {"a": {"$ref": "#/$defs/a"}}},
+            "$ref",
+            "/$defs/a",
+        ),
         ({"pattern": r"(a)\1"}, "pattern", ""),
         ({"type": "text"}, "type", ""),
         ({"minLength": -1}, "minLength", ""),

@@ -33,7 +33,15 @@ def number_text(numbers: NumberSet, *, any_spelling: bool) -> Expr:
     writers produce (one digit other than 0 before the point), but in ranges that ask for plain texts; without, a
     number has one plain decimal text, except where the set has no bound at all.
     """
-    texts = [_range_text(part, any_spelling and not part.is_plain) for part in numbers.ranges]
+    texts = []
+    single: list[Exact] = []
+    for part in numbers.ranges:
+        if part.is_plain and part.low is not None and part.low == part.high:
+            single.append(part.low)
+        else:
+            texts.append(_range_text(part, any_spelling and not part.is_plain))
+    if single:
+        texts.append(_values_text(single, False))
     if numbers.values:
         texts.append(_values_text(numbers.values, any_spelling))
     return union(*texts)

@@ -114,7 +114,10 @@ class Reader:
         if not rest:
             return values
         own = Subschema("leaf", self, location, scope, rest)
-        if isinstance(values, Values) and own.types is not None and rest <= {"type", "nullable"}:
+        # Which spellings of a number are integers is for its range to say, in draft 4.
+        tells_spellings = location.resource.dialect.draft == 4 and "number" not in (own.types or ())
+        is_plain = rest <= {"type", "nullable"} and not (tells_spellings and own.kinds >> NUMBER & 1)
+        if isinstance(values, Values) and own.types is not None and is_plain:
             return self.formulas.values({key: v for key, v in values.values.items() if _is_of(key, own.types)})
         return both(values, own)
 

@@ -6,8 +6,7 @@ kind by kind. The schema compiler asks for the sets of each formula that it reac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import combinations, product
 from typing import Final, cast
@@ -143,18 +142,13 @@ class Sets:
         is_simple = unevaluated is None and context is not EVERYTHING[kind]
         if is_simple and formula.expansion().operator == "leaf":
             return self._meet_known(context, formula, kind)
-        with self._active(formula, kind):
-            try:
-                start = context if unevaluated is None else EVERYTHING[kind]
-                value, problem = self._within(start, formula.expansion(), kind)
-            except ReferenceLoop as loop:
-                if loop.formula is not formula:
-                    raise
-                return Known(context, self._refuse(formula, "$ref", "the reference leads back to itself"))
-            except TooManyCases as error:
-                combinator = next(name for name in IN_PLACE if name in formula.keywords)
-                dropped = self._refuse(formula, combinator, str(error), error)
-                return Known(self._meet_known(context, formula.by_itself(), kind).value, dropped)
+        start = context if unevaluated is None else EVERYTHING[kind]
+        try:
+            value, problem = self._expanded(self._within, start, formula, kind)
+        except TooManyCases as error:
+            combinator = next(name for name in IN_PLACE if name in formula.keywords)
+            dropped = self._refuse(formula, combinator, str(error), error)
+            return Known(self._meet_known(context, formula.by_itself(), kind).value, dropped)
         if unevaluated is None:
             return Known(value, problem)
         if problem is not None:
@@ -164,14 +158,20 @@ class Sets:
             value = tuple(case.with_unevaluated(self.formulas, unevaluated) for case in value)
         return Known(self._meet(context, value, kind), problem)
 
-    @contextmanager
-    def _active(self, formula: Formula, kind: int) -> Iterator[None]:
+    def _expanded(
+        self, work: Callable[[KindSet, Formula, int], Known], context: KindSet, formula: Subschema, kind: int
+    ) -> Known:
+        """What `work` leaves of a context by what a subschema expands to: all of it where that leads to itself."""
         key = (formula, kind)
         if key in self._in_progress:
             raise ReferenceLoop(formula)
         self._in_progress.add(key)
         try:
-            yield
+            return work(context, formula.expansion(), kind)
+        except ReferenceLoop as loop:
+            if loop.formula is not formula:
+                raise
+            return Known(context, self._refuse(formula, "$ref", "the reference leads back to itself"))
         finally:
             self._in_progress.remove(key)
 
@@ -218,8 +218,7 @@ class Sets:
             case "true":
                 return Known(NOTHING[kind])
             case "schema" if isinstance(formula, Subschema) and formula.unevaluated(kind) is None:
-                with self._active(formula, kind):
-                    return self._without(context, formula.expansion(), kind)
+                return self._expanded(self._without, context, formula, kind)
             case "and":
                 return self._any_of((self._without(context, member, kind) for member in members), context, kind)
             case "or":
