@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import json
 import os
@@ -10,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,10 @@ from urllib.parse import urlsplit
 
 import requests
 
-from sgl.errors import BackendError
+from sgl.lang.backends.http import with_scheme
 from sgl.lang.backends.launch import free_port
+from sgl.lang.backends.launch import terminate_process as terminate_process
+from sgl.lang.backends.launch import wait_for_server as wait_for_server
 
 
 def dump_state_text(filename: str | Path, states: Iterable[Any], mode: str = "w") -> None:
@@ -40,7 +40,7 @@ def read_jsonl(filename: str | Path) -> Iterator[Any]:
 
 def normalize_base_url(host: str, port: int | None = None) -> str:
     """`http://host:port` without a slash at its end; host may bring its own scheme and port."""
-    url = (host if "://" in host else f"http://{host}").rstrip("/")
+    url = with_scheme(host)
     return url if port is None or urlsplit(url).port is not None else f"{url}:{port}"
 
 
@@ -96,26 +96,3 @@ def launch_server_cmd(
     chosen = free_port(host, 30000) if port is None else port
     words = shlex.split(command.replace("\\\n", " "))
     return subprocess.Popen([*words, "--host", host, "--port", str(chosen)]), chosen
-
-
-def wait_for_server(base_url: str, timeout: float | None = None, process: Any = None) -> None:
-    """Return once the server answers; raises BackendError after `timeout` seconds or when `process` has ended."""
-    deadline = time.monotonic() + (timeout or float("inf"))
-    while time.monotonic() < deadline:
-        if process is not None and process.poll() is not None:
-            raise BackendError(f"the server ended with code {process.returncode} before it was ready")
-        with contextlib.suppress(requests.RequestException):
-            if requests.get(f"{base_url.rstrip('/')}/health", timeout=5).status_code == 200:
-                return
-        time.sleep(0.2)
-    raise BackendError(f"{base_url} was not ready within {timeout:g} s")
-
-
-def terminate_process(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process, by force after ten seconds."""
-    process.terminate()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -22,7 +22,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.test": ("sgl.utils",),
     "sgl.utils": ("sgl.lang",),
     "sgl.cli": ("sgl.runtime.server", "sgl.runtime.gateway", "sgl.bench", "sgl.lang"),
-    "sgl.bench": ("sgl.runtime.engine",),
+    "sgl.bench": ("sgl.runtime.engine", "sgl.lang"),
     "sgl.runtime.gateway": ("sgl.runtime.server",),
     "sgl.runtime.server": ("sgl.runtime.engine", "sgl.runtime.metrics", "sgl.lang.reasoning", "sgl.lang.tools"),
     "sgl.runtime.metrics": ("sgl.errors",),

@@ -123,6 +123,7 @@ def test_engines_are_measured_alone(server: LiveServer, capsys: pytest.CaptureFi
         (["--dataset", "generated-shared-prefx"], "did you mean 'generated-shared-prefix'"),
         (["--plot", "run.gif"], ".html"),
         (["--plot", "/nowhere/run.html"], "nowhere"),
+        (["--output", "/nowhere/run.json"], "/nowhere/run.json cannot be written"),
         (["--arrivals", "trace"], "when requests come"),
         (["--request-rate", "-1"], "negative"),
         (["--max-concurrency", "0"], "at least 1"),
@@ -134,6 +135,26 @@ def test_wrong_flags_are_explained(flags: list[str], words: str, capsys: pytest.
         main(["bench", "serving", *flags])
     assert stopped.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_a_command_lacks_is_said_before_it_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgl.cli.serve.configure_logging", lambda level, style: None)
+    monkeypatch.setattr("sgl.cli.serve.EngineProcess", None)
+    template, file = tmp_path / "bad.jinja", tmp_path / "program.py"
+    template.write_text("{% for %}")
+    file.write_text("raise SystemExit('it ran')")
+    for arguments, words in [
+        (["serve", "--reasoning-parser", "qwen4"], "--reasoning-parser: no reasoning format 'qwen4' (did you mean"),
+        (["serve", "--chat-template", str(template)], "--chat-template: the chat template is not valid Jinja"),
+        (["run"], "required: FILE (see"),
+        (["trace", "--output", "/nowhere/t.html", str(file)], "/nowhere/t.html cannot be written"),
+    ]:
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+        assert words in capsys.readouterr().err
 
 
 def test_reports_agree_with_the_textbook() -> None:

@@ -183,6 +183,15 @@ def test_failures_at_construction_and_in_answers() -> None:
         backend = sgl.RuntimeEndpoint(server.url)
         server.failures = [503, "drop"]
         assert program.run("abc", backend=backend)["a"]
+        assert sgl.RuntimeEndpoint(server.url.removeprefix("http://")).base_url == server.url
+
+
+def test_a_program_that_finds_no_server_is_tried_as_often_as_other_requests() -> None:
+    with FakeServer(Native(), model_info={"model_path": "fake", "programs": True}) as server:
+        server.failures = [503, "drop"] * 5
+        with pytest.raises(ProgramError, match="program 'program' failed"):
+            program.run("abc", backend=sgl.RuntimeEndpoint(server.url, max_retries=2)).sync()
+        assert len(server.requests) == 3
 
 
 def test_hundreds_of_programs_share_a_pool_of_connections() -> None:

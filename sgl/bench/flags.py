@@ -10,6 +10,7 @@ from sgl.bench import datasets
 from sgl.bench.datasets import Job
 from sgl.bench.load import PATHS, Load
 from sgl.errors import ConfigError
+from sgl.lang.backends.http import with_scheme
 
 KINDS = {
     "serving": "load a server over HTTP: latencies, throughput, goodput",
@@ -75,7 +76,7 @@ def load_of(options: argparse.Namespace) -> Load:
             raise ConfigError(f"{name} must not be negative", option=name)
     _at_least_one(options, "max_concurrency")
     return Load(
-        url=options.url.rstrip("/"),
+        url=with_scheme(options.url),
         api=options.api,
         model=options.model,
         api_key=options.api_key,

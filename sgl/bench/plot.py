@@ -33,11 +33,9 @@ class Panel:
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError if a picture cannot be written there, before anything is measured."""
+    """Raise ConfigError if there are no such pictures, before anything is measured."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"--plot {path}: there are {', '.join(FORMATS)}", option="plot")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}", option="plot")
     _matplotlib(path)
 
 

@@ -19,20 +19,18 @@ from sgl.bench.flags import bounds_of, jobs_of, load_of
 from sgl.bench.load import Measured
 from sgl.bench.plot import check_plot, write_plot
 from sgl.bench.report import report as report_of
-from sgl.cli.options import configs
-from sgl.errors import ConfigError
+from sgl.cli.options import check_output, configs
 from sgl.runtime.config import EngineConfig
 
 
 def bench(options: argparse.Namespace) -> int:
     """Measure what the command names; 1 if a request failed."""
+    if options.output is not None:
+        check_output(options.output)
     report = _serving(options) if options.kind == "serving" else _engine(options)
     text = json.dumps(report, indent=2)
     if options.output is not None:
-        try:
-            Path(options.output).write_text(text + "\n")
-        except OSError as error:
-            raise ConfigError(f"the report cannot be written: {error}", option="output") from error
+        Path(options.output).write_text(text + "\n")
     console = Console(highlight=False)
     if options.json:
         console.print(text, markup=False, soft_wrap=True)
@@ -45,6 +43,7 @@ def _serving(options: argparse.Namespace) -> dict[str, Any]:
     plot = None if options.plot is None else Path(options.plot)
     if plot is not None:
         check_plot(plot)
+        check_output(options.plot)
     jobs, load, bounds = jobs_of(options), load_of(options), bounds_of(options.slo)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:

@@ -12,6 +12,7 @@ import requests
 from rich.console import Console
 
 from sgl.errors import BackendError
+from sgl.lang.backends.http import with_scheme
 
 
 def chat(options: argparse.Namespace) -> int:
@@ -42,7 +43,7 @@ def _answer(options: argparse.Namespace, messages: list[dict[str, str]]) -> Iter
     body |= {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     try:
-        url = options.url.rstrip("/") + "/v1/chat/completions"
+        url = with_scheme(options.url) + "/v1/chat/completions"
         with requests.post(url, json=body, headers=headers, stream=True, timeout=600) as answer:
             if answer.status_code != 200:
                 raise BackendError(f"the server refused: {_message(answer.text)}", status=answer.status_code)

@@ -126,7 +126,8 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     text = "instead: an engine of its own, on a Hugging Face folder or hub id [the embedded model]"
     parser.add_argument("--model", help=text)
     parser.add_argument("file", metavar="FILE", help="a Python file")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="its own arguments")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="its own arguments")
+    rest.required = False  # argparse says that the rest is missing where FILE is
 
 
 def _add_chat(commands: Any) -> None:

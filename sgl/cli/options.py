@@ -86,6 +86,13 @@ def configs(options: argparse.Namespace, classes: tuple[Config, ...]) -> list[An
     ]
 
 
+def check_output(name: str) -> None:
+    """Raise ConfigError where no file of that name can be written: before the work whose outcome it is to hold."""
+    path = Path(name)
+    if path.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+        raise ConfigError(f"{name} cannot be written: there is no such folder, or it may not be", option="output")
+
+
 def _refuse_misspelt_variables() -> None:
     """Others may use the prefix too, so only what is nearly the name of an option counts as meant for us."""
     known = {

@@ -8,16 +8,15 @@ import json
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import requests
 from rich.console import Console
 
-from sgl.errors import BackendError, ConfigError
+from sgl.cli.options import check_output
+from sgl.errors import ConfigError
 from sgl.lang.api import set_default_backend
 from sgl.lang.backends.launch import Runtime
 from sgl.lang.backends.server import RuntimeEndpoint
@@ -38,15 +37,15 @@ def run(options: argparse.Namespace) -> int:
 def trace(options: argparse.Namespace) -> int:
     """Run the file and write the timelines of the programs that it ran."""
     _check(options)
+    check_output(options.output)
     with contextlib.nullcontext(options.url) if options.url is not None else _own_server(options.model) as url:
-        get = partial(_get, url.rstrip("/"), options.api_key)
         backend = RuntimeEndpoint(url, api_key=options.api_key)
-        before = {program["id"] for program in get("/v1/programs")}
+        before = {program["id"] for program in backend.request("/v1/programs")}
         try:
             _execute(options, backend)
         finally:  # also of a program that failed: that is when it is looked at
-            ids = [program["id"] for program in get("/v1/programs") if program["id"] not in before]
-            timelines = [_ended(partial(get, f"/v1/programs/{id}/timeline")) for id in ids]
+            ids = [program["id"] for program in backend.request("/v1/programs") if program["id"] not in before]
+            timelines = [_ended(backend, id) for id in ids]
             _write(Path(options.output), timelines)
             text = f"{len(ids)} program{'' if len(ids) == 1 else 's'} in {options.output}"
             Console(soft_wrap=True, highlight=False, stderr=True).print(text, markup=False)
@@ -81,23 +80,12 @@ def _own_server(model: str | None) -> Iterator[str]:
         runtime.shutdown()
 
 
-def _get(url: str, api_key: str | None, path: str) -> Any:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        answer = requests.get(url + path, headers=headers, timeout=60)
-    except requests.RequestException as error:
-        raise BackendError(f"{url} cannot be reached: {error}", retryable=True) from error
-    if answer.status_code != 200:
-        raise BackendError(f"{path} failed: {answer.text}", status=answer.status_code)
-    return answer.json()
-
-
-def _ended(timeline: Callable[[], dict[str, Any]], patience: float = 5.0) -> dict[str, Any]:
+def _ended(backend: RuntimeEndpoint, program_id: str, patience: float = 5.0) -> dict[str, Any]:
     """A program's timeline with its end, which comes a moment after its last value; without, past `patience` seconds,
     where the program is left waiting for its client."""
     until = time.monotonic() + patience
     while True:
-        found = timeline()
+        found: dict[str, Any] = backend.request(f"/v1/programs/{program_id}/timeline")
         if any(event["type"] == "done" for event in found["events"]) or time.monotonic() > until:
             return found
         time.sleep(0.02)
@@ -107,7 +95,4 @@ def _write(path: Path, timelines: list[dict[str, Any]]) -> None:
     """The server's page with these timelines in it and no server behind it."""
     text = json.dumps(timelines).replace("</", "<\\/")
     page = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")
-    try:
-        path.write_text(page.replace(">null</script>", f">{text}</script>"), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the page cannot be written: {error}", option="output") from error
+    path.write_text(page.replace(">null</script>", f">{text}</script>"), encoding="utf-8")

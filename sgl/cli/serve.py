@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,9 @@ from rich.console import Console
 
 from sgl.cli.logs import configure_logging
 from sgl.cli.options import configs
-from sgl.errors import ConfigError
+from sgl.errors import ConfigError, InvalidRequest
+from sgl.lang.chat import jinja_template
+from sgl.lang.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.serve import listen, serve_until_stopped
@@ -37,6 +41,9 @@ def serve(options: argparse.Namespace) -> int:
 async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
     began = time.monotonic()
     template = _chat_template(config)
+    if config.reasoning_parser is not None:
+        with _as_option("reasoning_parser"):
+            reasoning_format(config.reasoning_parser)
     tracer = _tracer(config)
     bound = listen(config.host, config.port)
     logger.info("starting the engine with %s", engine_config.model_name)
@@ -68,6 +75,18 @@ def _chat_template(config: ServerConfig) -> str | None:
     if config.chat_template is None:
         return None
     try:
-        return Path(config.chat_template).read_text()
+        source = Path(config.chat_template).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template cannot be read: {error}", option="chat_template") from error
+    with _as_option("chat_template"):
+        jinja_template(source)
+    return source
+
+
+@contextlib.contextmanager
+def _as_option(name: str) -> Iterator[None]:
+    """What is found wrong within is an option's fault."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise ConfigError(f"--{name.replace('_', '-')}: {error}", option=name) from error

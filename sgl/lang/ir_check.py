@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sgl.errors import InvalidRequest
+from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import ir
 from sgl.lang.choices import METHODS
 from sgl.lang.reasoning import FORMATS
@@ -311,7 +311,8 @@ def _check(value: Any, schema: Mapping[str, Any], place: str) -> None:
         for key, item in value.items():
             further = known.get(key, schema.get("additionalProperties", True))
             if further is False:
-                raise InvalidRequest(f"{place}: unknown field {key!r}", param=f"{place}.{key}")
+                hint = nearest_name(key, known)
+                raise InvalidRequest(f"{place}: unknown field {key!r}{hint}", param=f"{place}.{key}")
             if further is not True:
                 _check(item, further, f"{place}.{key}")
     elif isinstance(value, list | tuple):

@@ -469,8 +469,8 @@ class EngineLoop:
         for request in self.scheduler.expire():
             submission: Submission = request.owner
             waited = time.monotonic() - submission.submitted
-            where = "in the queue" if request.phase is Phase.WAITING else "running"
-            error = RequestTimeout(f"the request timed out after {waited:.1f} s, {where}", seconds=waited)
+            where = "in the queue" if request.phase is Phase.WAITING else "of running"
+            error = RequestTimeout(f"the request timed out after {waited:.3g} s {where}", seconds=waited)
             self._end(submission, FinishReason("abort", error=error))
 
     def _stop(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sgl.errors import BackendError, InvalidRequest, RequestTimeout
+from sgl.errors import BackendError, InvalidRequest, RequestTimeout, SglError
 from sgl.lang.aio import io
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
@@ -31,7 +31,7 @@ class HttpClient:
         max_connections: int = 256,
         verify: bool = True,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url = with_scheme(base_url)
         self._headers = {"User-Agent": "sgl", **(headers or {})}
         self._timeout = timeout
         self.max_retries = max_retries
@@ -61,11 +61,19 @@ class HttpClient:
             yield event
 
     async def sse(
-        self, method: str, path: str, body: Any = None, *, last_event_id: int | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        last_event_id: int | None = None,
+        max_retries: int | None = None,
     ) -> AsyncIterator[tuple[int, Any]]:
-        """Server-sent events, up to `[DONE]`: their numbers, 0 where they have none, and their JSON."""
+        """Server-sent events, up to `[DONE]`: their numbers, 0 where they have none, and their JSON. Without
+        `max_retries`, a request that fails is tried again as others are."""
         headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
-        async with self._answer(method, path, body, headers) as response:
+        retries = self.max_retries if max_retries is None else max_retries
+        async with self._answer(method, path, body, headers, retries) as response:
             rest, number = b"", 0
             async for chunk in self._chunks(response):
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -86,7 +94,7 @@ class HttpClient:
             await session.close()
 
     async def _json(self, method: str, path: str, body: Any) -> Any:
-        async with self._answer(method, path, body) as response:
+        async with self._answer(method, path, body, {}, self.max_retries) as response:
             text = await self._in_time(response.text())
         try:
             return json.loads(text)
@@ -106,22 +114,22 @@ class HttpClient:
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: Any, headers: Mapping[str, str], max_retries: int
     ) -> AsyncIterator[Any]:
         """A response of status 200, after as many tries as it takes and is allowed."""
-        for attempt in range(self.max_retries + 1):
+        for attempt in range(max_retries + 1):
             try:
                 response = await self._try(method, path, body, headers)
             except BackendError as error:
-                if not error.retryable or attempt == self.max_retries or isinstance(error, RequestTimeout):
+                if not error.retryable or attempt == max_retries or isinstance(error, RequestTimeout):
                     raise
-                await asyncio.sleep(retry_delay(attempt, getattr(error, "retry_after", None)))
+                await asyncio.sleep(retry_delay(attempt, error))
                 continue
             async with response:
                 yield response
             return
 
-    async def _try(self, method: str, path: str, body: Any, headers: Mapping[str, str] | None) -> Any:
+    async def _try(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Any:
         import aiohttp
 
         url = self.base_url + path
@@ -157,8 +165,14 @@ class HttpClient:
         return self._session
 
 
-def retry_delay(attempt: int, asked: float | None = None) -> float:
+def with_scheme(url: str) -> str:
+    """The URL without a slash at its end, and with http:// where it names no scheme."""
+    return (url if "://" in url else f"http://{url}").rstrip("/")
+
+
+def retry_delay(attempt: int, error: SglError) -> float:
     """Seconds before the next try: what the server asks for, or a doubling time with some chance in it."""
+    asked: float | None = getattr(error, "retry_after", None)
     return min(30.0, asked) if asked is not None else 0.2 * 2**attempt * (0.5 + random.random())
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import requests
 
 from sgl.errors import BackendError
+from sgl.lang.backends.http import with_scheme
 from sgl.lang.backends.server import RuntimeEndpoint
 
 
@@ -44,7 +45,7 @@ class Runtime:
         atexit.register(self.shutdown)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            self._wait(launch_timeout)
+            wait_for_server(self.url, launch_timeout, self._process)
         except BaseException:
             self.shutdown()
             raise
@@ -54,17 +55,14 @@ class Runtime:
         """Stop the server. Idempotent."""
         if self.pid is not None:
             self.pid = None
-            self._process.terminate()
-            try:
-                self._process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+            terminate_process(self._process)
 
     def generate(
         self, prompt: str | list[str], sampling_params: dict[str, Any] | None = None, **options: Any
     ) -> str:
         """The JSON text of the server's answer."""
-        return json.dumps(self._post("/generate", {"text": prompt, "sampling_params": sampling_params, **options}))
+        body = {"text": prompt, "sampling_params": sampling_params, **options}
+        return json.dumps(self.endpoint.request("/generate", body))
 
     async def async_generate(
         self, prompt: str, sampling_params: dict[str, Any] | None = None
@@ -90,7 +88,7 @@ class Runtime:
 
     def encode(self, prompt: str | list[str]) -> str:
         """The JSON text of the embeddings."""
-        return json.dumps(self._post("/encode", {"text": prompt}))
+        return json.dumps(self.endpoint.request("/encode", {"text": prompt}))
 
     def get_tokenizer(self) -> Any:
         """The model's transformers tokenizer."""
@@ -106,24 +104,28 @@ class Runtime:
         """What the server says about itself."""
         return self.endpoint.get_server_info()
 
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        body = {key: value for key, value in body.items() if value is not None}
-        response = requests.post(self.url + path, json=body, headers=self._headers, timeout=600)
-        if response.status_code != 200:
-            raise BackendError(f"{path} failed: {response.text}", status=response.status_code)
-        return response.json()
 
-    def _wait(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise BackendError(f"the server ended with code {self._process.returncode} before it was ready")
-            with contextlib.suppress(requests.RequestException):
-                health = requests.get(self.url + "/health_generate", headers=self._headers, timeout=60)
-                if health.status_code == 200:
-                    return
-            time.sleep(0.2)
-        raise BackendError(f"the server was not ready within {timeout:g} s")
+def wait_for_server(base_url: str, timeout: float | None = None, process: Any = None) -> None:
+    """Return once the server answers; raises BackendError after `timeout` seconds or when `process` has ended."""
+    deadline = time.monotonic() + (timeout or float("inf"))
+    while time.monotonic() < deadline:
+        if process is not None and process.poll() is not None:
+            raise BackendError(f"the server ended with code {process.returncode} before it was ready")
+        with contextlib.suppress(requests.RequestException):
+            if requests.get(f"{with_scheme(base_url)}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise BackendError(f"{base_url} was not ready within {timeout:g} s")
+
+
+def terminate_process(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process, by force after ten seconds."""
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def free_port(host: str, first: int) -> int:

@@ -66,26 +66,28 @@ class RemoteSession(Session):
 
     async def _listen(self, body: Any) -> None:
         """Take in events until the program is done; try again where the connection breaks and nothing else is
-        wrong, as long as tries bring something new."""
-        failures = 0
+        wrong, but not for ever without anything new."""
+        failures = 0  # since the last event
         while True:
             before = self._last
             try:
                 if self._path is None:
-                    events = self._http.sse("POST", "/v1/programs", body)
+                    events = self._http.sse("POST", "/v1/programs", body, max_retries=0)
                 else:
-                    events = self._http.sse("GET", f"{self._path}/events", last_event_id=self._last)
+                    path = f"{self._path}/events"
+                    events = self._http.sse("GET", path, last_event_id=self._last, max_retries=0)
                 async for number, data in events:
                     self._take(number, data)
                 if self._is_over:
                     return
                 raise BackendError(f"{self._http.base_url} ended the program's events early", retryable=True)
             except SglError as error:
-                failures = 0 if self._last > before else failures + 1
+                failures = 1 if self._last > before else failures + 1
                 if not getattr(error, "retryable", False) or failures > self._http.max_retries:
                     self._fail(error)
                     return
-            await asyncio.sleep(retry_delay(failures))
+                delay = retry_delay(failures - 1, error)
+            await asyncio.sleep(delay)
 
     def _take(self, number: int, data: Mapping[str, Any]) -> None:
         kind = data.get("type")

@@ -44,7 +44,7 @@ class RuntimeEndpoint(TextBackend):
             max_retries=max_retries,
             verify=verify is not False,
         )
-        self.model_info: dict[str, Any] = io.run(self._http.get("/get_model_info")).result()
+        self.model_info: dict[str, Any] = self.request("/get_model_info")
         self._is_incremental: bool | None = None
         self._seed_name = "seed" if self.model_info.get("engine") == "sgl" else "sampling_seed"
         self._template_name = chat_template_name
@@ -67,24 +67,26 @@ class RuntimeEndpoint(TextBackend):
         """Where the server is."""
         return self._http.base_url
 
+    def request(self, path: str, body: Any = None) -> Any:
+        """The JSON answer of one of the server's endpoints: to a POST of `body`, or to a GET without one."""
+        return io.run(self._http.get(path) if body is None else self._http.post(path, body)).result()
+
     def get_model_name(self) -> str:
         """The path of the server's model."""
         return str(self.model_info.get("model_path"))
 
     def flush_cache(self) -> bool:
         """Drop the cached prefixes."""
-        io.run(self._http.post("/flush_cache", None)).result()
+        self.request("/flush_cache", {})
         return True
 
     def get_server_info(self) -> dict[str, Any]:
         """The server's options and counters."""
-        info: dict[str, Any] = io.run(self._http.get("/server_info")).result()
-        return info
+        return dict(self.request("/server_info"))
 
     def cache_prefix(self, text: str) -> None:
         """Compute the KV of a text that many prompts begin with."""
-        body = {"text": text, "sampling_params": {"max_new_tokens": 0, "temperature": 0}}
-        io.run(self._http.post("/generate", body)).result()
+        self.request("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0, "temperature": 0}})
 
     def shutdown(self) -> None:
         """Close the connections; the server runs on."""

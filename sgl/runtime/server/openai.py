@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from sgl.errors import ConfigError, InvalidRequest
-from sgl.lang.reasoning import reasoning_format
+from sgl.errors import InvalidRequest
 from sgl.lang.tools import CallNotation, call_notation
 from sgl.runtime.server import sse
 from sgl.runtime.server.calls import AnswerSplitter, Piece, call_constraint
@@ -33,11 +32,6 @@ class OpenAIApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        if service.config.reasoning_parser is not None:
-            try:
-                reasoning_format(service.config.reasoning_parser)
-            except InvalidRequest as error:
-                raise ConfigError(str(error), option="reasoning_parser") from None
 
     def routes(self) -> list[Route]:
         """Every endpoint of the API."""
