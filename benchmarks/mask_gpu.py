@@ -226,10 +226,11 @@ def time_sampling(bench: Bench, chosen: list[tuple[int, Place]], results: dict[s
     cold = torch.zeros(ROWS, device=DEVICE)
     seeds = torch.arange(ROWS, device=DEVICE)
     positions = torch.arange(ROWS, device=DEVICE)
+    latest = torch.empty_like(seeds)
     masked = logits.clone()
     mask.apply_token_mask_(masked, masks, mask_rows)
     for warmth in (temperature, cold):
-        drawn = sampling_triton.draw(logits, warmth, seeds, positions, masks, mask_rows)
+        drawn = sampling_triton.draw(logits, warmth, seeds, positions, positions, latest, masks, mask_rows)
         expected = sampling.sample(masked, warmth, seeds, positions)
         assert (drawn != expected).sum() <= 1, "the fused kernel draws other tokens"  # a tie in the last bits
     results["apply masks, 256"] = microseconds(lambda: mask.apply_token_mask_(logits, masks, mask_rows))
@@ -237,10 +238,9 @@ def time_sampling(bench: Bench, chosen: list[tuple[int, Place]], results: dict[s
     results["argmax (torch)"] = microseconds(lambda: sampling.greedy(logits))
     results["sample (torch)"] = microseconds(lambda: sampling.sample(logits, temperature, seeds, positions), 5)
     for name, warmth in (("greedy", cold), ("draw", temperature)):
-        results[f"{name}, fused"] = microseconds(lambda w=warmth: sampling_triton.draw(logits, w, seeds, positions))
-        results[f"{name}, fused, masked"] = microseconds(
-            lambda w=warmth: sampling_triton.draw(logits, w, seeds, positions, masks, mask_rows)
-        )
+        given = logits, warmth, seeds, positions, positions, latest
+        results[f"{name}, fused"] = microseconds(lambda g=given: sampling_triton.draw(*g))
+        results[f"{name}, fused, masked"] = microseconds(lambda g=given: sampling_triton.draw(*g, masks, mask_rows))
 
 
 def main() -> int:

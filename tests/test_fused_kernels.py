@@ -11,7 +11,7 @@ from sgl.kernels import activation, linear, norm, qkv, rope, single
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels import fused_triton, parts_triton, single_triton
+from sgl.kernels import fused_triton, parts_triton, single_triton, staging_triton
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
@@ -47,6 +47,20 @@ def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
 def test_silu_and_mul(rows: int, width: int, dtype: torch.dtype) -> None:
     gate_up = draw(rows, 2 * width, dtype=dtype) * 4
     check(fused_triton.silu_and_mul(gate_up.to(DEVICE)), activation.silu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("size", [1, 1500])
+@pytest.mark.parametrize(("given", "wanted"), [(torch.int64, torch.int64), (torch.int64, torch.int32)])
+def test_pinned_memory_is_copied_from_and_to(size: int, given: torch.dtype, wanted: torch.dtype) -> None:
+    source = torch.arange(-3, size - 3, dtype=given, pin_memory=DEVICE == "cuda")
+    between = torch.zeros(size + 1, dtype=given, device=DEVICE)
+    target = torch.zeros(size, dtype=wanted, pin_memory=DEVICE == "cuda")
+    staging_triton.copy_(between[:size], source)
+    staging_triton.copy_(target, between[:size])
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    assert target.tolist() == source.tolist()
+    assert between[-1] == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -275,12 +275,35 @@ def test_one_pass_draws_what_masking_and_sampling_draw(vocab_size: int) -> None:
     temperature = parameters[:, 0]  # a column, as the sampler has it
     seeds = torch.from_numpy(generator.integers(-(2**62), 2**62, 6))
     positions = torch.from_numpy(generator.integers(0, 10_000, 6))
-    arguments = [one.to(ON_GPU) for one in (temperature, seeds, positions)]
-    drawn = sampling_triton.draw(logits.to(ON_GPU), *arguments, packed.to(ON_GPU), mask_rows.to(ON_GPU)).cpu()
-    free = sampling_triton.draw(logits.to(ON_GPU), *arguments).cpu()
+    rows = torch.tensor([4, 0, 5, 1, 6, 3])  # of seven request rows
+    of_requests = [torch.full((7, *one.shape[1:]), 5, dtype=one.dtype) for one in (parameters, seeds, seeds)]
+    for held, given in zip(of_requests, (parameters, seeds), strict=False):
+        held[rows] = given
+    warmth, theirs, latest = (one.to(ON_GPU) for one in of_requests)
+    arguments = logits.to(ON_GPU), warmth[:, 0], theirs, rows.to(ON_GPU), positions.to(ON_GPU), latest
+    drawn = sampling_triton.draw(*arguments, packed.to(ON_GPU), mask_rows.to(ON_GPU)).cpu()
+    assert torch.equal(latest.cpu()[rows], drawn)
+    assert latest[2] == 5
+    free = sampling_triton.draw(*arguments).cpu()
     assert torch.equal(free, sampling.sample(logits, temperature, seeds, positions))
     mask.apply_token_mask_(logits, packed, mask_rows)
     assert torch.equal(drawn, sampling.sample(logits, temperature, seeds, positions))
+
+
+@needs_triton
+def test_many_rows_are_drawn_several_blocks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sgl.kernels import sampling_triton
+
+    monkeypatch.setattr(sampling_triton, "_BLOCK", 16)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 150, generator=generator).round()  # the first of equal ones counts
+    logits[7] = -torch.inf
+    temperature = torch.tensor([0.0, 1.0]).repeat(20)
+    rows = torch.arange(40)
+    given = [one.to(ON_GPU) for one in (logits, temperature, rows + 3, rows, rows, rows.clone())]
+    drawn = sampling_triton.draw(*given).cpu()
+    logits[7, 0] = 0
+    assert torch.equal(drawn, sampling.sample(logits, temperature, rows + 3, rows))
 
 
 @needs_triton
@@ -291,7 +314,8 @@ def test_where_nothing_is_allowed_the_first_token_is_drawn_and_nothing_is_read_b
     masks = torch.zeros(1, 3, dtype=torch.int32, device=ON_GPU)
     zeros = torch.zeros(2, dtype=torch.int32, device=ON_GPU)
     warm = torch.ones(2, device=ON_GPU)
-    assert sampling_triton.draw(logits, warm, zeros.long(), zeros.long(), masks, zeros).tolist() == [0, 0]
+    seeds, rows = zeros.long(), torch.arange(2, device=ON_GPU)
+    assert sampling_triton.draw(logits, warm, seeds, rows, seeds, seeds, masks, zeros).tolist() == [0, 0]
 
 
 @needs_triton

@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 4096
+_BLOCK, _WARPS = 4096, 16
+_TILES, _MANY = 4, 32  # blocks that a program looks at, one after another, where there are so many rows
 
 SALT_1 = tl.constexpr(0x243F6A88)
 SALT_2 = tl.constexpr(0x13198A2E)
@@ -24,25 +25,29 @@ def draw(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
+    rows: torch.Tensor,
     positions: torch.Tensor,
+    latest: torch.Tensor,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What `mask.apply_token_mask_` and `sampling.sample` give one after the other, up to the last bits of the noise.
 
-    logits: float32 [B, V], rows contiguous, left as they are; the others as for those two. Returns int64 [B]; where
-    nothing is allowed, 0. Does not wait for the device.
+    logits: float32 [B, V], rows contiguous, left as they are. temperature, seeds, latest: of R request rows, of which
+    `rows`, int64 [B], are drawn for; the others as for those two. Returns int64 [B], and writes it to latest[rows];
+    where nothing is allowed, 0. Does not wait for the device.
     """
     num_rows, vocab_size = logits.shape
-    num_blocks = triton.cdiv(vocab_size, _BLOCK)
-    values, tops = torch.empty(2, num_rows, num_blocks, device=logits.device)
-    indices = torch.empty(num_rows, num_blocks, dtype=torch.int32, device=logits.device)
+    tiles = _TILES if num_rows >= _MANY else 1
+    num_parts = triton.cdiv(vocab_size, _BLOCK * tiles)
+    values, tops = torch.empty(2, num_rows, num_parts, device=logits.device)
+    indices = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
     chosen = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    has_masks = masks is not None
-    _best_of_block[(num_blocks, num_rows)](
+    _best_of_part[(num_parts, num_rows)](
         logits,
         temperature,
         seeds,
+        rows,
         positions,
         masks,
         mask_rows,
@@ -54,29 +59,33 @@ def draw(
         temperature.stride(0),
         seeds.stride(0),
         masks.stride(0) if masks is not None else 0,
-        has_masks=has_masks,
+        has_masks=masks is not None,
         block=_BLOCK,
-        num_warps=8,
+        tiles=tiles,
+        num_warps=_WARPS,
     )
     _best_of_row[(num_rows,)](
         values,
         tops,
         indices,
         temperature,
+        rows,
         chosen,
-        num_blocks,
+        latest,
+        num_parts,
         temperature.stride(0),
-        block=triton.next_power_of_2(num_blocks),
+        block=triton.next_power_of_2(num_parts),
         num_warps=1,
     )
     return chosen
 
 
 @triton.jit
-def _best_of_block(
+def _best_of_part(
     logits,
     temperature,
     seeds,
+    rows,
     positions,
     masks,
     mask_rows,
@@ -90,53 +99,78 @@ def _best_of_block(
     masks_stride,
     has_masks: tl.constexpr,
     block: tl.constexpr,
+    tiles: tl.constexpr,
 ):
     row = tl.program_id(1)
-    tokens = tl.program_id(0) * block + tl.arange(0, block)
-    is_allowed = tokens < vocab_size
+    request = tl.load(rows + row)
+    warmth = tl.load(temperature + request * temperature_stride)
+    at = logits + row.to(tl.int64) * logits_stride
+    mask_row = -1
+    at_mask = masks
     if has_masks:
         mask_row = tl.load(mask_rows + row)
-        if mask_row >= 0:
-            at = masks + mask_row.to(tl.int64) * masks_stride + (tokens >> 5)
-            words = tl.load(at, mask=is_allowed, other=0)
-            is_allowed = is_allowed & (((words >> (tokens & 31)) & 1) > 0)
-    best = float("-inf")
-    top = float("-inf")
-    which = 0
-    if tl.max(is_allowed.to(tl.int32), 0) > 0:
-        at = logits + row.to(tl.int64) * logits_stride + tokens
-        scores = tl.load(at, mask=is_allowed, other=float("-inf"))
-        top = tl.max(scores, 0)
-        warmth = tl.load(temperature + row * temperature_stride)
-        if (warmth > 0) & (top > float("-inf")):
-            seed = tl.load(seeds + row * seeds_stride)
-            position = tl.load(positions + row).to(tl.int32)
+        at_mask = masks + mask_row.to(tl.int64) * masks_stride
+    lanes = tl.arange(0, block)
+    first = tl.program_id(0) * (block * tiles)
+    best = tl.full([block], float("-inf"), tl.float32)
+    which = lanes
+    for tile in tl.static_range(tiles):
+        tokens = first + tile * block + lanes
+        scores = _allowed(at, tokens, vocab_size, at_mask, mask_row, has_masks)
+        which = tl.where(scores > best, tile * block + lanes, which)
+        best = tl.maximum(best, scores)
+    top = tl.max(best, 0)
+    value = 0.0
+    if (warmth > 0) & (top > float("-inf")):
+        seed = tl.load(seeds + request * seeds_stride)
+        position = tl.load(positions + row).to(tl.int32)
+        best = tl.full([block], float("-inf"), tl.float32)
+        for again in range(tiles):
+            tokens = first + again * block + lanes
+            scores = _allowed(at, tokens, vocab_size, at_mask, mask_row, has_masks)
             scores = (scores - top) * (1 / warmth) + _gumbel(tokens, seed, position)
-            best, which = tl.max(scores, 0, return_indices=True)
-        else:
-            best, which = tl.max(scores, 0, return_indices=True)
-            best = 0.0
-    at = row * tl.num_programs(0) + tl.program_id(0)
-    tl.store(values + at, best)
-    tl.store(tops + at, top)
-    tl.store(indices + at, tl.program_id(0) * block + which)
+            which = tl.where(scores > best, again * block + lanes, which)
+            best = tl.maximum(best, scores)
+        value = tl.max(best, 0)
+        index = tl.min(tl.where(best == value, which, block * tiles), 0)
+    else:
+        index = tl.min(tl.where(best == top, which, block * tiles), 0)
+    to = row * tl.num_programs(0) + tl.program_id(0)
+    tl.store(values + to, value)
+    tl.store(tops + to, top)
+    tl.store(indices + to, first + index)
 
 
 @triton.jit
-def _best_of_row(values, tops, indices, temperature, chosen, num_blocks, temperature_stride, block: tl.constexpr):
-    """Blocks measure from their own largest logit, which keeps the bits that matter: bring them together."""
+def _allowed(at, tokens, vocab_size, at_mask, mask_row, has_mask: tl.constexpr):
+    """The tokens' logits; -inf, and not read, where they are not allowed."""
+    is_allowed = tokens < vocab_size
+    if has_mask:
+        words = tl.load(at_mask + (tokens >> 5), mask=is_allowed & (mask_row >= 0), other=-1)
+        is_allowed = is_allowed & (((words >> (tokens & 31)) & 1) > 0)
+    return tl.load(at + tokens, mask=is_allowed, other=float("-inf"))
+
+
+@triton.jit
+def _best_of_row(
+    values, tops, indices, temperature, rows, chosen, latest, num_parts, temperature_stride, block: tl.constexpr
+):
+    """Parts measure from their own largest logit, which keeps the bits that matter: bring them together."""
     row = tl.program_id(0)
-    at = row * num_blocks + tl.arange(0, block)
-    is_block = tl.arange(0, block) < num_blocks
-    top = tl.load(tops + at, mask=is_block, other=float("-inf"))
+    request = tl.load(rows + row)
+    at = row * num_parts + tl.arange(0, block)
+    is_part = tl.arange(0, block) < num_parts
+    top = tl.load(tops + at, mask=is_part, other=float("-inf"))
     best_top = tl.max(top, 0)
-    warmth = tl.load(temperature + row * temperature_stride)
-    value = tl.load(values + at, mask=is_block, other=float("-inf")).to(tl.float64)
+    warmth = tl.load(temperature + request * temperature_stride)
+    value = tl.load(values + at, mask=is_part, other=float("-inf")).to(tl.float64)
     if best_top > float("-inf"):
         value += ((top - best_top) / tl.where(warmth > 0, warmth, 1.0)).to(tl.float64)
     best = tl.argmax(value, 0)
-    found = tl.load(indices + row * num_blocks + best)
-    tl.store(chosen + row, tl.where(best_top > float("-inf"), found, 0).to(tl.int64))
+    found = tl.load(indices + row * num_parts + best)
+    token = tl.where(best_top > float("-inf"), found, 0).to(tl.int64)
+    tl.store(chosen + row, token)
+    tl.store(latest + request, token)
 
 
 @triton.jit

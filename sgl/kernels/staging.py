@@ -14,6 +14,7 @@ import torch
 
 _BUFFERS = 8  # a buffer is written again so many uploads later; one event says whether its copy has been read
 ALIGNMENT = 16  # bytes, of every array in a copy
+_KERNEL_BYTES = 1 << 18  # up to which a kernel copies sooner than a copy engine
 
 
 class Uploader:
@@ -48,7 +49,13 @@ class Uploader:
         for array in arrays:
             view[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
             offset += _aligned(array.nbytes)
-        target[:offset].copy_(staging[:offset], non_blocking=True)
+        if offset > _KERNEL_BYTES:
+            target[:offset].copy_(staging[:offset], non_blocking=True)
+        elif offset:
+            # Triton is imported where a kernel of it runs.
+            from sgl.kernels import staging_triton
+
+            staging_triton.copy_(target[:offset].view(torch.int64), staging[:offset].view(torch.int64))
         event.record()
 
     def _buffer(self, size: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8], torch.cuda.Event]:

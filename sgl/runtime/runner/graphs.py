@@ -1,7 +1,7 @@
 """CUDA graphs of decode steps: the launches of a whole forward pass as one.
 
 One graph a bucket of rows. A step of fewer rows than its bucket is padded with rows that read and write the dummy
-page. A graph reads its inputs where they lay when it was captured: token ids, positions and slots in one buffer that
+page. A graph reads its inputs where they lay when it was captured: rows, positions and slots in one buffer that
 a step overwrites in stream order, and what the attention backend keeps for itself.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from sgl.kernels.attention.base import AttentionStep, GraphAttention
 from sgl.kernels.staging import Uploader, carve
-from sgl.runtime.batch import Batch, Int32Array, Int64Array
+from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 
@@ -34,7 +34,8 @@ def buckets(max_rows: int) -> list[int]:
 class DecodeGraphs:
     """Decode steps of at most `max_rows` rows. Capture before the first step.
 
-    next_tokens: int64 [request rows], the tokens sampled last, which graphs read.
+    next_tokens: int64 [request rows], the tokens sampled last, which graphs read; a token that the host knows better is
+    written there before.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class DecodeGraphs:
         self._buckets = buckets(max_rows)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and variant of attention
         self._uploader = Uploader(model.device)
-        self._inputs = torch.zeros(4 * 8 * max_rows + 64, dtype=torch.uint8, device=model.device)
+        self._inputs = torch.zeros(3 * 8 * max_rows + 64, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float32, device=model.device)
 
     def run(self, batch: Batch, pages: Int32Array) -> torch.Tensor | None:
@@ -67,11 +68,16 @@ class DecodeGraphs:
         if padding:
             kv_lens = np.concatenate((kv_lens, np.ones(padding, np.int32)))
             pages = np.concatenate((pages, np.zeros((padding, pages.shape[1]), np.int32)))
-        inputs = np.zeros((4, bucket), np.int64)
+        given = np.flatnonzero(batch.token_ids != FROM_DEVICE)
+        if len(given):
+            index, ids = self._uploader.upload(
+                *(each[given].astype(np.int64) for each in (batch.rows, batch.token_ids))
+            )
+            self._next_tokens.index_copy_(0, index, ids)
+        inputs = np.zeros((3, bucket), np.int64)
         inputs[0, :num_rows] = batch.rows
-        inputs[1, :num_rows] = batch.token_ids
-        inputs[2] = kv_lens - 1
-        inputs[3] = _slots(inputs[2], pages, self._kv.page_size)
+        inputs[1] = kv_lens - 1
+        inputs[2] = _slots(inputs[1], pages, self._kv.page_size)
         self._uploader.upload_into(self._inputs, inputs)
         self._attention.plan_decode(AttentionStep(np.ones(bucket, np.int32), kv_lens, pages), variant)
         self._graphs[bucket, variant].replay()
@@ -85,7 +91,7 @@ class DecodeGraphs:
         pool = torch.cuda.graph_pool_handle()
         for bucket in reversed(self._buckets):
             ones = np.ones(bucket, np.int32)
-            (inputs,) = carve(self._inputs, (np.empty((4, bucket), np.int64),))
+            (inputs,) = carve(self._inputs, (np.empty((3, bucket), np.int64),))
             for variant in self._attention.variants(bucket):
                 self._attention.plan_decode(AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32)), variant)
                 self._forward(inputs)  # compiles and loads what a capture may not
@@ -103,8 +109,8 @@ class DecodeGraphs:
         )
 
     def _forward(self, inputs: torch.Tensor) -> None:
-        rows, token_ids, positions, slots = inputs.unbind()
-        token_ids = torch.where(token_ids < 0, self._next_tokens.index_select(0, rows), token_ids)
+        rows, positions, slots = inputs.unbind()
+        token_ids = self._next_tokens.index_select(0, rows)
         hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, captured=True)
         self._model.logits(hidden, out=self._logits[: len(hidden)])
 

@@ -128,20 +128,30 @@ class Downloader:
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[npt.NDArray[Any]]]:
-        """Begin to copy tensors of 32-bit dtypes, without waiting. The result is to be called once: it waits until
-        the copy has landed and returns the arrays, which on a CPU share the tensors' memory."""
+        """Begin to copy tensors of 32-bit dtypes, or of int64 whose numbers fit into them, without waiting. The result
+        is to be called once: it waits until the copy has landed and returns the arrays, all of 32 bits, which on a
+        CPU may share the tensors' memory."""
+        tensors = [tensor.contiguous() for tensor in tensors]
         if self._device.type == "cpu":
-            arrays = [tensor.numpy() for tensor in tensors]
+            arrays = [tensor.to(_landing(tensor)).numpy() for tensor in tensors]
             return lambda: arrays
-        packed = torch.cat([tensor.reshape(-1).view(torch.int32) for tensor in tensors])
-        staging, event = self._buffer(len(packed))
-        staging[: len(packed)].copy_(packed, non_blocking=True)
+        # Triton is imported where a kernel of it runs.
+        from sgl.kernels import staging_triton
+
+        staging, event = self._buffer(sum(tensor.numel() for tensor in tensors))
+        start = 0
+        for tensor in tensors:
+            flat = tensor.view(-1) if tensor.dtype == torch.int64 else tensor.view(-1).view(torch.int32)
+            if len(flat):
+                staging_triton.copy_(staging[start : start + len(flat)], flat)
+            start += len(flat)
         event.record()
-        layout = [(tensor.shape, torch.empty(0, dtype=tensor.dtype).numpy().dtype) for tensor in tensors]
+        size = start
+        layout = [(tensor.shape, torch.empty(0, dtype=_landing(tensor)).numpy().dtype) for tensor in tensors]
 
         def land() -> list[npt.NDArray[Any]]:
             event.synchronize()
-            landed = staging[: len(packed)].numpy().copy()
+            landed = staging[:size].numpy().copy()
             self._free.append((staging, event))
             arrays, start = [], 0
             for shape, dtype in layout:
@@ -176,7 +186,7 @@ class PendingStep:
         self._batch = batch
         self._output = output
         self._inputs = inputs
-        tensors = [ids.to(torch.int32)]
+        tensors = [ids]
         for part in (output, inputs):
             tensors += part.tensors() if part is not None else []
         self._land = downloader.start(tensors)
@@ -196,6 +206,10 @@ class PendingStep:
         if self._inputs is not None:
             result.input_logprobs = self._inputs.split(arrays)
         return result
+
+
+def _landing(tensor: torch.Tensor) -> torch.dtype:
+    return torch.int32 if tensor.dtype == torch.int64 else tensor.dtype
 
 
 def _joined(parts: list[DeviceLogprobs]) -> DeviceLogprobs:

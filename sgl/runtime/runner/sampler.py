@@ -150,8 +150,10 @@ class Sampler:
             (mask_rows,) = self._uploader.upload(self._masks.find(batch.token_masks))
             masks = self._masks.rows, mask_rows
             known = [(i, mask) for i, mask in enumerate(batch.token_masks) if isinstance(mask, int)]
+        is_noted = self._takes_one_pass and not known
         if self._takes_one_pass:
-            ids = self._choose_in_one_pass(logits, rows, index, places, masks)
+            ids, are_final = self._choose_in_one_pass(logits, rows, index, places, masks)
+            is_noted &= are_final
         else:
             if masks is not None:
                 apply_token_mask_(logits, *masks)
@@ -159,7 +161,8 @@ class Sampler:
         if known:
             known_index, known_ids = self._uploader.upload(*np.array(known, np.int64).T)
             ids.index_copy_(0, known_index, known_ids)
-        self.next_tokens.index_copy_(0, index, ids)
+        if not is_noted:
+            self.next_tokens.index_copy_(0, index, ids)
         if len(penalised):
             self._count(penalised_rows, ids.index_select(0, penalised_index))
         if raw is None:
@@ -196,16 +199,14 @@ class Sampler:
         index: torch.Tensor,
         positions: torch.Tensor,
         masks: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """Every row goes the way that its own parameters say: only those that cut off tails take several passes."""
+    ) -> tuple[torch.Tensor, bool]:
+        """Every row goes the way that its own parameters say: only those that cut off tails take several passes. The
+        tokens, and whether all of them are noted."""
         from sgl.kernels import sampling_triton
 
         cut = np.flatnonzero((self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows])
-        floats = self._floats.index_select(0, index)
-        ints = self._ints.index_select(0, index)
-        ids = sampling_triton.draw(
-            logits, floats[:, _TEMPERATURE], ints[:, _SEED], positions, *(masks or (None, None))
-        )
+        parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
+        ids = sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
         if len(cut):
             (some,) = self._uploader.upload(cut)
             cut_logits = logits.index_select(0, some)
@@ -215,7 +216,7 @@ class Sampler:
                 cut_logits, rows[cut], index.index_select(0, some), positions.index_select(0, some)
             )
             ids.index_copy_(0, some, chosen)
-        return ids
+        return ids, not len(cut)
 
     def _set_edits(self, row: int, params: SamplingParams, prompt_len: int) -> None:
         self._biases.pop(row, None)
