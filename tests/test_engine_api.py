@@ -84,6 +84,28 @@ def test_lists_come_back_in_order_with_parameters_of_their_own(engine: Engine) -
     assert isinstance(engine.generate([PROMPT], GREEDY), list)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_long_list_is_queued_in_portions(folder: Path, device: str) -> None:
+    prompts = [[1, 5 + i % 40, 7 + i % 3] for i in range(150)]
+    params = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
+    options = {"device": device, "dtype": "float32", "disable_overlap_schedule": False, "max_total_tokens": 8192}
+    with Engine(str(folder), **options) as engine:
+        queued = engine.submit
+        portions = []
+        engine.submit = lambda prepared, sink: (portions.append(len(prepared.uids)), queued(prepared, sink))[1]  # type: ignore[method-assign]
+        together = engine.generate(input_ids=prompts, sampling_params=params)
+        assert portions == [128, 22]
+        alone = [engine.generate(input_ids=prompts[i], sampling_params=params) for i in (0, 127, 128, 149)]
+        assert [together[i]["output_ids"] for i in (0, 127, 128, 149)] == [each["output_ids"] for each in alone]
+        with pytest.raises(InvalidRequest, match="vocabulary"):
+            engine.generate(input_ids=[*prompts, [10**6]], sampling_params={**params, "max_new_tokens": 200})
+        deadline = time.monotonic() + 20
+        while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+            assert time.monotonic() < deadline, "what was queued goes on for nobody"
+            time.sleep(0.01)
+        assert not engine._rids
+
+
 def test_samples_are_grouped_by_prompt_and_differ(engine: Engine) -> None:
     params = {"temperature": 1.0, "max_new_tokens": 12, "n": 3, "seed": 5}
     results = engine.generate([PROMPT, "The dog"], params)
