@@ -75,8 +75,9 @@ class EngineConfig:
     max_queued_requests: PositiveInt | None = None
     """Requests waiting for a row; one more is refused with QueueFull. None: no limit."""
     chunked_prefill_size: PositiveInt | Literal[-1] | None = None
-    """Tokens a step; decodes are charged first and prompts get the rest, at least one. None: 8192 on a GPU,
-    2048 on a CPU; -1: prompts are never split."""
+    """Tokens a step; decodes are charged first and prompts get the rest, at least one. None: 2048 on a CPU, on a GPU
+    64 for each multiprocessor (8448 on an H200), up to four times as many for small models; -1: prompts are never
+    split."""
     schedule_policy: SchedulePolicy = "lpm"
     """Who is admitted first: longest cached prefix, first come, priority, or depth-first by subtree weight."""
     schedule_conservativeness: PositiveFloat = 1.0

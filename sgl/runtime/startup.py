@@ -30,7 +30,9 @@ from sgl.runtime.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
-_DEFAULT_BUDGET = {"cuda": 8192, "cpu": 2048}
+_CPU_BUDGET = 2048  # tokens a step
+_TILE_TOKENS = 64  # for each multiprocessor: the tiles of most products then fill every round of them
+_LARGE, _MOST_TILES = 8_000_000_000, 4  # models of fewer weights take more: else launching a step takes as long
 _DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
 _MAX_GRAPH_ROWS = 512
 _MIN_TOKENS_A_ROW = 64  # fewer rows than asked for by default rather than less KV than this for each
@@ -282,7 +284,7 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes
         max_running_requests=rows,
         max_total_tokens=num_pages * page_size,
         mem_fraction_static=fraction,
-        chunked_prefill_size=config.chunked_prefill_size or _DEFAULT_BUDGET[device.type],
+        chunked_prefill_size=config.chunked_prefill_size or _default_budget(model),
         disable_overlap_schedule=(
             device.type == "cpu" if config.disable_overlap_schedule is None else config.disable_overlap_schedule
         ),
@@ -300,6 +302,14 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes
         rows,
     )
     return resolved, num_pages + 1
+
+
+def _default_budget(model: Decoder) -> int:
+    """Tokens a step."""
+    if model.device.type == "cpu":
+        return _CPU_BUDGET
+    processors = int(torch.cuda.get_device_properties(model.device).multi_processor_count)
+    return _TILE_TOKENS * processors * min(_MOST_TILES, max(1, _LARGE // model.weights.num_multiplied))
 
 
 def _total_memory(device: torch.device) -> int:

@@ -25,6 +25,9 @@ from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
 
+_MANY = 64  # rows, to warm up what so many need
+_PARTS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 14  # sixteenths of the most tokens of a step, likewise
+
 
 class ModelRunner:
     """Runs `model` for at most `max_rows` request rows of at most `max_pages` pages each. With `max_graph_rows`,
@@ -86,21 +89,27 @@ class ModelRunner:
         if self._graphs is not None:
             self._graphs.capture()
         most = self._page_table.shape[1] * self._kv.page_size
-        lengths = [most] * (num_tokens // most) + [num_tokens % most or most]
-        lengths = lengths[: len(self._page_table)]
-        for q_lens in ([1] * min(64, len(self._page_table)), [1, *lengths[1:], max(lengths[0] - 1, 1)], [1]):
+        num_rows = len(self._page_table)
+
+        def prompts(num_tokens: int) -> list[int]:
+            return ([most] * (num_tokens // most) + [num_tokens % most or most])[:num_rows]
+
+        first, *others = prompts(num_tokens)
+        for q_lens in ([1] * min(_MANY, num_rows), [1, *others, max(first - 1, 1)], [1]):
             for temperature in (0.0, 1.0):
-                self.launch(_idle_batch(q_lens[: len(self._page_table)], temperature)).wait()
+                self.launch(_idle_batch(q_lens[:num_rows], temperature)).wait()
+        for part in _PARTS:  # other kernels multiply fewer tokens, and loading one takes up to 200 ms
+            self.launch(_idle_batch(prompts(max(1, num_tokens * part // 16)), 0.0)).wait()
 
     def walk_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
         """Let token masks be places in closed automata of this vocabulary, and warm that up, as `warm_up` does."""
         self._sampler.walk_masks(vocabulary)
-        num_rows = min(2, len(self._page_table))
-        for temperature in (0.0, 1.0):
-            batch = _idle_batch([1] * num_rows, temperature)
-            kept: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
-            batch.token_masks = kept[:num_rows]
-            self.launch(batch).wait()
+        for num_rows in (2, _MANY):
+            for temperature in (0.0, 1.0):
+                batch = _idle_batch([1] * min(num_rows, len(self._page_table)), temperature)
+                kept: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
+                batch.token_masks = (kept * num_rows)[: len(batch)]
+                self.launch(batch).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm of the batch's tokens if any is scored, else of those sampled from; and
