@@ -142,8 +142,8 @@ class ClosedCursor:
 
     def accept(self, token_id: int) -> bool:
         """See `Cursor`."""
-        if self._host is not None:
-            return self._host.accept(token_id)
+        if self._host is not None and not self._host.accept(token_id):
+            return False
         if token_id in self._eos_ids:
             if self._is_finished or not self._closed.tables.accepting.item(self._place.state):
                 return False
@@ -158,17 +158,13 @@ class ClosedCursor:
         return True
 
     def forced(self, output_ids: Sequence[int]) -> Jump:
-        """See `Cursor`."""
-        if self._host is not None:
-            return self._host.forced(output_ids)
+        """See `Cursor`. Found in the automaton, where others found it before, also once a matcher finds the masks."""
         if self._is_finished or self._closed.only_byte[self._place.state] < 0:
             return Jump([])
         return Jump(self._grammar.runs.forced_tokens(self._place, output_ids, self._encode))
 
-    def behind(self, draft: int) -> MatcherCursor | None:
-        """See `Cursor`."""
-        assert self._host is not None, "without one there are no drafts"
-        return self._host.behind(draft)
+    def behind(self, draft: int) -> None:
+        """See `Cursor`: nothing is drafted here."""
 
     def is_complete(self) -> bool:
         """See `Cursor`."""
