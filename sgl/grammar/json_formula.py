@@ -278,6 +278,15 @@ class Formulas:
             found = self._made["not", formula] = Formula("not", (formula,))
         return found
 
+    def without_negations(self, formula: Formula) -> Formula:
+        """A formula that holds wherever another does: what that excludes is left out."""
+        if formula.operator == "not":
+            return TRUE
+        if formula.operator not in ("and", "or"):
+            return formula
+        members = map(self.without_negations, formula.members)
+        return self.both(*members) if formula.operator == "and" else self.either(*members)
+
     def _combine(self, operator: Literal["and", "or"], members: tuple[Formula, ...], kinds: int) -> Formula:
         """The conjunction or union of different members, at least one."""
         if len(members) == 1:

@@ -16,8 +16,9 @@ from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar import json_objects
 from sgl.grammar.expr import EMPTY, Expr, union, words
 from sgl.grammar.json_arrays import ArrayCase, Resolver
-from sgl.grammar.json_document import Dialect, Document, dialect_of
+from sgl.grammar.json_document import IN_PLACE, Dialect, Document, dialect_of
 from sgl.grammar.json_formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula, TooManyCases, Undecidable
+from sgl.grammar.json_keywords import KindSet
 from sgl.grammar.json_numbers import number_text
 from sgl.grammar.json_objects import ObjectCase
 from sgl.grammar.json_reader import NeedsTracking, Subschema
@@ -125,8 +126,8 @@ class _Compilation:
 
     def _look_into(self, values: _Values) -> None:
         """Work out the sets of a formula, and meet those of its children."""
-        sets, formula = self.sets, values.formula
-        sets.formulas.start_work()
+        formula = values.formula
+        self.sets.formulas.start_work()
         literals, numbers, strings = self._scalars(formula)
         texts = [
             words(literal.encode() for literal in literals),
@@ -139,7 +140,7 @@ class _Compilation:
             else:
                 texts.append(shape.expr)
         values.text = union(*texts)
-        for case in chain(*[as_cases(sets.of(formula, kind).value) for kind in (OBJECT, ARRAY)]):
+        for case in chain(*[as_cases(self._set(formula, kind)) for kind in (OBJECT, ARRAY)]):
             if isinstance(case, ObjectCase):
                 values.nested += self._objects(formula, case)
             elif isinstance(case, ArrayCase):
@@ -148,9 +149,17 @@ class _Compilation:
             assert isinstance(child, _Values)
             child.users.append(values)
 
+    def _set(self, formula: Formula, kind: int) -> KindSet:
+        """The values of one kind of a formula, and those that it excludes if that takes too many alternatives."""
+        try:
+            return self.sets.of(formula, kind).value
+        except TooManyCases as error:
+            self._refuse(formula, None, f"{error}, where what it excludes is asked for")
+            return self.sets.of(self.sets.formulas.without_negations(formula), kind).value
+
     def _scalars(self, formula: Formula) -> tuple[frozenset[str], NumberSet, StringSet]:
         """The literals, numbers and strings of a formula."""
-        literals, numbers, strings = (self.sets.of(formula, kind).value for kind in (LITERAL, NUMBER, STRING))
+        literals, numbers, strings = (self._set(formula, kind) for kind in (LITERAL, NUMBER, STRING))
         assert isinstance(literals, frozenset)
         assert isinstance(numbers, NumberSet)
         assert isinstance(strings, StringSet)
@@ -160,7 +169,7 @@ class _Compilation:
         try:
             return list(json_objects.resolve(case, self.sets.formulas, self._of))
         except TooManyCases as error:
-            self._refuse(formula, "not", str(error))
+            self._refuse(formula, None, str(error))
             return list(json_objects.resolve(replace(case, exists=()), self.sets.formulas, self._of))
 
     def _arrays(self, formula: Formula, case: ArrayCase) -> list[Array]:
@@ -175,23 +184,28 @@ class _Compilation:
                 return self._arrays(formula, replace(case, unique=None))
             return self._arrays(formula, replace(case, counts=case.counts[:-1]))
 
-    def _refuse(self, formula: Formula, keyword: str, reason: str) -> None:
-        """Report something at the place in the schema that a formula comes from, as near as is known."""
+    def _refuse(self, formula: Formula, keyword: str | None, reason: str) -> None:
+        """Report a keyword, or else the combinator, of the place in the schema that a formula comes from, as near as is
+        known."""
+        places: list[Subschema] = []
         stack = [formula]
-        path = ""
         while stack:
             here = stack.pop()
             if isinstance(here, Subschema):
-                path = here.location.path()
-                break
-            stack.extend(reversed(here.members))
-        self.sets.report.problem(path, keyword, reason)
+                places.append(here)
+            else:
+                stack.extend(reversed(here.members))
+        place = next(iter(places), None)
+        if keyword is None:
+            place = next((one for one in places if one.operator == "schema"), place)
+            keyword = next((name for name in IN_PLACE if place is not None and name in place.keywords), "not")
+        self.sets.report.problem("" if place is None else place.location.path(), keyword, reason)
 
     def _single_values(self, formula: Formula) -> list[Formula] | None:
         """A formula of finitely many scalars as formulas of one value each, or None."""
-        sets, formulas = self.sets, self.sets.formulas
+        formulas = self.sets.formulas
         literals, numbers, strings = self._scalars(formula)
-        if sets.of(formula, OBJECT).value or sets.of(formula, ARRAY).value or numbers.ranges:
+        if self._set(formula, OBJECT) or self._set(formula, ARRAY) or numbers.ranges:
             return None
         texts: list[str] = []
         for part in strings.parts:
@@ -205,7 +219,7 @@ class _Compilation:
 
     def _all_strings(self, formula: Formula) -> Expr | None:
         """The bodies of the values of a formula if all are strings, else None."""
-        if any(self.sets.of(formula, kind).value for kind in (LITERAL, NUMBER, OBJECT, ARRAY)):
+        if any(self._set(formula, kind) for kind in (LITERAL, NUMBER, OBJECT, ARRAY)):
             return None
         return self._scalars(formula)[2].bodies()
 
