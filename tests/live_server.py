@@ -14,7 +14,7 @@ import requests
 from sgl.lang import ir
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.handle import EngineHandle, Method, ProgramSession
+from sgl.runtime.server.process import EngineProcess, Method
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
 from tests.tiny_models import edit_json, tiny_checkpoint
@@ -34,8 +34,8 @@ def chat_checkpoint(folder: Path) -> Path:
     return path
 
 
-class LocalEngine(EngineHandle):
-    """An engine in the server's own process, so that tests may look into it; see EngineHandle."""
+class LocalEngine(EngineProcess):
+    """An engine in the server's own process, so that tests may look into it; see EngineProcess."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -51,7 +51,7 @@ class LocalEngine(EngineHandle):
             async for event in events:
                 yield event
 
-    def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
+    def open_program(self, program: ir.Program, sink: ir.Sink) -> Any:
         loop = asyncio.get_running_loop()
 
         def on_loop(event: ir.Event) -> None:

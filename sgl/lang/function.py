@@ -7,12 +7,9 @@ the state. Batches are in `sgl.lang.batch`, dry runs (trace, explain, preview, c
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import contextvars
 import inspect
 import os
 import sys
-import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +19,7 @@ from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import batch
 from sgl.lang.backends.base import Backend
 from sgl.lang.config import backend_of, global_config
-from sgl.lang.pool import BodyPool
+from sgl.lang.pool import BodyPool, on_own_thread
 from sgl.lang.run import Run, child_seed, current_run
 from sgl.lang.sampling import PARAMS, RENAMED, sampling_params
 from sgl.lang.state import AsyncProgramState, ProgramState
@@ -253,19 +250,11 @@ class SglFunction:
     def _stream(self, call: Call) -> ProgramState:
         run = self._new_run(call)
         state = ProgramState(run, run.root, is_observer=True)
-        job = partial(contextvars.copy_context().run, self._stream_body, run, state, call)
         if self.is_async:
-            threading.Thread(target=job, name="sgl-body", daemon=True).start()  # with an event loop of its own
+            on_own_thread(asyncio.run, self._async_body(run, state, call))
         else:
-            _body_pool.submit(job)
-        return state
-
-    def _stream_body(self, run: Run, state: ProgramState, call: Call) -> None:
-        with contextlib.suppress(BaseException):  # the run has it: iterators and reads raise it
-            if self.is_async:
-                asyncio.run(self._async_body(run, state, call))
-            else:
-                self._body(run, state, call, ProgramState(run, run.root))
+            _body_pool.submit(self._body, run, state, call, ProgramState(run, run.root))
+        return state  # what the body raises, its iterators and reads raise
 
     async def _run_async(self, call: Call) -> ProgramState:
         run = self._new_run(call)
@@ -275,7 +264,7 @@ class SglFunction:
             if self.is_async:
                 await self._async_body(run, state, call)
             else:
-                await _in_pool(self._body, run, state, call)
+                await asyncio.wrap_future(_body_pool.submit(self._body, run, state, call))
             await run.wait_async(lambda: run.is_done)
         except asyncio.CancelledError:
             run.cancel()
@@ -323,45 +312,5 @@ def _from_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    outcome: list[Any] = []
-    context = contextvars.copy_context()
-
-    def work() -> None:
-        try:
-            outcome.append((True, context.run(asyncio.run, coroutine)))
-        except BaseException as error:
-            outcome.append((False, error))
-
-    thread = threading.Thread(target=work, name="sgl-body", daemon=True)
-    thread.start()
-    thread.join()
-    is_well, result = outcome[0]
-    if not is_well:
-        raise result
-    return result  # type: ignore[no-any-return]
-
-
-async def _in_pool(work: Callable[..., None], *args: Any) -> None:
-    """Run blocking work on the pool of bodies and await its end."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def finish(error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def job() -> None:
-        error: BaseException | None = None
-        try:
-            context.run(work, *args)
-        except BaseException as raised:
-            error = raised
-        loop.call_soon_threadsafe(finish, error)
-
-    _body_pool.submit(job)
-    await done
+    result: T = on_own_thread(asyncio.run, coroutine).result()
+    return result

@@ -8,13 +8,39 @@ jobs, not programs; `sgl.lang.batch` and `sgl.lang.function` call it.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from sgl.lang.aio import io, when_blocking
 
+T = TypeVar("T")
 STUCK_S = 0.1  # jobs that wait for so long, while none ends or waits for a value, get more threads
+
+
+def on_own_thread(work: Callable[..., T], *args: Any) -> Future[T]:
+    """Run work on a thread of its own, in the context of the caller. The future cannot be cancelled."""
+    job, future = _job(work, args)
+    threading.Thread(target=job, name="sgl-body", daemon=True).start()
+    return future
+
+
+def _job(work: Callable[..., T], args: tuple[Any, ...]) -> tuple[Callable[[], None], Future[T]]:
+    """A call that never raises, and the future that has what came of it."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def job() -> None:
+        try:
+            future.set_result(context.run(work, *args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    return job, future
 
 
 class BodyPool:
@@ -26,18 +52,20 @@ class BodyPool:
 
     def reset(self) -> None:
         """Begin anew, with no job and no thread: in a child process, the others are gone."""
-        self._jobs: deque[Callable[[], object]] = deque()
+        self._jobs: deque[Callable[[], object]] = deque()  # none of them raises
         self._lock = threading.Lock()
         self._num_threads = 0
         self._num_busy = 0
         self._num_taken = 0
         self._is_watched = False
 
-    def submit(self, job: Callable[[], object]) -> None:
-        """Run the job on a thread of the pool. It must not raise."""
+    def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
+        """Run work on a thread of the pool, in the context of the caller. The future cannot be cancelled."""
+        job, future = _job(work, args)
         self._jobs.append(job)
         self._start_if_idle()
         self._watch_if_waiting()
+        return future
 
     def work(self, jobs: list[Callable[[], object]]) -> None:
         """Run jobs with the calling thread as the first of the pool. On return all have been started, and those

@@ -210,15 +210,15 @@ class Stream(Watched):
         if self.failure:
             return
         self.failure = failure
-        for part in self.parts[index:]:
-            if isinstance(part, Cell):
-                part.fail(failure)
+        if self.joined_by:  # before the cells: whoever waits for one of them may then ask the parent
+            parent, at = self.joined_by
+            parent.fail(at, failure)
         for child in self.children:
             if child.base_length >= index:
                 child.fail(0, failure)
-        if self.joined_by:
-            parent, at = self.joined_by
-            parent.fail(at, failure)
+        for part in self.parts[index:]:
+            if isinstance(part, Cell):
+                part.fail(failure)
         self.wake()
 
     def describe(self, index: int) -> tuple[str, str | None]:

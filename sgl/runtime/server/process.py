@@ -17,7 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, Literal
 
 from sgl.errors import EngineDead, SglError
 from sgl.lang import ir
@@ -26,7 +26,6 @@ from sgl.runtime.loop import Detail, Output
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.native import Call, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
-from sgl.runtime.server.handle import EngineHandle, Method, ProgramSession
 from sgl.runtime.server.identity import request_id, working_for
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -34,17 +33,18 @@ logger = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 2.0  # without a beat: four of them are missing
 _MAX_DELAY = 30.0  # seconds between two tries to start
+Method = Literal["abort", "flush_cache", "get_server_info", "check_ledger", "start_profile", "stop_profile"]
 _IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
 
 
-class EngineProcess(EngineHandle):
+class EngineProcess:
     """An engine in a process of its own. All methods and callbacks run on the event loop that called `start`."""
 
     def __init__(
         self, config: EngineConfig, *, configure: Callable[[], None], watchdog_timeout: float = 300.0
     ) -> None:
         """`configure` sets up logging in the process; it must be importable there."""
-        self.config = config
+        self.config = config  # once it is up, with every "auto" decided
         self.tokenizer: Tokenizer | None = None
         self._configure = configure
         self._watchdog_timeout = watchdog_timeout
@@ -73,12 +73,15 @@ class EngineProcess(EngineHandle):
         self._spawn(self._watch())
 
     async def generate(self, **arguments: Any) -> Any:
+        """Engine.async_generate. Cancelling it aborts the requests. Raises what the engine raises; EngineDead while it
+        is not there."""
         async with self._call("generate", arguments) as waiter:
             while not waiter.is_complete:
                 call, _ = await waiter.progress()
             return call.result()
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of Engine.async_generate(stream=True). Closing the generator aborts what is not finished."""
         async with self._call("generate", {**arguments, "stream": True}) as waiter:
             while not waiter.is_complete:
                 # What waited while the client or the server was slow becomes one event a request: whoever falls
@@ -87,27 +90,33 @@ class EngineProcess(EngineHandle):
                 for uid in uids:
                     yield call.event(uid)
 
-    def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
+    def open_program(self, program: ir.Program, sink: ir.Sink) -> RemoteSession:
+        """Engine.open_program, with events on the server's event loop. Raises InvalidRequest and EngineDead."""
         channel = self._up()
         call_id = next(self._ids)
         self._waiting[call_id] = waiter = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
         channel.send(("program", call_id, waiter.identity, program))
-        return _RemoteSession(channel, call_id)
+        return RemoteSession(channel, call_id)
 
     async def call(self, method: Method, *arguments: Any) -> Any:
+        """A method of the engine that takes and returns plain data."""
         async with self._call("call", method, arguments) as waiter:
             return (await waiter.items())[0]
 
     def heartbeat_age(self) -> float:
+        """For how many seconds the engine has been silent or at its present step; infinite when it is dead."""
         if not self._is_up:
             return math.inf
         silent = self.silence()
         return self._age + silent if self._age > 0 or silent > _SILENT_SECONDS else 0.0
 
     def silence(self) -> float:
+        """For how many seconds nothing was heard of the engine's process, busy or not: it is stopped, or its machine
+        is worn out."""
         return time.monotonic() - self._heard
 
     async def close(self) -> None:
+        """Stop the engine: whoever still waits gets EngineDead. Idempotent."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -313,17 +322,19 @@ class _ProgramWaiter:
         self._sink(item)
 
 
-class _RemoteSession(ProgramSession):
-    """A program on the engine's side of the channel."""
+class RemoteSession:
+    """A program on the engine's side of the channel; see lang.backends.base.Session."""
 
     def __init__(self, channel: LoopChannel, call_id: int) -> None:
         self._channel = channel
         self._call_id = call_id
 
     def send(self, segment: ir.Segment) -> None:
+        """Hand over the next segment."""
         self._channel.send(("segment", self._call_id, segment))
 
     def cancel(self) -> None:
+        """Give up and release everything. Idempotent."""
         self._channel.send(("cancel", self._call_id))
 
 

@@ -32,7 +32,7 @@ from sgl.lang.chat import registry
 from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
-from sgl.runtime.server.handle import ProgramSession
+from sgl.runtime.server.process import RemoteSession
 from sgl.runtime.server.service import Route, Service
 
 MAX_PROGRAMS = 20_000  # open at the same time
@@ -197,7 +197,7 @@ class _OpenProgram:
         self._patience = program.lease_s
         self._forget = forget
         self._is_batch = is_batch
-        self._sessions: list[ProgramSession] = []
+        self._sessions: list[RemoteSession] = []
         self._num_running = 0
         self._num_listeners = 0
         self._is_over = False  # ended and forgotten

@@ -18,7 +18,7 @@ from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.server.errors import as_invalid_request
-from sgl.runtime.server.handle import EngineHandle
+from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # needs an extra
@@ -49,7 +49,7 @@ class Service:
     """One server's state."""
 
     config: ServerConfig
-    engine: EngineHandle
+    engine: EngineProcess
     chat_template: str | None = None  # instead of the model's own
     tracer: Tracer | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
@@ -99,7 +99,7 @@ class Service:
             raise as_invalid_request(error, list(model.model_fields)) from None
 
     async def generate(self, **arguments: Any) -> Any:
-        """What EngineHandle.generate returns, counted."""
+        """What EngineProcess.generate returns, counted."""
         self.check_is_up()
         results = await self.engine.generate(**arguments)
         for result in results if isinstance(results, list) else [results]:
@@ -107,7 +107,7 @@ class Service:
         return results
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """What EngineHandle.stream yields, timed and counted."""
+        """What EngineProcess.stream yields, timed and counted."""
         self.check_is_up()
         began = time.monotonic()
         latest: dict[int, float] = {}
