@@ -51,7 +51,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.config": ("sgl.errors",),
     "sgl.runtime": (),  # its __init__.py
     "sgl.lang": ("sgl.lang.nodes", "sgl.lang.ir_check", "sgl.lang.tools"),
-    "sgl.lang.nodes": ("sgl.lang.chat", "sgl.lang.ir"),
+    "sgl.lang.nodes": ("sgl.lang.chat", "sgl.lang.ir", "sgl.lang.reasoning"),
     "sgl.lang.chat": ("sgl.errors",),
     "sgl.lang.ir_check": ("sgl.lang.ir", "sgl.lang.choices", "sgl.lang.reasoning"),
     "sgl.lang.choices": ("sgl.errors",),

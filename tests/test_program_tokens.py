@@ -128,7 +128,11 @@ def test_a_long_run_does_not_hide_a_control_token_at_its_end() -> None:
 def test_what_a_tokenizer_puts_before_a_text_comes_once_and_not_before_a_template() -> None:
     tokenizer = TOKENIZERS["byte fallback"]
     encoder = Encoder(tokenizer)
-    bos = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.hf.convert_tokens_to_ids("<s>")
+    bos = (
+        tokenizer.hf.bos_token_id
+        if tokenizer.hf.bos_token_id is not None
+        else tokenizer.hf.convert_tokens_to_ids("<s>")
+    )
     first = encoder.extend(NO_TOKENS, [("the cat", False)])
     assert first.ids[0] == bos
     later = encoder.extend(first.generated([9]), [("the cat", False)])

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from sgl.errors import BackendError, InvalidRequest, ProgramError, SglError
 from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate
+from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
@@ -120,11 +121,16 @@ class Turns(Generic[S]):
 
     def _known(self, error: Exception) -> SglError:
         """The error, as one that a client knows."""
-        if isinstance(error, SglError):
-            return error
-        wrapped = BackendError(f"{type(error).__name__}: {error}")
-        wrapped.__cause__ = error
-        return wrapped
+        return as_known(error)
+
+
+def as_known(error: Exception) -> SglError:
+    """The error, as one of ours: what else goes wrong is the backend's."""
+    if isinstance(error, SglError):
+        return error
+    wrapped = BackendError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 class Interpreter(ABC, Generic[S]):
@@ -242,6 +248,29 @@ class Interpreter(ABC, Generic[S]):
                 yield from self._tool_results(stream)
             case _:
                 raise AssertionError(f"{node!r} was checked on arrival")
+
+    def _told(self, stream: S, node: ir.Gen) -> Callable[[str, dict[str, Any]], None]:
+        """Tells the client of each piece of a gen's text as it comes, and of what the backend said with it."""
+        splitter = ReasoningSplitter(node.reasoning) if node.reasoning is not None else None
+
+        def tell(piece: str, meta: dict[str, Any]) -> None:
+            reasoning, answer = splitter.feed(piece) if splitter is not None else ("", piece)
+            if reasoning:
+                self._turns.emit(ir.Delta(stream.id, stream.position, reasoning, meta, reasoning=True))
+            has_logprobs = any(key.endswith("logprobs") for key in meta)
+            if answer or (has_logprobs and not reasoning):  # none is lost while text is held back
+                self._turns.emit(ir.Delta(stream.id, stream.position, answer, meta))
+
+        return tell
+
+    def _outcome(self, node: ir.Gen, texts: list[str], metas: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+        """What a gen gives its variable, and its meta info, from its samples: a text without its reasoning, or
+        several."""
+        meta = dict(metas[0]) if len(metas) == 1 else {"samples": metas, **metas[0]}
+        if node.reasoning is not None:
+            split = [split_reasoning(text, node.reasoning) for text in texts]
+            texts, meta["reasoning_content"] = [answer for _, answer in split], split[0][0]
+        return texts[0] if len(texts) == 1 else texts, meta
 
     def _done(self, stream: S, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
         """Keep the text of the present node and tell the client."""

@@ -66,7 +66,7 @@ class ReasoningSplitter:
                 self._seen_any = True
             before, found, after = self._held.partition(tag)
             if not found:
-                keep = 0 if final else _half_tag(self._held, tag)
+                keep = 0 if final else half_tag(self._held, tag)
                 before, after = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
             if self._is_inside:
                 reasoning.append(before)
@@ -88,6 +88,6 @@ def split_reasoning(text: str, name: str) -> tuple[str, str]:
     return ReasoningSplitter(name).feed(text, final=True)
 
 
-def _half_tag(text: str, tag: str) -> int:
+def half_tag(text: str, tag: str) -> int:
     """The length of the longest end of `text` that begins `tag`."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

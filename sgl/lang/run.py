@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from sgl.errors import BackendError, ProgramError, RequestAborted, RequestTimeout, SglError
+from sgl.errors import ProgramError, RequestAborted, RequestTimeout
 from sgl.lang import ir, tools
 from sgl.lang.aio import Watched, io
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.cell import Cell, Failure
+from sgl.lang.nodes import as_known
 from sgl.lang.stream import Stream
 
 MAX_NODES = 10_000  # of one run; a recorded loop that never observes ends here
@@ -189,7 +190,7 @@ class Run(Watched):
                     self._deadline = io.loop().call_later(seconds, self.fail, error)
             self._session.send(segment)
         except Exception as error:
-            self.fail(error if isinstance(error, SglError) else _as_backend_error(error))
+            self.fail(as_known(error))
 
     def _close(self) -> None:
         for task in self._tool_tasks:
@@ -311,9 +312,3 @@ def child_seed(run: Run) -> int:
     """The seed of the next program that the body of `run` calls."""
     run.nested += 1
     return ir.node_seed(run.program.seed, "call", run.nested)
-
-
-def _as_backend_error(error: Exception) -> BackendError:
-    wrapped = BackendError(f"the backend failed: {type(error).__name__}: {error}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -149,14 +149,12 @@ class Recording:
     def parsed(self, name: str) -> Generator[Wait, None, Any]:
         """The steps of `value`."""
         variable = yield from self._variable(name)
-        found = yield from self._object(variable, name)
-        return found
+        return (yield from self._object(variable, name))
 
     def observed(self, name: str) -> Generator[Wait, None, Any]:
         """The steps of `s[name]`."""
         variable = yield from self._variable(name)
-        value = yield from self._stream.value(variable)
-        return value
+        return (yield from self._stream.value(variable))
 
     def _variable(self, name: str) -> Generator[Wait, None, Any]:
         if self._is_observer:
@@ -167,14 +165,10 @@ class Recording:
         if isinstance(variable, Lazy) and variable.items is not None:
             objects = []
             for item in variable.items:
-                found = yield from self._object(item, name)
-                objects.append(found)
+                objects.append((yield from self._object(item, name)))
             return objects
-        if isinstance(variable, Lazy):
-            yield from self._stream.ready(variable.cells)
-            return variable.get()
         if not isinstance(variable, Cell) or variable.address is None:
-            return variable
+            return (yield from self._stream.value(variable))
         home, index = self._run.stream(variable.address[0]), variable.address[1]
         node = home.nodes[index]
         yield from self._stream.ready((variable,))
@@ -197,13 +191,11 @@ class Recording:
 
     def _text(self) -> Generator[Wait, None, str]:
         yield from self._ended()
-        text = yield from self._stream.text()
-        return text
+        return (yield from self._stream.text())
 
     def _messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
         yield from self._ended()
-        messages = yield from self._stream.messages()
-        return messages
+        return (yield from self._stream.messages())
 
     async def _chunks(self, name: str | None) -> AsyncIterator[Chunk]:
         for step in self._stream.chunks(name, to_the_end=self._is_observer):

@@ -20,7 +20,6 @@ from sgl.lang.backends.base import Backend, Session
 from sgl.lang.chat import ChatTemplate, as_template
 from sgl.lang.choices import Scores, method_named
 from sgl.lang.nodes import Interpreter, Piece, Steps, Turns
-from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
 
 T = TypeVar("T")
 TURN_TRIES = 3  # for a chat model to write a turn as the program has begun it
@@ -214,15 +213,11 @@ class StepSession(Interpreter[_Stream], Session):
         work = self._in_time(stream, node, params, can_stream=can_stream)
         completions = yield from self._io_turns.wait(stream, work)
         texts = [_fitting(completion.text, dtype) if dtype else completion.text for completion in completions]
-        metas = [completion.meta for completion in completions]
-        meta = metas[0] if len(metas) == 1 else {"samples": metas, **metas[0]}
-        if node.reasoning is not None:
-            split = [split_reasoning(text, node.reasoning) for text in texts]
-            texts = [answer for _, answer in split]
-            meta["reasoning_content"] = split[0][0]
+        value, meta = self._outcome(node, texts, [completion.meta for completion in completions])
+        text = value if isinstance(value, str) else value[0]
         stream.tool_calls = meta.get("tool_calls")
-        stream.append(texts[0])
-        self._done(stream, texts[0], texts[0] if len(texts) == 1 else texts, meta)
+        stream.append(text)
+        self._done(stream, text, value, meta)
 
     async def _in_time(
         self, stream: _Stream, node: ir.Gen, params: GenParams, *, can_stream: bool
@@ -249,15 +244,11 @@ class StepSession(Interpreter[_Stream], Session):
                 raise BackendError(f"asked for {params.sampling['n']} samples, got {len(completions)}")
             return completions
         whole = Completion("")
-        splitter = ReasoningSplitter(node.reasoning) if node.reasoning else None
+        tell = self._told(stream, node)
         async for piece in self._backend.stream(prompt, params):
             whole.text += piece.text
             whole.meta = {**whole.meta, **piece.meta}
-            reasoning, answer = splitter.feed(piece.text) if splitter else ("", piece.text)
-            if reasoning:
-                self._turns.emit(ir.Delta(stream.id, stream.position, reasoning, piece.meta, reasoning=True))
-            if answer or not reasoning:  # no logprob is lost while text is held back
-                self._turns.emit(ir.Delta(stream.id, stream.position, answer, piece.meta))
+            tell(piece.text, piece.meta)
         return [whole]
 
     async def _speculate(self, stream: _Stream, params: GenParams) -> Completion:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -54,6 +55,11 @@ class BaseBackend(TextBackend):
 
     def __init__(self) -> None:
         self.chat_template: ChatTemplate = get_chat_template("default")
+
+    @cached_property
+    def threads(self) -> ThreadPoolExecutor:
+        """The backend's own: its methods block."""
+        return ThreadPoolExecutor(self.max_threads, thread_name_prefix="sgl-backend")
 
     def get_model_name(self) -> str:
         """What the model is called."""
@@ -107,20 +113,11 @@ class _Adapter(TextBackend):
         return Completion(decision.decision, dict(decision.meta_info or {}))
 
     async def _call(self, function: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(_threads(self._backend), function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._backend.threads, function, *args)
 
     def _view(self, prompt: Prompt) -> StreamView:
         images = [("", image.data) for image in prompt.images]
         return StreamView(prompt.text, list(prompt.messages), prompt.role, images, self.chat_template)
-
-
-def _threads(backend: BaseBackend) -> ThreadPoolExecutor:
-    """The backend's own threads: its methods block."""
-    pool: ThreadPoolExecutor | None = getattr(backend, "_sgl_threads", None)
-    if pool is None:
-        pool = ThreadPoolExecutor(backend.max_threads, thread_name_prefix="sgl-backend")
-        backend._sgl_threads = pool  # type: ignore[attr-defined]
-    return pool
 
 
 def _sampling(params: GenParams) -> SimpleNamespace:

@@ -17,7 +17,6 @@ from sgl.lang.chat import as_template
 from sgl.lang.choices import Scores, method_named
 from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.lang.nodes import Interpreter, Steps
-from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
 from sgl.lang.sampling import logprob_options, native_sampling
 from sgl.lang.tools import CallNotation, call_tag
 from sgl.runtime.intake import Ask
@@ -83,19 +82,12 @@ class ProgramSession(Interpreter[Stream]):
 
         is_heavy = ir.constraint_of(node) is not None or bool(node.tools)
         tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
-        call = Call(stream, pairs, self._listener(stream, node, asks[0]) if asks[0]["stream"] else None)
+        call = Call(stream, pairs, self._listener(self._told(stream, node)) if asks[0]["stream"] else None)
         yield from self._machine.call(call)
         results = [result.result() for result in call.results]
         texts = [result["text"] for result in results]
-        metas = [result["meta_info"] for result in results]
-        meta = {**metas[0], "usage": call.usage()}
-        if len(metas) > 1:
-            meta["samples"] = metas
-        if node.reasoning is not None:
-            split = [split_reasoning(text, node.reasoning) for text in texts]
-            texts = [answer for _, answer in split]
-            meta["reasoning_content"] = split[0][0]
-        text = texts[0]
+        value, meta = self._outcome(node, texts, [result["meta_info"] for result in results])
+        text = value if isinstance(value, str) else value[0]
         if text == results[0]["text"]:
             kept, rest = self._kept(call)
             stream.tokens = tokens.generated(kept)
@@ -103,8 +95,9 @@ class ProgramSession(Interpreter[Stream]):
             stream.tokens, rest = tokens, text
         stream.written.append((text, False))
         stream.unencoded = [(rest, False)] if rest else []
+        usage = call.usage()
         self._machine.lease(stream, call.requests[0].namespace)
-        self._done(stream, text, text if len(texts) == 1 else texts, meta)
+        self._done(stream, text, value, {**meta, "usage": usage})
 
     def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
         """What is asked of the engine for each sample of a gen, but for its prompt."""
@@ -141,9 +134,8 @@ class ProgramSession(Interpreter[Stream]):
             return (yield from self._machine.elsewhere(stream, prepare))
         return prepare()
 
-    def _listener(self, stream: Stream, node: ir.Gen, ask: dict[str, Any]) -> Callable[[NativeResult], None]:
-        """Sends what is new of a gen's text as it comes."""
-        splitter = ReasoningSplitter(node.reasoning) if node.reasoning is not None else None
+    def _listener(self, tell: Callable[[str, dict[str, Any]], None]) -> Callable[[NativeResult], None]:
+        """Tells what is new of a gen's text as it comes."""
         num_sent = 0
 
         def listen(result: NativeResult) -> None:
@@ -151,12 +143,7 @@ class ProgramSession(Interpreter[Stream]):
             if result.finish_reason is not None and result.finish_reason.error is not None:
                 return
             piece, num_sent = result.text[num_sent:], len(result.text)
-            reasoning, answer = splitter.feed(piece) if splitter is not None else ("", piece)
-            meta = result.event()["meta_info"]
-            if reasoning:
-                self._machine.emit(ir.Delta(stream.id, stream.position, reasoning, meta, reasoning=True))
-            if answer or ask.get("return_logprob"):  # no logprob is lost while text is held back
-                self._machine.emit(ir.Delta(stream.id, stream.position, answer, meta))
+            tell(piece, result.event()["meta_info"])
 
         return listen
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.lang.reasoning import ReasoningSplitter
+from sgl.lang.reasoning import ReasoningSplitter, half_tag
 from sgl.lang.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
 from sgl.runtime.server.protocol import ChatBody, ChosenTool, Function
 
@@ -140,7 +139,7 @@ class AnswerSplitter:
         if tag:
             self._is_call = self._is_tagged = True
         elif not final:
-            before = self._held[: len(self._held) - _half_tag(self._held)]
+            before = self._held[: len(self._held) - half_tag(self._held, CALL_TAG)]
         self._held = self._held[len(before) :]
         return before
 
@@ -218,8 +217,3 @@ class _Arguments:
 def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-
-
-def _half_tag(text: str) -> int:
-    lengths: Sequence[int] = range(min(len(CALL_TAG) - 1, len(text)), 0, -1)
-    return next((n for n in lengths if CALL_TAG.startswith(text[-n:])), 0)

@@ -114,10 +114,7 @@ class NativeApi:
             timeout = self._service.config.write_timeout
             return await sse.send_events(request, self._events(arguments), timeout)
         results = await self._service.generate(**arguments)
-        if not isinstance(results, list):
-            self._finish_logprobs(results)
-            return json_response(results)
-        for result in results:
+        for result in results if isinstance(results, list) else [results]:
             self._finish_logprobs(result)
         return json_response(results)
 

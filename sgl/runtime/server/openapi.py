@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -95,14 +96,5 @@ def _add_schema(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, st
 
 def _program_schemas() -> dict[str, Any]:
     """What stands in the `program` and `segment` of bodies."""
-    document = ir_check.json_schema()
-    return {f"ir_{name}": _moved(schema) for name, schema in document["$defs"].items()}
-
-
-def _moved(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {
-            key: item.replace("#/$defs/", "#/components/schemas/ir_") if key == "$ref" else _moved(item)
-            for key, item in value.items()
-        }
-    return [_moved(item) for item in value] if isinstance(value, list) else value
+    moved = json.dumps(ir_check.json_schema()).replace("#/$defs/", "#/components/schemas/ir_")
+    return {f"ir_{name}": schema for name, schema in json.loads(moved)["$defs"].items()}

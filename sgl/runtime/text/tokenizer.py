@@ -46,7 +46,6 @@ class Tokenizer:
         """The largest token id + 1; ids below it need not all exist."""
         if not self.vocab_size:
             raise TokenizerError(f"the tokenizer of {path or hf!r} has no tokens", path=path)
-        self.bos_id: int | None = hf.bos_token_id
         self.eos_id: int | None = hf.eos_token_id
         added = hf.added_tokens_decoder.items()
         self.special_ids = frozenset(token_id for token_id, token in added if token.special)
