@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sgl.errors import GrammarTooLarge
 from sgl.grammar.arrays import ArrayPlan
 from sgl.grammar.byteset import byte_range, bytes_of, refine
 from sgl.grammar.expr import EMPTY, Expr
@@ -45,7 +44,7 @@ from sgl.grammar.threads import (
     Stay,
     Thread,
 )
-from sgl.grammar.time_limit import check_time
+from sgl.grammar.time_limit import check_size, check_time
 
 Member = tuple[int, Thread]
 Callers = tuple[tuple[tuple[int, Node], ...], ...]
@@ -91,10 +90,7 @@ class Automaton:
 
     def _new_state(self, chosen: frozenset[Member]) -> int:
         number = len(self.members)
-        if number >= self.max_states:
-            raise GrammarTooLarge(
-                f"the automaton has more than {self.max_states} states", states=number, limit=self.max_states
-            )
+        check_size(number + 1, self.max_states, "the automaton has more than {} states")
         self.tables.add_state(accepting=any(isinstance(thread, Finished) for _, thread in chosen))
         self._numbers[chosen] = number
         self.members.append(tuple(chosen))

@@ -24,6 +24,7 @@ from sgl.grammar.matcher import Matcher
 from sgl.grammar.regex import compile_regex, counted_regex
 from sgl.grammar.structural_tag import Structure, read_structural_tag, structural_tag_node
 from sgl.grammar.threads import Builder, CountedText, KeyOrder, Node
+from sgl.grammar.time_limit import check_size
 from sgl.grammar.values import value_node
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -189,12 +190,7 @@ def make_constraint(
 
 def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int = MASK_CACHE_BYTES) -> Grammar:
     """Compile a constraint given as plain data."""
-    if len(constraint.source) > MAX_SOURCE:
-        raise GrammarTooLarge(
-            f"{constraint.kind} has {len(constraint.source)} characters and {MAX_SOURCE} is the limit",
-            states=len(constraint.source),
-            limit=MAX_SOURCE,
-        )
+    check_size(len(constraint.source), MAX_SOURCE, f"{constraint.kind} has more than {{}} characters")
     try:
         source = json.loads(constraint.source)
         if constraint.kind == "ebnf":

@@ -18,6 +18,7 @@ from sgl.grammar.budget import FAR
 from sgl.grammar.closure import Closed, Standing
 from sgl.grammar.compiler import Grammar
 from sgl.grammar.jump import ClosedRuns, Jump, forced_tokens
+from sgl.grammar.masks import without
 from sgl.grammar.place import advance
 from sgl.grammar.vocabulary import Vocabulary
 
@@ -83,10 +84,7 @@ class MatcherCursor:
         """See `Cursor`."""
         if self._matcher.is_finished() or not self._matcher.is_accepting():
             return self._matcher.is_finished()
-        row = self._matcher.mask().copy()
-        for token_id in self._vocabulary.eos_ids:
-            row[token_id // 32] &= ~np.left_shift(1, token_id % 32, dtype=np.int32)
-        return not row.any()
+        return not without(self._matcher.mask(), self._vocabulary.eos_ids).any()
 
 
 class ClosedGrammar:

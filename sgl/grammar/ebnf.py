@@ -27,7 +27,6 @@ class EbnfMatcher(Matcher):
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._steps: list[int] = []  # tokens of each accepted step; 0 for the end of the text
-        self._row: Int32Array = np.zeros(vocabulary.words, np.int32)
 
     def accept(self, token_id: int) -> bool:
         """As `Matcher.accept`."""
@@ -58,22 +57,16 @@ class EbnfMatcher(Matcher):
         self._steps.append(len(ids))
         return True
 
-    def fill_mask(self, row: Int32Array, remaining: int | None = None) -> None:
-        """As `Matcher.fill_mask`; `remaining` restricts nothing."""
+    def mask(self, remaining: int | None = None) -> Int32Array:
+        """As `Matcher.mask`, and always another array; `remaining` restricts nothing."""
+        row = np.zeros(self._vocabulary.words, np.int32)
         if self.is_finished():
-            row[:] = 0
-            return
-        self._found.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
+            return row
+        self._found.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self._check()
-        row[: len(self._row)] = self._row
         for token_id in self._vocabulary.eos_ids:
             bit = np.left_shift(1, token_id % 32, dtype=np.int32)
             row[token_id // 32] = row[token_id // 32] | bit if self.is_accepting() else row[token_id // 32] & ~bit
-
-    def mask(self, remaining: int | None = None) -> Int32Array:
-        """As `Matcher.mask`, and always another array."""
-        row = np.zeros(self._vocabulary.words, np.int32)
-        self.fill_mask(row, remaining)
         return row
 
     def is_accepting(self) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final
 
-from sgl.errors import GrammarTooLarge
 from sgl.grammar.byteset import ALL_BYTES, refine
 from sgl.grammar.expr_leaves import (
     EMPTY,
@@ -21,14 +20,13 @@ from sgl.grammar.expr_leaves import (
     Arcs,
     ByteSet,
     Expr,
-    Literal,
     Words,
     byte_set,
     intern,
     literal,
     words,
 )
-from sgl.grammar.time_limit import check_time
+from sgl.grammar.time_limit import check_size, check_time
 
 __all__ = [
     "ANYTHING",
@@ -38,7 +36,6 @@ __all__ = [
     "ByteSet",
     "Compound",
     "Expr",
-    "Literal",
     "Words",
     "byte_set",
     "complement",
@@ -339,8 +336,6 @@ def intersect(*members: Expr) -> Expr:
 
 def _few_texts(expr: Expr) -> list[bytes] | None:
     """All strings of an expression that is a plain list of at most 1,000."""
-    if isinstance(expr, Literal):
-        return [expr.text[expr.start :]]
     if isinstance(expr, Words) and expr.high - expr.low <= 1000:
         return [word[expr.depth :] for word in expr.words[expr.low : expr.high]]
     return None
@@ -379,7 +374,7 @@ def matches(expr: Expr, text: bytes) -> bool:
                     return any(matches(member, text[i:]) for member in expr.members)
                 case Complement():
                     return not matches(expr.body, text[i:])
-        elif isinstance(expr, Literal | Words):
+        elif isinstance(expr, Words):
             return expr.holds(text[i:])
         known = expr.known_arcs is not None or not expr.is_boolean
         for mask, target in expr.arcs() if known else expr._derive():
@@ -411,12 +406,7 @@ def _explore_empty(start: Expr) -> bool:
     # What may be nearest to its end comes first: products with bounds on lengths are large, most of their ways long.
     heap = [(start.least, 0, start)]
     while heap:
-        if len(parents) > EXPLORE_LIMIT:
-            raise GrammarTooLarge(
-                f"an intersection or complement has more than {EXPLORE_LIMIT} derivatives",
-                states=len(parents),
-                limit=EXPLORE_LIMIT,
-            )
+        check_size(len(parents), EXPLORE_LIMIT, "an intersection or complement has more than {} derivatives")
         check_time()
         expr = heappop(heap)[2]
         for _, target in expr.raw_arcs():

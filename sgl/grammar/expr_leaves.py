@@ -1,4 +1,4 @@
-"""The leaves of expressions: the empty language and string, sets of bytes, literals and lists of words.
+"""The leaves of expressions: the empty language and string, sets of bytes, and lists of words, perhaps of one.
 
 Expressions are hash-consed: equal ones are one object. `expr.py` builds on these and hands them on.
 """
@@ -103,36 +103,19 @@ class ByteSet(Expr):
         return f"[{bytes_!r}]" if len(bytes_) < 12 else f"[{len(bytes_)} bytes]"
 
 
-class Literal(Expr):
-    """One string: what `text` holds from `start` on. Long ones share their text, so that stepping stays cheap."""
-
-    __slots__ = ("start", "text")
-
-    def __init__(self, text: bytes, start: int) -> None:
-        super().__init__(False, False, len(text) - start, len(text) - start)
-        self.text = text
-        self.start = start
-
-    def holds(self, text: bytes) -> bool:
-        """Whether `text` is the string."""
-        return len(text) == len(self.text) - self.start and self.text.endswith(text)
-
-    def _derive(self) -> Arcs:
-        return ((1 << self.text[self.start], _literal(self.text, self.start + 1)),)
-
-    def __repr__(self) -> str:
-        return repr(self.text[self.start :])
-
-
 class Words(Expr):
-    """A finite set of strings: words[low:high] of a sorted sequence, each without its first `depth` bytes, which
-    they share. Stepping narrows the interval, so thousands of words cost as little as one."""
+    """One string or a finite set of them: words[low:high] of a sorted sequence, each without its first `depth` bytes,
+    which they share. Stepping narrows the interval, so thousands of words, or of bytes of one, cost as little as one.
+    """
 
     __slots__ = ("depth", "high", "low", "words")
 
     def __init__(self, words: tuple[bytes, ...], low: int, high: int, depth: int) -> None:
-        nullable = len(words[low]) == depth
-        super().__init__(nullable, False, int(not nullable), ENDLESS)
+        shortest = len(words[low]) - depth
+        is_one = high - low == 1
+        super().__init__(
+            shortest == 0, False, shortest if is_one else min(shortest, 1), shortest if is_one else ENDLESS
+        )
         self.words = words
         self.low = low
         self.high = high
@@ -190,18 +173,7 @@ def byte_set(mask: int) -> Expr:
 
 def literal(text: bytes) -> Expr:
     """Exactly `text`."""
-    return _literal(text, 0)
-
-
-def _literal(text: bytes, start: int) -> Expr:
-    left = len(text) - start
-    if left == 0:
-        return EPSILON
-    if left == 1:
-        return byte_set(1 << text[start])
-    if left <= 64:
-        text, start = text[start:], 0
-    return intern(Literal, text, start)
+    return _words((text,), 0, 1, 0)
 
 
 def words(texts: Iterable[bytes]) -> Expr:
@@ -212,7 +184,12 @@ def words(texts: Iterable[bytes]) -> Expr:
 
 def _words(texts: tuple[bytes, ...], low: int, high: int, depth: int) -> Expr:
     if high - low == 1:
-        return _literal(texts[low][depth:], 0)
+        left = len(texts[low]) - depth
+        if left < 2:
+            return byte_set(1 << texts[low][depth]) if left else EPSILON
+        if left <= 64 or len(texts) > 1:  # a long one keeps its text, so that stepping stays cheap
+            texts, low, depth = (texts[low][depth:],), 0, 0
+        return intern(Words, texts, low, low + 1, depth)
     if high - low < 16:
         return intern(Words, tuple(word[depth:] for word in texts[low:high]), 0, high - low, 0)
     return intern(Words, texts, low, high, depth, key=(Words, id(texts), low, high, depth))

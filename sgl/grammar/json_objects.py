@@ -15,12 +15,12 @@ from itertools import chain, product
 from math import prod
 from typing import Final, NamedTuple
 
-from sgl.errors import GrammarTooLarge
 from sgl.grammar.byteset import bytes_of
 from sgl.grammar.expr import Expr, difference, intersect, is_empty, matches, union, words
 from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_cases
 from sgl.grammar.jsontext import CANONICAL_BODY, string_body
 from sgl.grammar.shape import KeyPattern, Object, Schema
+from sgl.grammar.time_limit import check_size
 
 FEW_KEYS: Final = 64
 """A key pattern with at most this many keys is written out as declared keys."""
@@ -305,10 +305,7 @@ def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple
             if not is_empty(rest):
                 split.append((rest, inside))
         parts = split
-        if len(parts) > MOST_CELLS:
-            raise GrammarTooLarge(
-                f"patternProperties overlap in more than {MOST_CELLS} ways", states=len(parts), limit=MOST_CELLS
-            )
+        check_size(len(parts), MOST_CELLS, "patternProperties overlap in more than {} ways")
     cells: dict[Formula, list[Expr]] = {}
     for keys, inside in parts:
         found = []

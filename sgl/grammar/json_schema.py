@@ -12,7 +12,7 @@ from itertools import chain
 from operator import or_
 from typing import Final
 
-from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.errors import GrammarError
 from sgl.grammar import json_objects
 from sgl.grammar.expr import EMPTY, Expr, union, words
 from sgl.grammar.json_arrays import ArrayCase, Resolver
@@ -28,6 +28,7 @@ from sgl.grammar.json_strings import StringSet
 from sgl.grammar.numbers import NumberSet
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text, num_spots
 from sgl.grammar.shortest import num_texts
+from sgl.grammar.time_limit import check_size
 
 MOST_FORMULAS: Final = 50_000
 """How many different sets of values a schema may speak of, each with the sets that it is put together from."""
@@ -116,12 +117,7 @@ class _Compilation:
             found = self.values[formula] = _Values(formula, self)
             self._unseen.append(found)
             self._size += 1 + len(formula.members)
-            if self._size > MOST_FORMULAS:
-                raise GrammarTooLarge(
-                    f"the schema speaks of more than {MOST_FORMULAS} sets of values",
-                    states=self._size,
-                    limit=MOST_FORMULAS,
-                )
+            check_size(self._size, MOST_FORMULAS, "the schema speaks of more than {} sets of values")
         return found
 
     def _look_into(self, values: _Values) -> None:
@@ -258,12 +254,7 @@ class _Compilation:
         for pattern in shape.patterns:
             if available < low and pattern.value in inhabited:
                 found = num_texts(pattern.key, min(low, MOST_COUNTED_KEYS + 1))
-                if found > MOST_COUNTED_KEYS:
-                    raise GrammarTooLarge(
-                        f"minProperties asks for more than {MOST_COUNTED_KEYS} undeclared keys",
-                        states=low,
-                        limit=MOST_COUNTED_KEYS,
-                    )
+                check_size(found, MOST_COUNTED_KEYS, "minProperties asks for more than {} undeclared keys")
                 available += found
         return available >= low
 

@@ -6,6 +6,7 @@ Knows nothing of requests; `walk.py` works the masks out.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import thread_time
 
@@ -49,6 +50,14 @@ class Mask:
                 return False
             frame = frame.parent
         return True
+
+
+def without(row: Int32Array, token_ids: Iterable[int]) -> Int32Array:
+    """A copy of a mask that allows none of some tokens."""
+    row = row.copy()
+    for token_id in token_ids:
+        row[token_id // 32] &= ~np.left_shift(1, token_id % 32, dtype=np.int32)
+    return row
 
 
 class MaskCache:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.expr import difference, is_empty, words
+from sgl.grammar.masks import without
 from sgl.grammar.place import Frame, Notes, Place, advance
 from sgl.grammar.tables import DEAD, TARGET_MASK
 from sgl.grammar.threads import NotedText
@@ -117,11 +118,7 @@ def hold_back(automaton: Automaton, vocabulary: Vocabulary, place: Place, row: I
         for token in found[row[found // 32] >> (found % 32) & 1 == 1].tolist()
         if follow(automaton, place, vocabulary.token_bytes[token]) is None
     ]
-    if dropped:
-        row = row.copy()
-        for token in dropped:
-            row[token // 32] &= ~np.left_shift(1, token % 32, dtype=np.int32)
-    return row
+    return without(row, dropped) if dropped else row
 
 
 def suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> frozenset[int]:

@@ -3,7 +3,6 @@ an expression has."""
 
 from __future__ import annotations
 
-from sgl.errors import GrammarTooLarge
 from sgl.grammar.byteset import lowest
 from sgl.grammar.expr import (
     EMPTY,
@@ -11,13 +10,12 @@ from sgl.grammar.expr import (
     ByteSet,
     Concat,
     Expr,
-    Literal,
     Repeat,
     Union,
     Words,
     is_empty,
 )
-from sgl.grammar.time_limit import check_time
+from sgl.grammar.time_limit import check_size, check_time
 
 
 def shortest(expr: Expr) -> bytes | None:
@@ -38,8 +36,6 @@ def _shortest(expr: Expr) -> bytes:
         found = b""
     elif isinstance(expr, ByteSet):
         found = bytes([lowest(expr.mask)])
-    elif isinstance(expr, Literal):
-        found = expr.text[expr.start :]
     elif isinstance(expr, Words):
         chosen = min(expr.words[expr.low : expr.high], key=lambda word: (len(word), word))
         found = chosen[expr.depth :]
@@ -65,12 +61,9 @@ def _search_shortest(start: Expr) -> bytes:
     level: dict[Expr, bytes] = {start: b""}
     seen = {start}
     while level:
-        if len(seen) > EXPLORE_LIMIT:
-            raise GrammarTooLarge(
-                f"the shortest string of an intersection lies behind more than {EXPLORE_LIMIT} derivatives",
-                states=len(seen),
-                limit=EXPLORE_LIMIT,
-            )
+        check_size(
+            len(seen), EXPLORE_LIMIT, "the shortest string of an intersection lies behind more than {} derivatives"
+        )
         done = [word for expr, word in level.items() if expr.nullable]
         if done:
             return min(done)

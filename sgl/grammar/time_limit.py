@@ -1,4 +1,4 @@
-"""How long work on a grammar may take: set by whoever starts it, checked by whatever may run for long.
+"""How long work on a grammar may take, set by whoever starts it, and how large it may grow: checked by what does it.
 
 Grammars come from users, and a small one can be made to take for ever. A limit belongs to the thread that set it.
 """
@@ -47,3 +47,9 @@ def check_time() -> None:
     for clock, until, seconds in _limits.found:
         if clock() > until:
             raise OutOfTime(seconds)
+
+
+def check_size(size: int, limit: int, what: str) -> None:
+    """Raises GrammarTooLarge if something is larger than its limit, for which `what` has a place: "{} states"."""
+    if size > limit:
+        raise GrammarTooLarge(what.format(limit), states=size, limit=limit)
