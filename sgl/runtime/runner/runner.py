@@ -25,8 +25,7 @@ from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
 
-_MANY = 64  # rows, to warm up what so many need
-_PARTS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 14  # sixteenths of the most tokens of a step, likewise
+_PARTS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 14  # sixteenths of the most tokens of a step, to warm up
 
 
 class ModelRunner:
@@ -95,7 +94,7 @@ class ModelRunner:
             return ([most] * (num_tokens // most) + [num_tokens % most or most])[:num_rows]
 
         first, *others = prompts(num_tokens)
-        for q_lens in ([1] * min(_MANY, num_rows), [1, *others, max(first - 1, 1)], [1]):
+        for q_lens in ([1] * min(64, num_rows), [1, *others, max(first - 1, 1)], [1]):
             for temperature in (0.0, 1.0):
                 self.launch(_idle_batch(q_lens[:num_rows], temperature)).wait()
         for part in _PARTS:  # other kernels multiply fewer tokens, and loading one takes up to 200 ms
@@ -104,12 +103,12 @@ class ModelRunner:
     def walk_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
         """Let token masks be places in closed automata of this vocabulary, and warm that up, as `warm_up` does."""
         self._sampler.walk_masks(vocabulary)
-        for num_rows in (2, _MANY):
-            for temperature in (0.0, 1.0):
-                batch = _idle_batch([1] * min(num_rows, len(self._page_table)), temperature)
-                kept: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
-                batch.token_masks = (kept * num_rows)[: len(batch)]
-                self.launch(batch).wait()
+        num_rows = min(2, len(self._page_table))
+        for temperature in (0.0, 1.0):
+            batch = _idle_batch([1] * num_rows, temperature)
+            kept: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
+            batch.token_masks = kept[:num_rows]
+            self.launch(batch).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm of the batch's tokens if any is scored, else of those sampled from; and
