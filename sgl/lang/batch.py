@@ -11,27 +11,16 @@ import os
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.aio import Watched
 from sgl.lang.pool import BodyPool
 from sgl.lang.state import ProgramState
+from sgl.lang.trace import Program
 
 CHUNK = 200  # rows that generator_style runs at the same time
 DEFAULT_CONCURRENCY = 10_000
-
-
-class Runnable(Protocol):
-    """What a batch needs of a program."""
-
-    free: list[inspect.Parameter]
-
-    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """See `SglFunction.run`."""
-
-    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """See `SglFunction.arun`."""
 
 
 def row_of(row: Any, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
@@ -53,7 +42,7 @@ class SyncBatch:
 
     def __init__(
         self,
-        program: Runnable,
+        program: Program,
         options: dict[str, Any],
         num_threads: int | Literal["auto"],
         progress_bar: bool,
@@ -124,7 +113,7 @@ class AsyncBatch:
 
     def __init__(
         self,
-        program: Runnable,
+        program: Program,
         rows: Iterable[Any] | AsyncIterable[Any],
         options: dict[str, Any],
         max_concurrency: int | None,

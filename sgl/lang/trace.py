@@ -23,8 +23,8 @@ from sgl.lang.state import ProgramState
 from sgl.lang.stream import Stream
 
 
-class Traceable(Protocol):
-    """What a dry run needs of a program."""
+class Program(Protocol):
+    """What dry runs and batches need of a program; see `SglFunction`."""
 
     __name__: str
     func: Callable[..., Any]
@@ -33,7 +33,10 @@ class Traceable(Protocol):
     is_async: bool
 
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """See `SglFunction.run`."""
+        """Run it, from a thread."""
+
+    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run it, from an event loop."""
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
         """A state, and the call that executes the body on it."""
@@ -56,7 +59,7 @@ class TraceState(ProgramState):
 class TracedRun(Run):
     """A run that remembers in which order all streams recorded."""
 
-    def __init__(self, program: Traceable, args: Mapping[str, str]) -> None:
+    def __init__(self, program: Program, args: Mapping[str, str]) -> None:
         self.recorded: list[tuple[int, ir.Node]] = []
         super().__init__(program.__name__, DryBackend(), defaults={}, args=args)
 
@@ -74,7 +77,7 @@ class Trace:
     run: TracedRun
 
     @classmethod
-    def of(cls, program: Traceable, arguments: Mapping[str, Any]) -> Trace:
+    def of(cls, program: Program, arguments: Mapping[str, Any]) -> Trace:
         """Execute the body once on symbols."""
         if program.is_async:
             raise ProgramError(f"program {program.__name__!r} is asynchronous; only `def` programs can be traced")
@@ -137,7 +140,7 @@ class CompiledProgram:
     """A recorded program with holes for its arguments. Runs repeat the record; the body is not executed again.
     `trace` is None for a program that calls others, which no record can hold: its runs execute the body."""
 
-    def __init__(self, program: Traceable, trace: Trace | None, backend: Any) -> None:
+    def __init__(self, program: Program, trace: Trace | None, backend: Any) -> None:
         self._program = program
         self._trace = trace
         self._backend = backend
@@ -199,7 +202,7 @@ class Explanation:
         return "\n".join([*lines, count])
 
 
-def explain(program: Traceable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Explanation:
+def explain(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Explanation:
     """Run the body once on made-up values and say what it would ask of a backend."""
     given = kwargs.get("backend") or global_config.default_backend
     backend = DryBackend(getattr(getattr(given, "endpoint", given), "chat_template", None))

@@ -25,14 +25,14 @@ class HttpClient:
         self,
         base_url: str,
         *,
-        headers: Mapping[str, str] | None = None,
+        api_key: str | None = None,
         timeout: float = 600.0,
         max_retries: int = 3,
         max_connections: int = 256,
         verify: bool = True,
     ) -> None:
         self.base_url = with_scheme(base_url)
-        self._headers = {"User-Agent": "sgl", **(headers or {})}
+        self._headers = {"User-Agent": "sgl", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         self._timeout = timeout
         self.max_retries = max_retries
         self._max_connections = max_connections

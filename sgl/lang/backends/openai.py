@@ -82,7 +82,7 @@ class OpenAI(TextBackend):
         self._extra_body = dict(extra_body or {})
         self._http = HttpClient(
             base_url or self.default_base_url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            api_key=key,
             timeout=timeout,
             max_retries=max_retries,
             max_connections=max_connections,

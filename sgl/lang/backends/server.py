@@ -39,7 +39,7 @@ class RuntimeEndpoint(TextBackend):
     ) -> None:
         self._http = HttpClient(
             base_url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            api_key=api_key,
             timeout=timeout,
             max_retries=max_retries,
             verify=verify is not False,

@@ -12,34 +12,15 @@ import json
 import logging
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 logger = logging.getLogger(__name__)
-
-
-class AddedToken(Protocol):
-    """A token that is cut out of the text before the model of the tokenizer sees it."""
-
-    content: str
-    special: bool
-
-
-class Backend(Protocol):
-    """What is read of a `tokenizers.Tokenizer`; every method may be called from several threads at once."""
-
-    decoder: Any
-
-    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
-        """Token → id."""
-
-    def get_added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """Id → added token."""
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of the tokens; ids that do not exist are left out."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
