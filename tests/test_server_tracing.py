@@ -114,16 +114,17 @@ def test_chats_of_several_samples_have_a_span_each(server: LiveServer, spans: In
 def test_programs_have_a_span_for_each_node_that_computed(server: LiveServer, spans: InMemorySpanExporter) -> None:
     @sgl.function
     def program(s: Any) -> None:
-        s += "hello " + sgl.gen("x", max_tokens=4, temperature=0) + sgl.select("y", ["yes", "no"])
+        s += "hello " + sgl.gen("x", max_tokens=4, temperature=0, n=2) + sgl.select("y", ["yes", "no"])
+        s += sgl.user("?")
 
-    program.run(backend=sgl.RuntimeEndpoint(server.url)).text()
+    program.run(backend=sgl.RuntimeEndpoint(server.url), chat_template="qwen").text()
     found = by_name(spans, "POST /v1/programs")
     [root] = found["POST /v1/programs"]
-    nodes = [spans_ for name, spans_ in found.items() if name.startswith("node ")]
-    assert len(nodes) == 2
-    for [node] in nodes:
+    assert [len(each) for name, each in sorted(found.items()) if name.startswith("node ")] == [2, 1]
+    for node in [node for name, each in found.items() if name.startswith("node ") for node in each]:
         assert node.parent is not None
         assert node.parent.span_id == root.context.span_id
+        assert (node.attributes or {})["gen_ai.usage.input_tokens"] >= 6
         check_generation(node, spans)
 
 

@@ -289,8 +289,9 @@ class _OpenProgram:
             data |= {"stream": event.stream, "index": event.index, "error": error}
         else:
             data |= dataclasses.asdict(event)
-            if isinstance(event, ir.NodeDone) and event.meta:
-                self._service.finished(event.meta, name=f"node {event.stream}/{event.index}", parent=self._parent)
+            if isinstance(event, ir.NodeDone) and "usage" in event.meta:  # the node has computed
+                for meta in event.meta.get("samples", [event.meta]):
+                    self._service.finished(meta, name=f"node {event.stream}/{event.index}", parent=self._parent)
         self._note(data)
 
     def _note(self, data: dict[str, Any]) -> None:

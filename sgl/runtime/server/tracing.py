@@ -64,11 +64,12 @@ class Tracer:
         usage: Mapping[str, Any] = meta.get("usage") or {}
         queue = meta.get("queue_time", usage.get("queue_seconds", 0.0))
         took = max(queue, meta.get("e2e_latency", queue + usage.get("compute_seconds", 0.0)))
+        prompt_tokens = usage["new_tokens"] + usage["cached_tokens"] if usage else None
         reason = meta.get("finish_reason") or {}
         start = end - round(1e9 * took)
         attributes = {
             "sgl.rid": meta.get("id"),
-            "gen_ai.usage.input_tokens": meta.get("prompt_tokens", usage.get("prompt_tokens")),
+            "gen_ai.usage.input_tokens": meta.get("prompt_tokens", prompt_tokens),
             "gen_ai.usage.output_tokens": meta.get("completion_tokens", usage.get("generated_tokens")),
             "gen_ai.response.finish_reasons": [reason["type"]] if "type" in reason else None,
             "sgl.cached_tokens": meta.get("cached_tokens", usage.get("cached_tokens")),
