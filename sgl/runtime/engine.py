@@ -340,16 +340,17 @@ class Engine:
         """The requests of a call, those of the first prompts before the others are read; for None in one portion. What
         comes is to be queued at once."""
         asks, is_list = asks_of({name: value for name, value in arguments.items() if name != "self"})
-        flights = [flight for flight in map(self._intake.announce, asks) if flight is not None]
-        call = Call(is_list)
+        call, flights = Call(is_list), list[Future[Any]]()
         start, size = 0, first or len(asks)
         while start < len(asks):
             if start == first:
                 # Whoever reads a list holds the interpreter: not before the first portion's step is launched.
                 for _ in range(2):
                     self._loop.call(lambda: None)
+            portion = asks[start : start + size]
+            flights += [flight for flight in map(self._intake.announce, portion) if flight is not None]
             prepared = Prepared(call, flights)
-            for ask in asks[start : start + size]:
+            for ask in portion:
                 prepared.add(self._intake.submissions(ask, waits=waits), ask.rid)
             yield prepared
             start, size = start + size, 8 * size
