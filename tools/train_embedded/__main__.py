@@ -36,12 +36,15 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json to keep")
     parser.add_argument("--steps", type=int, default=16000)
     parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--keep", type=float, default=0.0, help="share of --start's weights in the result")
     parser.add_argument("--learning-rate", type=float, default=Recipe.__dataclass_fields__["learning_rate"].default)
     parser.add_argument("--minutes", type=float, help="train for so long instead")
     parser.add_argument("--workers", type=int, default=max(0, min(14, (os.cpu_count() or 1) - 2)))
     parser.add_argument("--batch-tokens", type=int, default=Recipe.__dataclass_fields__["batch_tokens"].default)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.keep and not options.start:
+        parser.error("--keep is a share of the weights that --start names")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers encode side by side
     options.out.mkdir(parents=True, exist_ok=True)
     corpora = Corpora.read(options.corpora)
@@ -62,15 +65,24 @@ def main() -> None:
             short_batches=0 if options.start else Recipe.__dataclass_fields__["short_batches"].default,
         )
         weights = load_file(options.start / "model.safetensors") if options.start else None
-        export(train(corpora, learnt, recipe, options.out / "training.log", weights), options.out)
+        trained = train(corpora, learnt, recipe, options.out / "training.log", weights)
+        export(blended(trained, weights, options.keep) if weights else weights_of(trained), options.out)
 
 
-def export(model: Decoder, folder: Path) -> None:
+def weights_of(model: Decoder) -> dict[str, torch.Tensor]:
+    """The weights as float32 on the CPU, by their names in a checkpoint."""
+    return {f"model.{name}": p.detach().to("cpu", torch.float32) for name, p in model.named_parameters()}
+
+
+def blended(model: Decoder, start: dict[str, torch.Tensor], keep: float) -> dict[str, torch.Tensor]:
+    """The model's weights and, for the share `keep`, those it started from: the two err on different sentences."""
+    return {name: torch.lerp(after, start[name].float(), keep) for name, after in weights_of(model).items()}
+
+
+def export(weights: dict[str, torch.Tensor], folder: Path) -> None:
     """The checkpoint as Hugging Face folders have it."""
-    weights = {
-        f"model.{name}": p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()
-    }
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    rounded = {name: w.to(torch.bfloat16).contiguous() for name, w in weights.items()}
+    save_file(rounded, str(folder / "model.safetensors"), metadata={"format": "pt"})
     for name, data in {"config.json": CONFIG, "generation_config.json": GENERATION}.items():
         (folder / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
