@@ -11,6 +11,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,17 +24,7 @@ from sgl.lang.sampling import PARAMS, check_regex, sampling_params
 from sgl.lang.schema import json_constraint, typed
 from sgl.lang.tools import Tool, call_schema, tools_of
 
-_DTYPES: dict[Any, Literal["int", "float", "bool", "str"]] = {
-    int: "int",
-    float: "float",
-    bool: "bool",
-    str: "str",
-    "int": "int",
-    "float": "float",
-    "bool": "bool",
-    "str": "str",
-}
-_PARSERS: dict[str, Callable[[str], Any]] = {
+_PARSERS: dict[Any, Callable[[str], Any]] = {
     "int": int,
     "float": float,
     "bool": lambda text: text.strip() == "True",
@@ -111,7 +102,9 @@ def gen(
     params = sampling_params(**{key: value for key, value in given.items() if value is not None and key in PARAMS})
     if (dtype, regex, json_schema, schema, ebnf, tools) == _NOTHING:
         return ir.Gen(name, params)
-    if dtype is not None and dtype not in _DTYPES:
+    if dtype in (int, float, bool, str):
+        dtype = getattr(dtype, "__name__", dtype)
+    if not (dtype is None or dtype in tuple(_PARSERS)):
         raise InvalidRequest(f"dtype must be int, float, bool or str, not {dtype!r}", param="dtype")
     known_tools = tools_of(tools or ())
     constraint, parse = _constraint(dtype, regex, json_schema, schema, ebnf, known_tools, tool_choice)
@@ -119,7 +112,7 @@ def gen(
         name,
         params,
         constraint,
-        _DTYPES[dtype] if dtype is not None else None,
+        dtype,  # type: ignore[arg-type]  # one of the words by now
         tools=tuple(tool.schema for tool in known_tools),
         client=GenClient(parse, known_tools),
     )
@@ -213,12 +206,8 @@ def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None
     if not any(isinstance(node, ir.Gen | ir.Select) and node.name for node in nodes):
         raise InvalidRequest("separate_reasoning needs an expression with a named gen", param="expr")
     return ir.Exprs(
-        tuple(_with_reasoning(node, model_type) if isinstance(node, ir.Gen) else node for node in nodes)
+        tuple(replace(node, reasoning=model_type) if isinstance(node, ir.Gen) else node for node in nodes)
     )
-
-
-def _with_reasoning(node: ir.Gen, model_type: str | None) -> ir.Gen:
-    return ir.Gen(node.name, node.params, node.constraint, node.dtype, model_type, node.tools, node.client)
 
 
 def _constraint(
@@ -242,7 +231,7 @@ def _constraint(
     _only(**dict.fromkeys(stated, True))
     match stated:
         case ["dtype"]:
-            return None, _PARSERS[_DTYPES[dtype]]
+            return None, _PARSERS[dtype]
         case ["regex"]:
             check_regex(regex)
             return {"regex": regex}, None

@@ -350,7 +350,10 @@ class Group(Generic[S]):
             state += item
         return self
 
-    def _join(self, mode: str) -> None:
+    def join(self, mode: str = "gather_variable") -> None:
+        """Close the branches. "gather_variable": each variable that branches set becomes a list in the parent, in
+        branch order, None where a branch did not set it; a later round replaces an earlier one.
+        "concate_and_append": the text that each branch wrote is appended to the parent, in order. Never waits."""
         if mode not in JOIN_MODES:
             raise ProgramError(f"join mode must be one of {', '.join(JOIN_MODES)}, not {mode!r}")
         self._parent._stream.join([state._stream for state in self.states], JOIN_MODES[mode])
@@ -359,19 +362,9 @@ class Group(Generic[S]):
 class ProgramStateGroup(Group[ProgramState]):
     """The branches of a fork of a `def` program."""
 
-    def join(self, mode: str = "gather_variable") -> None:
-        """Close the branches. "gather_variable": each variable that branches set becomes a list in the parent, in
-        branch order, None where a branch did not set it; a later round replaces an earlier one.
-        "concate_and_append": the text that each branch wrote is appended to the parent, in order."""
-        self._join(mode)
-
 
 class AsyncProgramStateGroup(Group[AsyncProgramState]):
     """The branches of a fork of an `async def` program."""
-
-    def join(self, mode: str = "gather_variable") -> None:
-        """See `ProgramStateGroup.join`; nothing is awaited."""
-        self._join(mode)
 
     async def __aenter__(self) -> Self:
         return self

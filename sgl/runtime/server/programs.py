@@ -115,7 +115,7 @@ class ProgramsApi:
             )
             for row in rows
         ]
-        opened = _OpenProgram(self._service, programs[0], self._forget, is_batch=body.rows is not None)
+        opened = _OpenProgram(self._service, programs[0], self._open, is_batch=body.rows is not None)
         segment = None if body.segment is None else opened.checker.segment(body.segment)
         self._open[opened.id] = opened
         if body.rows is None:
@@ -176,14 +176,14 @@ class ProgramsApi:
             raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
         return opened
 
-    def _forget(self, program_id: str) -> None:
-        self._open.pop(program_id, None)
-
 
 class _OpenProgram:
     """A program, or one for each row, with everything that it has said so far."""
 
-    def __init__(self, service: Service, program: ir.Program, forget: Any, *, is_batch: bool) -> None:
+    def __init__(
+        self, service: Service, program: ir.Program, known: dict[str, _OpenProgram], *, is_batch: bool
+    ) -> None:
+        """`known`: those that are open, which it leaves when it ends."""
         self.id = uuid.uuid4().hex
         self.checker = Checker(program)
         self.num_segments = 0  # beside the one that it opened with
@@ -195,7 +195,7 @@ class _OpenProgram:
         self._service = service
         self._parent = None if service.tracer is None else service.tracer.here()
         self._patience = program.lease_s
-        self._forget = forget
+        self._known = known
         self._is_batch = is_batch
         self._sessions: list[RemoteSession] = []
         self._num_running = 0
@@ -248,7 +248,7 @@ class _OpenProgram:
         if self._timer is not None:
             self._timer.cancel()
         self._changed.set()
-        self._forget(self.id)
+        self._known.pop(self.id, None)
         kept = [i for i, data in enumerate(self.log) if b'"type":"delta"' not in data[:40]]
         self.log, self._times = [self.log[i] for i in kept], [self._times[i] for i in kept]  # for the timeline
 

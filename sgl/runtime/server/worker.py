@@ -167,7 +167,7 @@ class _Worker:
     ) -> None:
         def call() -> None:
             with working_for(identity), self._answering(call_id):
-                self.send(("returned", call_id, getattr(engine, method)(*arguments)))
+                self._channel.send(("returned", call_id, getattr(engine, method)(*arguments)))
 
         self._pool.submit(call)
 
@@ -179,7 +179,7 @@ class _Worker:
                     logger.debug("program %s is done", program.name)
             elif isinstance(event, ir.NodeFailed) and not isinstance(event.error, SglError):
                 event.error = RuntimeError(f"{type(event.error).__name__}: {event.error}")  # others cannot travel
-            self.send(("event", call_id, event))
+            self._channel.send(("event", call_id, event))
 
         with working_for(identity), self._answering(call_id):
             self._programs[call_id] = engine.open_program(program, sink)
@@ -208,11 +208,7 @@ class _Worker:
         self._forget(call_id)
         if (session := self._programs.pop(call_id, None)) is not None:
             session.cancel()
-        self.send(("raised", call_id, error))
-
-    def send(self, message: Message) -> None:
-        """Queue an answer."""
-        self._channel.send(message)
+        self._channel.send(("raised", call_id, error))
 
 
 def _is_quick(prompt: Any = None, input_ids: Any = None, sampling_params: Any = None, **_options: Any) -> bool:
