@@ -7,8 +7,8 @@ limits over a whole program), kept by a `Checker` per program. Servers call it; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import ir
@@ -31,21 +31,9 @@ class Limits:
 _STRING = {"type": "string"}
 _INDEX = {"type": "integer", "minimum": 0}
 _NAME = {"type": ["string", "null"]}
-_NUMBER = {"type": "number"}
 _INTEGER = {"type": "integer"}
-_BOOLEAN = {"type": "boolean"}
-_STRINGS = {"type": "array", "items": _STRING}
 _OBJECT = {"type": "object"}
 _OR_NULL = {"type": ["integer", "null"]}
-
-_SHAPES: dict[str, dict[str, Any]] = {
-    "integer": _INTEGER,
-    "number": _NUMBER,
-    "boolean": _BOOLEAN,
-    "texts": _STRINGS,
-    "object": _OBJECT,
-    "ids": {"type": "array", "items": _INTEGER},
-}
 
 
 def _object(*required: str, **properties: Any) -> dict[str, Any]:
@@ -60,10 +48,14 @@ def _list(items: dict[str, Any], **limits: int) -> dict[str, Any]:
     return {"type": "array", "items": items, **limits}
 
 
-def _node(op: str, *required: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    return op, _object("st", "op", *required, st=_INDEX, op={"const": op}, **fields)
-
-
+_SHAPES: dict[str, dict[str, Any]] = {
+    "integer": _INTEGER,
+    "number": {"type": "number"},
+    "boolean": {"type": "boolean"},
+    "texts": _list(_STRING),
+    "object": _OBJECT,
+    "ids": _list(_INTEGER),
+}
 SAMPLING_SCHEMA = _object(**{name: _SHAPES[param.kind] for name, param in PARAMS.items()})
 SAMPLING_SCHEMA["properties"]["n"] = {**_INTEGER, "minimum": PARAMS["n"].low, "maximum": PARAMS["n"].high}
 _TEXT_FUNCTIONS = [
@@ -72,64 +64,61 @@ _TEXT_FUNCTIONS = [
     _tuple({"const": "slice"}, _OR_NULL, _OR_NULL),
     _tuple({"const": "replace"}, _STRING, _STRING),
 ]
-_CONSTRAINT = {**_object(regex=_STRING, json=_OBJECT, ebnf=_STRING), "maxProperties": 1}
+_NARROWED: dict[tuple[type, str], dict[str, Any]] = {
+    (ir.Gen, "params"): SAMPLING_SCHEMA,
+    (ir.Gen, "constraint"): {**_object(regex=_STRING, json=_OBJECT, ebnf=_STRING), "maxProperties": 1},
+    (ir.Gen, "reasoning"): {"enum": list(FORMATS)},
+    (ir.Select, "choices"): _list({"type": "string", "minLength": 1}, minItems=1),
+    (ir.Select, "method"): {"enum": list(METHODS)},
+    (ir.Ref, "functions"): _list({"anyOf": _TEXT_FUNCTIONS}, maxItems=64),
+    (ir.Fork, "children"): _list(_INDEX, minItems=1),
+    (ir.Program, "seed"): _INTEGER,
+    (ir.Program, "defaults"): SAMPLING_SCHEMA,
+    (ir.Program, "lease_s"): {"type": "number", "minimum": 0},
+    (ir.Program, "chat_template"): _NAME,
+    (ir.Program, "speculate_tokens"): _OR_NULL,
+}
+"""Fields that may hold less than their types say."""
+_PLAIN: dict[Any, dict[str, Any]] = {
+    str: _STRING,
+    int: _INDEX,
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    Any: {},
+}
 
-NODE_SCHEMAS = dict(
-    [
-        _node("text", "text", text=_STRING),
-        _node("arg", "name", name=_STRING),
-        _node("role_begin", "role", role=_STRING),
-        _node("role_end", "role", role=_STRING),
-        _node("media", "kind", "data", kind={"enum": ["image", "video"]}, data=_STRING),
-        _node(
-            "gen",
-            name=_NAME,
-            params=SAMPLING_SCHEMA,
-            constraint=_CONSTRAINT,
-            dtype={"enum": list(ir.DTYPE_REGEX)},
-            reasoning={"enum": list(FORMATS)},
-            tools=_list(_OBJECT),
-        ),
-        _node(
-            *("select", "name", "choices"),
-            name=_NAME,
-            choices=_list({"type": "string", "minLength": 1}, minItems=1),
-            method={"enum": list(METHODS)},
-        ),
-        _node(
-            *("ref", "stream", "index"),
-            stream=_INDEX,
-            index=_INDEX,
-            functions=_list({"anyOf": _TEXT_FUNCTIONS}, maxItems=64),
-        ),
-        _node("scope_begin", "name", name=_STRING),
-        _node("scope_end", "name", name=_STRING),
-        _node("fork", "children", children=_list(_INDEX, minItems=1)),
-        _node("join", "children", children=_list(_INDEX), mode={"enum": ["gather", "append"]}),
-        _node("set", "name", "value", name=_STRING, value=_STRING),
-        _node("tool_results", "index", index=_INDEX),
-    ]
-)
-_TURN = _object("role", "content", role=_NAME, content=_STRING, name=_NAME, call_id=_NAME)
-_ANSWER = _object("st", "index", "turns", st=_INDEX, index=_INDEX, turns=_list(_TURN))
+
+def _schema_of(hint: Any) -> dict[str, Any]:
+    """What a field of that type may be on the wire; a whole number is an address."""
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return {"enum": list(inner)}
+    if get_origin(hint) is tuple:
+        return _list(_schema_of(inner[0]))
+    if get_origin(hint) is Mapping:
+        return {**_OBJECT, **({"additionalProperties": item} if (item := _schema_of(inner[1])) else {})}
+    if type(None) in inner:
+        schema = _schema_of(inner[0])
+        return {"type": [schema["type"], "null"]} if "type" in schema else schema
+    return _PLAIN[hint]
+
+
+def _message(cls: type, **more: Any) -> dict[str, Any]:
+    """The JSON Schema of what `ir.to_json` makes of a class, with more fields in front."""
+    hints = get_type_hints(cls)
+    sent = [item for item in fields(cls) if not item.metadata.get("local")]
+    shapes = {item.name: _NARROWED.get((cls, item.name)) or _schema_of(hints[item.name]) for item in sent}
+    needed = [item.name for item in sent if item.default is MISSING and item.default_factory is MISSING]
+    return _object(*more, *needed, **more, **shapes)
+
+
+NODE_SCHEMAS = {op: _message(cls, st=_INDEX, op={"const": op}) for op, cls in ir.NODES.items()}
+PROGRAM_SCHEMA = _message(ir.Program, v={"const": ir.VERSION})
 SEGMENT_SCHEMA = _object(
     "nodes",
     nodes=_list({"anyOf": [{"$ref": f"#/$defs/{op}"} for op in NODE_SCHEMAS]}),
-    answers=_list(_ANSWER),
-    final=_BOOLEAN,
-)
-PROGRAM_SCHEMA = _object(
-    *("v", "name", "seed"),
-    v={"const": ir.VERSION},
-    name=_STRING,
-    seed=_INTEGER,
-    defaults=SAMPLING_SCHEMA,
-    args={"type": "object", "additionalProperties": _STRING},
-    stream=_BOOLEAN,
-    lease_s={"type": "number", "minimum": 0},
-    deadline_s={"type": ["number", "null"]},
-    chat_template=_NAME,
-    speculate_tokens=_OR_NULL,
+    answers=_list(_object("st", "index", "turns", st=_INDEX, index=_INDEX, turns=_list(_message(ir.Turn)))),
+    final={"type": "boolean"},
 )
 
 
