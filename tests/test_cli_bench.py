@@ -118,16 +118,16 @@ def test_engines_are_measured_alone(server: LiveServer, capsys: pytest.CaptureFi
         (["--slo", "ttft=fast"], "200 ms"),
         (["--dataset", "file"], "dataset-path"),
         (["--dataset", "file", "--dataset-path", "/nowhere.json"], "nowhere"),
-        (["--num-prompts", "0"], "at least 1"),
+        (["--num-prompts", "0"], "greater than 0"),
         (["--dataste", "random"], "did you mean '--dataset'"),
         (["--dataset", "generated-shared-prefx"], "did you mean 'generated-shared-prefix'"),
         (["--plot", "run.gif"], ".html"),
         (["--plot", "/nowhere/run.html"], "nowhere"),
         (["--output", "/nowhere/run.json"], "/nowhere/run.json cannot be written"),
         (["--arrivals", "trace"], "when requests come"),
-        (["--request-rate", "-1"], "negative"),
-        (["--max-concurrency", "0"], "at least 1"),
-        (["--spread", "2"], "from 0 to 1"),
+        (["--request-rate", "-1"], "greater than or equal to 0"),
+        (["--max-concurrency", "0"], "greater than 0"),
+        (["--spread", "2"], "less than or equal to 1"),
     ],
 )
 def test_wrong_flags_are_explained(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,13 +186,13 @@ def test_reports_agree_with_the_textbook() -> None:
 
 def test_arrivals_keep_the_rate() -> None:
     jobs = [datasets.Job("x", 1)] * 4000
-    times = arrivals(jobs, Load("", rate=50.0, seed=3))
+    times = arrivals(jobs, Load(request_rate=50.0), random.Random(3))
     assert times[-1] / len(jobs) == pytest.approx(1 / 50, rel=0.06)
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert statistics.stdev(gaps) == pytest.approx(1 / 50, rel=0.1), "as Poisson's are"
-    assert arrivals(jobs[:3], Load("", rate=4.0, is_poisson=False)) == [0.0, 0.25, 0.5]
-    assert arrivals(jobs[:2], Load("", rate=0.0)) == [0.0, 0.0]
-    assert arrivals([datasets.Job("x", 1, 2.5)], Load("", rate=None)) == [2.5]
+    assert arrivals(jobs[:3], Load(request_rate=4.0, arrivals="fixed"), random.Random(0)) == [0.0, 0.25, 0.5]
+    assert arrivals(jobs[:2], Load(), random.Random(0)) == [0.0, 0.0]
+    assert arrivals([datasets.Job("x", 1, 2.5)], Load(arrivals="trace"), random.Random(0)) == [2.5]
 
 
 def test_files_of_many_kinds_are_read(tmp_path: Path) -> None:

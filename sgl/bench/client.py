@@ -15,16 +15,20 @@ from typing import Any
 import aiohttp
 
 from sgl.bench.datasets import Job
-from sgl.bench.load import PATHS, Load, Measured, arrivals
+from sgl.bench.load import PATHS, Load, Measured
+from sgl.lang.backends.http import with_scheme
+
+_TIMEOUT = 3600.0  # seconds
 
 
 async def run(
-    jobs: Sequence[Job], load: Load, progress: Callable[[Measured], None]
+    jobs: Sequence[Job], times: Sequence[float], load: Load, progress: Callable[[Measured], None]
 ) -> tuple[list[Measured], float]:
-    """Send every job; returns what each saw, and the seconds that all took. `progress` is called as each ends."""
+    """Send every job at its time; returns what each saw, and the seconds that all took. `progress` is called as each
+    ends."""
     slots = asyncio.Semaphore(load.max_concurrency or len(jobs))
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
-    timeout = aiohttp.ClientTimeout(total=load.timeout)
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
     connector = aiohttp.TCPConnector(limit=0)
 
     async def one(job: Job, at: float) -> Measured:
@@ -38,7 +42,7 @@ async def run(
         for number in range(load.warmup):
             await _measured(client, Job(f"warm-up {number}", 8), load, 0.0)
         start = time.perf_counter()
-        results = await asyncio.gather(*map(one, jobs, arrivals(jobs, load)))
+        results = await asyncio.gather(*map(one, jobs, times))
     return list(results), time.perf_counter() - start
 
 
@@ -53,7 +57,7 @@ async def _measured(client: aiohttp.ClientSession, job: Job, load: Load, start: 
 
 async def _stream(client: aiohttp.ClientSession, job: Job, load: Load, measured: Measured) -> None:
     began = time.perf_counter()
-    async with client.post(load.url + PATHS[load.api], json=_body(job, load)) as answer:
+    async with client.post(with_scheme(load.url) + PATHS[load.api], json=_body(job, load)) as answer:
         if answer.status != 200:
             raise ValueError(f"status {answer.status}: {(await answer.text())[:300]}")
         async for line in answer.content:

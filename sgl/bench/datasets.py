@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from sgl.errors import ConfigError
 
@@ -34,15 +36,54 @@ class Job:
     at: float | None = None  # seconds after the start, where a trace says so
     schema: dict[str, Any] | None = None  # that the output must match
 
-    def sent_at(self, at: float | None) -> Job:
-        """The same at another time."""
-        return replace(self, at=at)
-
     def cut(self, num_words: int | None, num_tokens: int | None) -> Job:
         """With a prompt and an answer no longer than these, where they are given."""
         prompt = self.prompt if num_words is None else " ".join(self.prompt.split(" ")[:num_words])
         max_tokens = self.max_tokens if num_tokens is None else min(num_tokens, self.max_tokens)
         return replace(self, prompt=prompt, max_tokens=max_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is sent: flags of every `sgl bench`."""
+
+    dataset: Literal["random", "generated-shared-prefix", "file"] | None = None
+    """[file with --dataset-path, else random]"""
+    dataset_path: str | None = None
+    """JSON, JSON lines or CSV of conversations (ShareGPT's shape), prompts with or without schemas, or a trace of
+    lengths; or a folder of JSON Schemas."""
+    num_prompts: PositiveInt = 100
+    """How many, of a dataset the first."""
+    input_len: NonNegativeInt = 128
+    """Words of a made-up prompt."""
+    output_len: PositiveInt = 64
+    """Tokens of an answer, where the dataset does not say."""
+    spread: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """0 to 1: how far made-up lengths stray."""
+    groups: PositiveInt = 8
+    """Prefixes of generated-shared-prefix."""
+    prefix_len: NonNegativeInt = 512
+    """Words of a shared prefix."""
+    max_input_len: PositiveInt | None = None
+    """Words after which prompts are cut off."""
+    max_output_len: PositiveInt | None = None
+    """Tokens that no answer may exceed."""
+    seed: int = 0
+    """Of what is made up."""
+
+    def jobs(self) -> list[Job]:
+        """The requests. Raises ConfigError."""
+        rng, count, output_len = random.Random(self.seed), self.num_prompts, self.output_len
+        kind = self.dataset or ("random" if self.dataset_path is None else "file")
+        if (kind == "file") != (self.dataset_path is not None):
+            raise ConfigError("--dataset file and --dataset-path go together", option="dataset_path")
+        if self.dataset_path is not None:
+            jobs = file_jobs(Path(self.dataset_path), count, output_len, rng)
+        elif kind == "random":
+            jobs = random_jobs(count, self.input_len, output_len, self.spread, rng)
+        else:
+            jobs = shared_prefix_jobs(count, self.groups, self.prefix_len, self.input_len, output_len, rng)
+        return [job.cut(self.max_input_len, self.max_output_len) for job in jobs]
 
 
 def random_jobs(count: int, input_len: int, output_len: int, spread: float, rng: random.Random) -> list[Job]:
@@ -85,7 +126,7 @@ def file_jobs(path: Path, count: int, output_len: int, rng: random.Random) -> li
     if not jobs:
         raise ConfigError(f"{path} holds no prompts", option="dataset_path")
     start = jobs[0].at or 0.0
-    return [job if job.at is None else job.sent_at(job.at - start) for job in jobs]
+    return [job if job.at is None else replace(job, at=job.at - start) for job in jobs]
 
 
 def _records(path: Path) -> Iterator[Any]:

@@ -8,8 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sgl.bench.datasets import Job
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from sgl.bench.datasets import Job
+from sgl.errors import ConfigError
+
+URL = "http://127.0.0.1:30000"
 Api = Literal["native", "openai", "openai-chat"]
 PATHS: dict[Api, str] = {"native": "/generate", "openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 
@@ -44,32 +48,45 @@ class Measured:
         return (self.latency - self.first_token) / (self.output_tokens - 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How requests are sent. rate: requests a second, 0 for all at once, None for the times of a trace."""
+    """How a server is loaded: the flags of `sgl bench serving`."""
 
-    url: str
+    url: str = URL
+    """Where the server is."""
     api: Api = "native"
+    """What it speaks; native is also /generate of the original's servers."""
     model: str = "default"
+    """For servers that want one."""
     api_key: str | None = None
-    rate: float | None = 0.0
-    is_poisson: bool = True
-    max_concurrency: int | None = None
-    warmup: int = 0
-    temperature: float = 0.0
+    """Sent as Authorization: Bearer."""
+    request_rate: NonNegativeFloat = 0.0
+    """Requests a second; 0: all at once."""
+    arrivals: Literal["poisson", "fixed", "trace"] = "poisson"
+    """How requests are spread; trace: as the dataset says."""
+    trace_speed: PositiveFloat = 1.0
+    """How many times faster a trace is replayed than it was recorded."""
+    max_concurrency: PositiveInt | None = None
+    """Requests in flight at most."""
+    warmup: NonNegativeInt = 1
+    """Requests that are sent before the measured ones, one after another."""
+    temperature: NonNegativeFloat = 0.0
+    """Of every request."""
     ignore_eos: bool = True
-    timeout: float = 3600.0
-    seed: int = 0
+    """Generate to the full length, past ends of text; OpenAI's own servers know no such field."""
 
 
-def arrivals(jobs: Sequence[Job], load: Load) -> list[float]:
-    """When each request is sent, in seconds after the start."""
-    if load.rate is None:
-        return [job.at or 0.0 for job in jobs]
-    if load.rate == 0:
+def arrivals(jobs: Sequence[Job], load: Load, rng: random.Random) -> list[float]:
+    """When each request is sent, in seconds after the start. Raises ConfigError."""
+    if load.arrivals == "trace":
+        if any(job.at is None for job in jobs):
+            message = "--arrivals trace needs a --dataset-path that says when requests come"
+            raise ConfigError(message, option="arrivals")
+        return [(job.at or 0.0) / load.trace_speed for job in jobs]
+    if load.request_rate == 0:
         return [0.0] * len(jobs)
-    rng, times, now = random.Random(load.seed), [], 0.0
+    times, now = [], 0.0
     for _ in jobs:
         times.append(now)
-        now += rng.expovariate(load.rate) if load.is_poisson else 1 / load.rate
+        now += rng.expovariate(load.request_rate) if load.arrivals == "poisson" else 1 / load.request_rate
     return times

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sgl.bench.load import Measured
+from sgl.errors import ConfigError
 
 PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 
@@ -42,6 +43,20 @@ def report(results: Sequence[Measured], seconds: float, slo: Mapping[str, float]
         summary["goodput_requests_per_second"] = kept / seconds
     errors = Counter(result.error for result in results if result.error is not None)
     return {**summary, "errors": [f"{count} x {text}" for text, count in errors.most_common(5)]}
+
+
+def bounds_of(texts: list[str]) -> dict[str, float]:
+    """Bounds of `--slo`, in seconds. Raises ConfigError."""
+    bounds = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in ("ttft", "tpot", "e2e"):
+            raise ConfigError(f"--slo {text!r}: there are ttft, tpot and e2e", option="slo")
+        try:
+            bounds[name] = float(value) / 1000
+        except ValueError:
+            raise ConfigError(f"--slo {text!r}: write {name}=200 for 200 ms", option="slo") from None
+    return bounds
 
 
 def _keeps(result: Measured, slo: Mapping[str, float]) -> bool:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sgl.bench import client
-from sgl.bench.flags import bounds_of, jobs_of, load_of
-from sgl.bench.load import Measured
+from sgl.bench.datasets import Source
+from sgl.bench.load import Load, Measured, arrivals
 from sgl.bench.plot import check_plot, write_plot
+from sgl.bench.report import bounds_of
 from sgl.bench.report import report as report_of
-from sgl.cli.options import check_output, configs
+from sgl.cli.options import check_output, configs, from_flags
 from sgl.runtime.config import EngineConfig
 
 
@@ -44,7 +46,9 @@ def _serving(options: argparse.Namespace) -> dict[str, Any]:
     if plot is not None:
         check_plot(plot)
         check_output(options.plot)
-    jobs, load, bounds = jobs_of(options), load_of(options), bounds_of(options.slo)
+    source, load = Source(**from_flags(options, Source)), Load(**from_flags(options, Load))
+    bounds, jobs = bounds_of(options.slo), source.jobs()
+    times = arrivals(jobs, load, random.Random(source.seed))
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(options.url, total=len(jobs), note="")
@@ -55,7 +59,7 @@ def _serving(options: argparse.Namespace) -> dict[str, Any]:
             failed += measured.error is not None
             bar.update(task, advance=1, note=f"{failed} failed" if failed else "")
 
-        results, seconds = asyncio.run(client.run(jobs, load, progress))
+        results, seconds = asyncio.run(client.run(jobs, times, load, progress))
     report = report_of(results, seconds, bounds)
     if plot is not None:
         write_plot(plot, results, report)
@@ -66,7 +70,7 @@ def _engine(options: argparse.Namespace) -> dict[str, Any]:
     from sgl.bench import offline
     from sgl.runtime.engine import Engine
 
-    jobs, (config,) = jobs_of(options), configs(options, (EngineConfig,))
+    jobs, (config,) = Source(**from_flags(options, Source)).jobs(), configs(options, (EngineConfig,))
     with Console(stderr=True).status("loading the model") as status, Engine(**dataclasses.asdict(config)) as engine:
         status.update(f"{len(jobs)} requests")
         return (offline.throughput if options.kind == "offline" else offline.latency)(engine, jobs)

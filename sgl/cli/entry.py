@@ -8,12 +8,17 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from sgl.bench.flags import KINDS, add_dataset, add_load
-from sgl.cli.options import add_options
+from sgl.bench.datasets import Source
+from sgl.bench.load import URL, Load
+from sgl.cli.options import add_fields, add_options
 from sgl.errors import ConfigError, SglError, nearest_name
 from sgl.runtime.config import EngineConfig, ServerConfig
 
-_URL = "http://127.0.0.1:30000"
+_BENCHES = {
+    "serving": "load a server over HTTP: latencies, throughput, goodput",
+    "offline": "throughput of the engine on one large batch",
+    "latency": "milliseconds of a small batch's prompts and tokens",
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -133,7 +138,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
 def _add_chat(commands: Any) -> None:
     usage = "sgl chat [OPTIONS]"
     chat = _add(commands, "chat", "chat:chat", "talk with a model that is served", usage=usage)
-    chat.add_argument("--url", default=_URL, help="where the server is [%(default)s]")
+    chat.add_argument("--url", default=URL, help="where the server is [%(default)s]")
     chat.add_argument("--api-key", metavar="KEY", help="of the server")
     chat.add_argument("--system", metavar="TEXT", help="the system prompt")
     text = "of an answer [what the context holds]"
@@ -145,7 +150,7 @@ def _add_bench(commands: Any) -> None:
     text = "measure a server, or the engine alone"
     bench = commands.add_parser("bench", help=text, description=f"{text[0].upper()}{text[1:]}.")
     kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND", title="kinds", prog=bench.prog)
-    for kind, summary in KINDS.items():
+    for kind, summary in _BENCHES.items():
         usage = f"sgl bench {kind} [{'' if kind == 'serving' else 'MODEL] ['}OPTIONS]"
         parser = _add(kinds, kind, "bench:bench", summary, usage=usage)
         group = parser.add_argument_group("the report")
@@ -154,7 +159,9 @@ def _add_bench(commands: Any) -> None:
         if kind == "serving":
             text = "draw it as well, as .html, .png, .svg or .pdf; needs sgl[plot]"
             group.add_argument("--plot", metavar="FILE", help=text)
-            add_load(parser, _URL)
-        add_dataset(parser)
+            add_fields(parser, Load, "the load")
+            text = "a bound in milliseconds on ttft, tpot or e2e, for the goodput; may be repeated"
+            parser.add_argument("--slo", action="append", default=[], metavar="NAME=MS", help=text)
+        add_fields(parser, Source, "what is sent")
         if kind != "serving":
             add_options(parser, (EngineConfig,))

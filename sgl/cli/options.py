@@ -15,33 +15,47 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sgl.errors import ConfigError, nearest_name
-from sgl.runtime.config import Config, EngineConfig, ServerConfig, parse_options
+from sgl.runtime.config import EngineConfig, ServerConfig, parse_options
 
 
-def add_options(parser: argparse.ArgumentParser, classes: tuple[Config, ...]) -> None:
+def add_options(parser: argparse.ArgumentParser, classes: tuple[type[Any], ...]) -> None:
     """A flag for each field of the configs."""
     text = "a Hugging Face folder or hub id [the embedded model]"
     parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options, named as the flags")
     for cls in classes:
-        group = parser.add_argument_group(f"options of the {cls.__name__.removesuffix('Config').lower()}")
-        docs, hints = option_docs(cls), get_type_hints(cls)  # type: ignore[arg-type]  # classes are hashable
-        for field in dataclasses.fields(cls):
-            flag = "--" + field.name.replace("_", "-")
-            text = docs.get(field.name, "").replace("%", "%%")
-            if hints[field.name] in (bool, bool | None):
-                group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
-            else:
-                default = "" if field.default in (None, "", dataclasses.MISSING) else f" [{field.default}]"
-                words = _words(hints[field.name])
-                metavar = f"{{{','.join(words)}}}" if words else field.name.split("_")[-1].upper()
-                group.add_argument(flag, metavar=metavar, help=text + default)
+        add_fields(parser, cls, f"options of the {cls.__name__.removesuffix('Config').lower()}")
+
+
+def add_fields(parser: argparse.ArgumentParser, cls: type[Any], title: str) -> None:
+    """A flag for each field of a dataclass, which is explained by the text below it."""
+    group = parser.add_argument_group(title)
+    docs, hints = option_docs(cls), get_type_hints(cls)  # type: ignore[arg-type]  # classes are hashable
+    for field in dataclasses.fields(cls):
+        flag = "--" + field.name.replace("_", "-")
+        text, hint = docs.get(field.name, "").replace("%", "%%"), hints[field.name]
+        if hint in (bool, bool | None):
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            default = "" if field.default in (None, "", dataclasses.MISSING) else f" [{field.default}]"
+            words = _words(hint)
+            metavar = f"{{{','.join(words)}}}" if words else field.name.split("_")[-1].upper()
+            choices = [*words, *(["none"] if type(None) in get_args(hint) else [])] if words else None
+            group.add_argument(flag, metavar=metavar, choices=choices, help=text + default)
+
+
+def from_flags(options: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
+    """The fields that flags of `add_fields` give. Raises ConfigError."""
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    return {name: value for name, value in values.items() if value is not None} | parse_options(cls, texts)
 
 
 def _words(hint: Any) -> list[str]:
-    """What an option may be, where it is one of a few words."""
+    """What an option may be, where it is one of a few words, or None."""
     if get_origin(hint) in (Union, UnionType):
-        return [word for part in get_args(hint) for word in _words(part)]
+        parts = [part for part in get_args(hint) if part is not type(None)]
+        return _words(parts[0]) if len(parts) == 1 else []
     return [word for word in get_args(hint) if isinstance(word, str)] if get_origin(hint) is Literal else []
 
 
@@ -61,7 +75,7 @@ def option_docs(cls: type) -> dict[str, str]:
     }
 
 
-def configs(options: argparse.Namespace, classes: tuple[Config, ...]) -> list[Any]:
+def configs(options: argparse.Namespace, classes: tuple[type[Any], ...]) -> list[Any]:
     """The configs that flags, file and variables amount to. Raises ConfigError."""
     known = [{field.name for field in dataclasses.fields(cls)} for cls in classes]
     everything = set().union(*known)
@@ -71,13 +85,8 @@ def configs(options: argparse.Namespace, classes: tuple[Config, ...]) -> list[An
         if name not in everything:
             message = f"{options.config}: there is no option {name!r}{nearest_name(name, everything)}"
             raise ConfigError(message, option=name)
-    for cls, names in zip(classes, known, strict=True):
-        for name in names:
-            value = getattr(options, name)
-            if isinstance(value, str):
-                given |= parse_options(cls, {name: value})
-            elif value is not None:
-                given[name] = value
+    for cls in classes:
+        given |= from_flags(options, cls)
     if options.model is not None:
         given["model_path"] = options.model
     return [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -165,10 +166,7 @@ class ServerConfig:
         return cls(**_checked(cls, options))
 
 
-Config = type[EngineConfig] | type[ServerConfig]
-
-
-def _checked(cls: Config, options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     known = {field.name for field in fields(cls)}
     for name in options:
         if name not in known:
@@ -178,24 +176,24 @@ def _checked(cls: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**parse_options(cls, variables), **_validated(cls, options)}
 
 
-def parse_options(cls: Config, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Options given as texts (variables, flags), read as the fields' types. Raises ConfigError."""
+def parse_options(cls: type[Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Options given as texts (variables, flags), read as the types of a dataclass' fields. Raises ConfigError."""
     values = {name: None if text.lower() in ("", "none") else text for name, text in texts.items()}
     return _validated(cls, values, strict=False)
 
 
-def _validated(cls: Config, values: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+def _validated(cls: type[Any], values: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for name, value in values.items():
         try:
-            checked[name] = _FIELDS[cls][name].validate_python(value, strict=strict)
+            field = _fields(cls)[name]  # type: ignore[arg-type]  # classes are hashable
+            checked[name] = field.validate_python(value, strict=strict)
         except ValidationError as error:
             wanted = "; or ".join(dict.fromkeys(detail["msg"].lower() for detail in error.errors()))
             raise ConfigError(f"{name}={value!r}: {wanted}", option=name) from None
     return checked
 
 
-_FIELDS: dict[Config, dict[str, TypeAdapter[Any]]] = {
-    cls: {name: TypeAdapter(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
-    for cls in (EngineConfig, ServerConfig)
-}
+@cache
+def _fields(cls: type[Any]) -> dict[str, TypeAdapter[Any]]:
+    return {name: TypeAdapter(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
