@@ -8,11 +8,11 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import described, json_response
+from sgl.runtime.server.protocol import Lenient
 from sgl.runtime.server.service import VERSION, Route, Service
 
 UNRESPONSIVE_SECONDS = 20.0
@@ -24,11 +24,7 @@ SILENT_SECONDS = 5.0
 _NOT_PASSED = frozenset({"text", "image_data", "stream"})
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class GenerateBody(_Body):
+class GenerateBody(Lenient):
     """A null means the default; unknown fields are ignored, unknown sampling parameters refused."""
 
     text: str | list[str] | None = None
@@ -47,14 +43,14 @@ class GenerateBody(_Body):
     image_data: Any = None
 
 
-class AbortBody(_Body):
+class AbortBody(Lenient):
     """Which requests to abort: those of one rid, or all."""
 
     rid: str | None = None
     abort_all: bool = False
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(Lenient):
     """A text, or several."""
 
     text: str | list[str] | None = None
@@ -63,7 +59,7 @@ class TokenizeBody(_Body):
     allow_special: bool = True
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(Lenient):
     """Token ids of a text, or of several."""
 
     tokens: list[int] | list[list[int]]

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sgl.errors import InvalidRequest, QueueFull, SglError
 from sgl.lang import ir
@@ -33,6 +33,7 @@ from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
 from sgl.runtime.server.process import RemoteSession
+from sgl.runtime.server.protocol import Strict
 from sgl.runtime.server.service import Route, Service
 
 MAX_PROGRAMS = 20_000  # open at the same time
@@ -43,29 +44,26 @@ READ_SECONDS = 5.0  # for which a program is kept whose last event was sent: it 
 _TYPES = {cls: name for name, cls in ir.EVENTS.items()}
 
 
-class Row(BaseModel):
+class Row(Strict):
     """What one run of a skeleton has of its own."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-    args: dict[str, str] = {}
+    args: dict[str, str] = Field(default_factory=dict)
     seed: int | None = None
 
 
-class ProgramBody(BaseModel):
+class ProgramBody(Strict):
     """A program and its first segment: the schemas `ir_program` and `ir_segment` of the components. With rows, the
     final segment is executed once for each."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     program: dict[str, Any]
     segment: dict[str, Any] | None = None
     rows: list[Row] | None = Field(None, min_length=1, max_length=MAX_ROWS)
 
 
-class SegmentBody(BaseModel):
+class SegmentBody(Strict):
     """The next segment, of the schema `ir_segment`. With its number, counted from 1 after the one that the program
     opened with, it may be sent again when it is not certain that it arrived."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     segment: dict[str, Any]
     number: int | None = None
 

@@ -7,33 +7,38 @@ are taken and have no effect here. Values are checked once, most by SamplingPara
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.sampling_params import MAX_TOKENS
+from sgl.runtime.sampling_params import MAX_TOKENS, SamplingParams
 
 # Checked here, since the engine calls them otherwise.
 TokenCount = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A body or a part of one: fields that are not known are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Lenient(BaseModel):
+class Lenient(BaseModel):
+    """The same, but what is not known is passed over."""
+
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """What a stream carries besides its chunks."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class NamedSchema(_Strict):
+class NamedSchema(Strict):
     """A JSON Schema under a name."""
 
     name: str | None = None
@@ -42,14 +47,14 @@ class NamedSchema(_Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """How the whole answer must look."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
-class SamplingBody(_Strict):
+class SamplingBody(Strict):
     """What both endpoints share. The second block extends OpenAI's parameters by the engine's own."""
 
     model: str | None = None
@@ -90,7 +95,7 @@ class SamplingBody(_Strict):
 
     def sampling_params(self, max_new_tokens: int) -> dict[str, Any]:
         """The engine's parameters; nulls are left out."""
-        params: dict[str, Any] = {name: getattr(self, name) for name in _SAME_NAME}
+        params = {item.name: getattr(self, item.name, None) for item in fields(SamplingParams)}
         params |= {"max_new_tokens": max_new_tokens, "min_new_tokens": self.min_tokens}
         if (schema := self._schema()) is not None:
             params["json_schema"] = schema
@@ -130,11 +135,6 @@ class SamplingBody(_Strict):
 
 
 _META = re.compile(r"[\\.^$*+?{}\[\]|()]")
-_SAME_NAME = (
-    *("n", "stop", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed", "top_k"),
-    *("min_p", "repetition_penalty", "ignore_eos", "stop_token_ids", "stop_regex", "skip_special_tokens"),
-    *("no_stop_trim", "regex", "ebnf", "structural_tag"),
-)
 
 
 class CompletionBody(SamplingBody):
@@ -147,21 +147,21 @@ class CompletionBody(SamplingBody):
     suffix: str | None = None
 
 
-class Part(_Lenient):
+class Part(Lenient):
     """A piece of a message's content; texts only."""
 
     type: str
     text: str | None = None
 
 
-class CalledFunction(_Lenient):
+class CalledFunction(Lenient):
     """A function that an earlier answer called, its arguments as JSON text."""
 
     name: str
     arguments: str = "{}"
 
 
-class Call(_Lenient):
+class Call(Lenient):
     """A tool call of an earlier answer."""
 
     id: str | None = None
@@ -169,7 +169,7 @@ class Call(_Lenient):
     function: CalledFunction
 
 
-class Message(_Lenient):
+class Message(Lenient):
     """A turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -180,7 +180,7 @@ class Message(_Lenient):
     tool_call_id: str | None = None
 
 
-class Function(_Strict):
+class Function(Strict):
     """A function that the model may call."""
 
     name: str = Field(min_length=1, max_length=64)
@@ -189,20 +189,20 @@ class Function(_Strict):
     strict: bool | None = None
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A tool; functions are the only kind."""
 
     type: Literal["function"]
     function: Function
 
 
-class ChosenName(_Lenient):
+class ChosenName(Lenient):
     """The function that must be called."""
 
     name: str
 
 
-class ChosenTool(_Lenient):
+class ChosenTool(Lenient):
     """Which tool must be used."""
 
     type: Literal["function"]
