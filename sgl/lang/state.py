@@ -197,13 +197,19 @@ class Recording:
         yield from self._ended()
         return (yield from self._stream.messages())
 
-    async def _chunks(self, name: str | None) -> AsyncIterator[Chunk]:
-        for step in self._stream.chunks(name, to_the_end=self._is_observer):
-            if isinstance(step, Chunk):
-                yield step
-            else:
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """New text as it comes, for event loops: of one variable, or of all that is recorded; of a streaming run, until
+        it ends. With `return_meta_data`, pairs of text and meta info."""
+        for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
+            if not isinstance(step, Chunk):
                 watched, is_ready = step
                 await watched.wait_async(is_ready)
+            elif return_meta_data:
+                yield step.text, step.meta
+            elif step.text:
+                yield step.text
 
     def _error(self) -> Generator[Wait, None, BaseException | None]:
         yield from self._ended()
@@ -263,16 +269,6 @@ class ProgramState(Recording):
                 watched, is_ready = step
                 watched.wait(is_ready)
 
-    async def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
-        """`text_iter` for event loops; with `return_meta_data` pairs of text and meta info."""
-        async for chunk in self._chunks(var_name):
-            if return_meta_data:
-                yield chunk.text, chunk.meta
-            elif chunk.text:
-                yield chunk.text
-
 
 class AsyncProgramState(Recording):
     """The state inside an `async def` program. Reading is awaited: `await s["x"]`."""
@@ -311,11 +307,7 @@ class AsyncProgramState(Recording):
         """`size` branches that continue from here, in parallel; `async with` joins them at the end of the block."""
         return AsyncProgramStateGroup(self, self._fork(size))
 
-    async def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
-        """New text as it comes: of one variable, or of the whole program until it ends."""
-        async for chunk in self._chunks(var_name):
-            if chunk.text:
-                yield chunk.text
+    text_iter = Recording.text_async_iter
 
 
 class Group(Generic[S]):
