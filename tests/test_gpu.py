@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -335,6 +336,28 @@ def test_engines_agree_on_greedy_tokens(model_path: Path, options: dict[str, Any
             logits, near = (last_logits(model, prompt + theirs[:same]) for model in (exact, rounded))
             error = (logits - near).abs().max()
             assert logits[theirs[same]] - logits[ours[same]] <= 2 * error
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_an_engine_keeps_to_its_gpu(tmp_path: Path) -> None:
+    """Which need not be the first; an engine on each at once, with graphs and masks worked out there."""
+    path = tiny_checkpoint(tmp_path, with_tokenizer=True, head_dim=128, hidden_size=256)
+    params = [{"temperature": 0.0, "max_new_tokens": 20, "ignore_eos": True}, {"regex": "[0-9]{3}-(yes|no)"}] * 8
+    common: dict[str, Any] = {"max_total_tokens": 4096}
+    exact: dict[str, Any] = {"dtype": "float32", "attention_backend": "triton"}
+    prompts = [f"the answer {i}" for i in range(len(params))]
+    with Engine(path, device="cpu", **common) as engine:
+        expected = [result["output_ids"] for result in engine.generate(prompt=prompts, sampling_params=params)][::2]
+    for options in (exact, {}):
+        allocated = torch.cuda.memory_allocated(0)
+        with Engine(path, device="cuda:1", **common, **options) as later:
+            later.generate(prompt=prompts, sampling_params=params)
+            assert torch.cuda.memory_allocated(0) == allocated
+            with Engine(path, device="cuda:0", **common, **options) as engine:
+                for its in (later, engine, later):
+                    results = its.generate(prompt=prompts, sampling_params=params)
+                    assert not options or [result["output_ids"] for result in results[::2]] == expected
+                    assert all(re.fullmatch("[0-9]{3}-(yes|no)", result["text"]) for result in results[1::2])
 
 
 def last_logits(model: Decoder, token_ids: list[int]) -> torch.Tensor:

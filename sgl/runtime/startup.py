@@ -23,7 +23,7 @@ from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder, resolve_dtype
-from sgl.runtime.runner.runner import ModelRunner
+from sgl.runtime.runner.runner import ModelRunner, current
 from sgl.runtime.scheduler.scheduler import Limits, Scheduler
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -60,6 +60,11 @@ def start(config: EngineConfig) -> Started:
             "`sgl serve MODEL`"
         )
     device = _device(config.device)
+    with current(device):
+        return _start(config, device)
+
+
+def _start(config: EngineConfig, device: torch.device) -> Started:
     model_config = ModelConfig.from_pretrained(config.model_path)
     context_length = config.context_length or model_config.context_length
     if context_length > model_config.context_length:

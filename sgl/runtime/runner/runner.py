@@ -7,7 +7,8 @@ The runner decides nothing: it keeps the page table and does what a Batch says. 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +27,12 @@ from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
 
 _PARTS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 14  # sixteenths of the most tokens of a step, to warm up
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a GPU the calling thread's own: streams, events, captures and Triton's launches are of that one. May be
+    entered again once left."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class ModelRunner:
@@ -47,6 +54,7 @@ class ModelRunner:
         self._model = model
         self._kv = kv
         self._attention = attention
+        self._current = current(device)
         self._page_table: Int32Array = np.zeros((max_rows, max_pages), np.int32)
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
@@ -60,6 +68,10 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> PendingStep:
         """Start a step; see `batch.Runner`."""
+        with self._current:
+            return self._launch(batch, under_way)
+
+    def _launch(self, batch: Batch, under_way: Callable[[], None] | None) -> PendingStep:
         if self._threads is not None:
             self._threads.choose(int(batch.q_lens.sum()))
         self._sampler.setup(batch.setups)
