@@ -142,6 +142,15 @@ async def drive_async(steps: Generator[Wait, None, T]) -> T:
             return cast(T, stop.value)
 
 
+def outcome(work: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """What a user's function returns, where an event loop awaits it: there a StopIteration, of a next() that found
+    nothing, would never arrive, so it is raised as the RuntimeError that coroutines make of it."""
+    try:
+        return work(*args, **kwargs)
+    except StopIteration as error:
+        raise RuntimeError("StopIteration was raised, as a next() does that finds nothing") from error
+
+
 _thread = threading.local()
 
 

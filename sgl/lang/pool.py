@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sgl.lang.aio import io, when_blocking
+from sgl.lang.aio import io, outcome, when_blocking
 
 T = TypeVar("T")
 STUCK_S = 0.1  # jobs that wait for so long, while none ends or waits for a value, get more threads
@@ -36,7 +36,7 @@ def _job(work: Callable[..., T], args: tuple[Any, ...]) -> tuple[Callable[[], No
 
     def job() -> None:
         try:
-            future.set_result(context.run(work, *args))
+            future.set_result(context.run(outcome, work, *args))
         except BaseException as error:
             future.set_exception(error)
 

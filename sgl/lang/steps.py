@@ -158,7 +158,16 @@ class _Turns(Turns[_Stream]):
             self.wake(stream)
             self.run()
 
-        task = asyncio.get_running_loop().create_task(work)
+        async def guarded() -> T:
+            try:
+                return await work
+            except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+                if self._is_over:
+                    raise
+                # of the backend's own code: it would end the loop that all programs share, or go unseen
+                raise BackendError(f"the backend raised {type(error).__name__}: {error}") from error
+
+        task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(come_back)
         while not task.done():

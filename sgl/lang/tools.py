@@ -17,6 +17,7 @@ from typing import Any
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import ir
+from sgl.lang.aio import outcome
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class ToolCall:
     arguments: dict[str, Any]
     id: str | None = None
     result: Any = None
-    error: Exception | None = None
+    error: BaseException | None = None
 
     def content(self) -> str:
         """What the model gets to read."""
@@ -224,13 +225,16 @@ async def _run_call(call: ToolCall, tools: Mapping[str, Tool], user_loop: asynci
         tool = tools[call.name]
         arguments = tool.arguments(call.arguments)
         if not inspect.iscoroutinefunction(tool.function):
-            call.result = await asyncio.to_thread(tool.function, **arguments)
+            call.result = await asyncio.to_thread(outcome, tool.function, **arguments)
         elif user_loop is None or user_loop.is_closed():
             call.result = await tool.function(**arguments)
         else:
             coroutine = tool.function(**arguments)
             call.result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, user_loop))
-    except Exception as error:
+    except BaseException as error:  # a SystemExit, too, which would end the loop that all programs share
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
         call.error = error
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from sgl.errors import BackendError
 from sgl.lang import ir
+from sgl.lang.aio import outcome
 from sgl.lang.chat import ChatTemplate, get_chat_template
 from sgl.lang.choices import ChoicesDecision, method_named
 from sgl.lang.sampling import RENAMED
@@ -113,7 +114,7 @@ class _Adapter(TextBackend):
         return Completion(decision.decision, dict(decision.meta_info or {}))
 
     async def _call(self, function: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._backend.threads, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._backend.threads, outcome, function, *args)
 
     def _view(self, prompt: Prompt) -> StreamView:
         images = [("", image.data) for image in prompt.images]
