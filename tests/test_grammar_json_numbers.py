@@ -86,3 +86,19 @@ def test_no_prefix_is_a_dead_end(part: Range, any_spelling: bool, typed: str) ->
         stack.extend(fresh)
     if has_end or not stack:
         assert is_empty(text) != has_end
+
+
+@given(st.integers(1, 10**6), st.integers(-(10**7), 10**7), st.integers(0, 10**8), st.integers(0, 10**7))
+@example(86_400, 1, 10**9, 864)
+@example(1 << 20, 0, (1 << 31) - 1, 2_147_483)
+def test_digits_go_on_where_a_multiple_begins_with_them(step: int, low: int, width: int, prefix: int) -> None:
+    high = low + width
+    numbers = make_set([Range(Fraction(low), Fraction(high), multiple_of=Fraction(step))])
+    if not numbers:
+        return
+    expr = number_text(numbers, any_spelling=False)
+    for byte in str(prefix).encode():
+        expr = expr.step(byte)
+    begins = [(prefix * 10**more, (prefix + 1) * 10**more - 1) for more in range(10 if prefix else 1)]
+    spans = [(max(first, low), min(last, high)) for first, last in begins]
+    assert is_empty(expr) == all(last // step * step < first for first, last in spans)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sgl.errors import GrammarError, GrammarTooLarge
@@ -89,15 +89,10 @@ class Grammar:
 
     def to_bytes(self) -> bytes:
         """The grammar for `from_bytes`, in any process with the same vocabulary."""
-        constraint = self.constraint
         document = {
             "version": FORMAT_VERSION,
             "vocabulary": self.vocabulary.digest.hex(),
-            "kind": constraint.kind,
-            "source": constraint.source,
-            "whitespace": constraint.whitespace,
-            "lenient": constraint.lenient,
-            "key_order": constraint.key_order,
+            **asdict(self.constraint),
         }
         return json.dumps(document).encode()
 
@@ -108,18 +103,11 @@ class Grammar:
         """
         try:
             document: dict[str, Any] = json.loads(data)
-            version = document["version"]
-            digest = document["vocabulary"]
-            constraint = Constraint(
-                document["kind"],
-                document["source"],
-                document["whitespace"],
-                document["lenient"],
-                document["key_order"],
-            )
-        except (ValueError, KeyError, TypeError) as error:
+            version, digest = document.pop("version"), document.pop("vocabulary")
+            constraint = Constraint(**document) if version == FORMAT_VERSION else None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GrammarError(f"not a serialised grammar: {error}") from error
-        if version != FORMAT_VERSION:
+        if constraint is None:
             raise GrammarError(f"the grammar has format {version} and {FORMAT_VERSION} is expected")
         if digest != vocabulary.digest.hex():
             raise GrammarError("the grammar was compiled for another vocabulary")

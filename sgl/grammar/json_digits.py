@@ -216,20 +216,43 @@ class Plain(Form):
         return True
 
     def is_dead(self, state: State) -> bool | None:
-        """Enough free digits before the point reach a multiple and pass every lower bound."""
+        """Multiples are found by arithmetic: a search would come by most of the remainders."""
         phase, place, (against_low, against_high), digits, remainders = state
         is_wanted = all(multiple.is_wanted for multiple in self.multiples)
+        is_one = is_wanted and len(self.multiples) == 1
         if phase in (POINT, FRACTION) and against_low == against_high == SETTLED:
-            is_one = is_wanted and len(self.multiples) == 1
             return not self._reaches_multiple(place, digits, remainders[0]) if is_one else None
         if phase != INTEGER or not is_wanted:
             return None
         if against_high == SETTLED:
             return False
+        if is_one and self.multiples[0].decimals == 0:
+            return not self._reaches_whole_multiple(place, against_low, against_high, remainders[0])
         low, high = (len(bound.whole) for bound in self.bounds)
         if against_high > -1 or (against_low != SETTLED and low >= high and (low > high or against_low <= 0)):
             return None
         return False if all(10 ** (high - place) >= multiple.step for multiple in self.multiples) else None
+
+    def _reaches_whole_multiple(self, place: int, against_low: int, against_high: int, remainder: int) -> bool:
+        """Whether some more digits before the point lead to a multiple that is a whole number within the bounds."""
+        low, high = self.bounds
+        step = self.multiples[0].step
+        for length in range(max(place, 0 if against_low == SETTLED else len(low.whole)), len(high.whole) + 1):
+            least, most = 0, 10 ** (length - place) - 1
+            if against_low != SETTLED and length == len(low.whole):
+                if against_low < 0:
+                    continue
+                if against_low == 0:
+                    least = int(low.whole[place:] or 0) + (low.is_open or low.fraction != "")
+            if length == len(high.whole):
+                if against_high > 0:
+                    continue
+                if against_high == 0:
+                    most = int(high.whole[place:] or 0) - (high.is_open and not high.fraction)
+            # the digits y that follow: remainder * 10**(length - place) + y = 0 modulo the step
+            if least + -(remainder * (10 ** (length - place)) + least) % step <= most:
+                return True
+        return False
 
     def _reaches_multiple(self, place: int, digits: int, remainder: int) -> bool:
         """Whether some more digits behind the point, within the limit on digits, lead to a multiple."""

@@ -36,9 +36,8 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 ANY_COUNT: Final = (0, 1 << 60)
 _FIXED: Final = -1
-_FEW: Final = 3
 _MANY: Final = 32
-"""A walk with so few live nodes goes on by one node at a time, up to so many nodes or children of one."""
+"""Up to so many nodes behind which plain characters go on without end are taken one by one."""
 
 
 class Step(NamedTuple):
@@ -106,8 +105,7 @@ class Walk:
                 counts.chars += step.chars
         while True:
             if step is None:
-                chases = len(nodes) <= _FEW and self.groups is None and self.trie.width[nodes].max() <= _MANY
-                step = self._chase(nodes, states) if chases else self._children(nodes, states)
+                step = self._children(nodes, states)
                 stacks = stacks[step.parents]
                 counts = None if counts is None else counts.of(step.parents)
             nodes, entries, before = step.nodes, step.entries, step.before
@@ -138,34 +136,6 @@ class Walk:
         entries = self._entries(before, trie.byte[children])
         alive = np.flatnonzero(entries >= 0)
         return Step(children[alive], parents[alive], before[alive], entries[alive])
-
-    def _chase(self, nodes: Int64Array, states: Int64Array) -> Step:
-        """As `_children`, one by one, and on to where more than the state changes: for long tails of few tokens."""
-        trie, automaton, tables = self.trie, self.automaton, self.automaton.tables
-        found: list[tuple[int, int, int, int]] = []
-        pending = [(int(node), int(state), i) for i, (node, state) in enumerate(zip(nodes, states, strict=True))]
-        while pending:
-            node, state, parent = pending.pop()
-            start, end = trie.child_start.item(node), trie.child_end.item(node)
-            if start == end:
-                continue
-            automaton.expand(state)
-            for child in range(start, end):
-                entry = tables.entries.item(state, tables.class_of[trie.byte.item(child)])
-                if entry < 0:
-                    continue
-                is_crowded = len(pending) > _MANY or trie.width.item(child) > _MANY
-                if entry > TARGET_MASK or is_crowded or automaton.plain_limit(entry) != NOT_PLAIN:
-                    found.append((child, parent, state, entry))
-                    continue
-                token = trie.token.item(child)
-                if token >= 0:
-                    self.allowed[token] = True
-                    if trie.has_twins[child]:
-                        self.allowed[trie.twins[child]] = True
-                pending.append((child, entry, parent))
-        columns = np.array(found, np.int64).reshape(-1, 4).T
-        return Step(columns[0], columns[1], columns[2], columns[3].astype(np.int32))
 
     def _leave_plain(self) -> Step | None:
         """If plain characters leave the place as it is, allow the plain tokens and go to where others stop being
@@ -297,11 +267,7 @@ class Walk:
             tokens = np.concatenate([trie.plain_tokens[plain], trie.ragged_tokens[ragged]])
             self.allowed[tokens] = True
             if self.groups is not None:
-                # Tokens that end at a node stand where they are, those that go on may have left other threads behind.
-                ended = [*trie.token[where[here]].tolist()]
-                for node in where[here & trie.has_twins[where]].tolist():
-                    ended += trie.twins[node]
-                going_on = tokens[~np.isin(tokens, ended)]
+                going_on = self._going_on(tokens, where[here])
                 self.groups += [going_on] if len(going_on) else []
         nodes[chosen] = np.where(is_done | is_plain, trie.nowhere, behind)
 
@@ -319,8 +285,16 @@ class Walk:
                 bounds = base, base
             if not counts.is_fixed[i]:
                 self._bound_chars(*bounds)
-        self._group_plain(tokens)
         self.allowed[tokens] = True
+        if self.groups is not None:
+            self._group_plain(self._going_on(tokens, np.array([node])))
+
+    def _going_on(self, tokens: Int32Array, nodes: Int64Array) -> Int32Array:
+        """Those of the tokens below some nodes that do not end there: they may have left other threads behind."""
+        ended = self.trie.token[nodes].tolist()
+        for node in nodes[self.trie.has_twins[nodes]].tolist():
+            ended += self.trie.twins[node]
+        return tokens[~np.isin(tokens, ended)]
 
     def _group(self, nodes: Int64Array, states: Int64Array, stacks: Int64Array, counts: Counts) -> None:
         """Note which tokens end at the same place."""
