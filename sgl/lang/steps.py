@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -148,7 +148,7 @@ class _Turns(Turns[_Stream]):
             self.emit(ir.Done())
             self._is_over = True
 
-    def wait(self, stream: _Stream, work: Coroutine[Any, Any, T]) -> Steps[T]:
+    def wait(self, stream: _Stream, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Steps[T]:
         """Wait for work of the event loop."""
 
         def come_back(task: asyncio.Task[T]) -> None:
@@ -160,7 +160,7 @@ class _Turns(Turns[_Stream]):
 
         async def guarded() -> T:
             try:
-                return await work
+                return await work(*args)
             except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
                 if self._is_over:
                     raise
@@ -219,8 +219,7 @@ class StepSession(Interpreter[_Stream], Session):
         sampling, seeds = ir.resolve(self._program, node, path, stops)
         params = GenParams(sampling, seeds, node, constraint)
         can_stream = dtype is None and sampling["n"] == 1
-        work = self._in_time(stream, node, params, can_stream=can_stream)
-        completions = yield from self._io_turns.wait(stream, work)
+        completions = yield from self._io_turns.wait(stream, self._in_time, stream, node, params, can_stream)
         texts = [_fitting(completion.text, dtype) if dtype else completion.text for completion in completions]
         value, meta = self._outcome(node, texts, [completion.meta for completion in completions])
         text = value if isinstance(value, str) else value[0]
@@ -229,18 +228,18 @@ class StepSession(Interpreter[_Stream], Session):
         self._done(stream, text, value, meta)
 
     async def _in_time(
-        self, stream: _Stream, node: ir.Gen, params: GenParams, *, can_stream: bool
+        self, stream: _Stream, node: ir.Gen, params: GenParams, can_stream: bool
     ) -> list[Completion]:
         seconds = params.sampling["timeout"]
         try:
-            return await asyncio.wait_for(self._complete(stream, node, params, can_stream=can_stream), seconds)
+            return await asyncio.wait_for(self._complete(stream, node, params, can_stream), seconds)
         except TimeoutError as error:
             if seconds is None:
                 raise
             raise RequestTimeout(f"not finished within {seconds:g} s", seconds=seconds) from error
 
     async def _complete(
-        self, stream: _Stream, node: ir.Gen, params: GenParams, *, can_stream: bool
+        self, stream: _Stream, node: ir.Gen, params: GenParams, can_stream: bool
     ) -> list[Completion]:
         is_plain = params.constraint is None and not node.tools and params.sampling["n"] == 1
         if self._program.speculate_tokens and is_plain:
@@ -290,7 +289,7 @@ class StepSession(Interpreter[_Stream], Session):
 
     def _select(self, stream: _Stream, node: ir.Select) -> Steps[None]:
         self.requests += 1
-        chosen = yield from self._io_turns.wait(stream, self._backend.choose(stream.prompt(), node))
+        chosen = yield from self._io_turns.wait(stream, self._backend.choose, stream.prompt(), node)
         self._write(stream, chosen.text, chosen.meta)
 
 
