@@ -9,6 +9,7 @@ scratch; only the vocabulary's trie is built beforehand.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 from collections.abc import Callable
@@ -175,6 +176,8 @@ def main() -> None:
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
     assert len(vocabulary.trie) > 0
     print(f"vocabulary of {vocabulary.size} tokens, {thread_time() - start:.2f} s")
+    gc.collect()
+    gc.freeze()  # as engines do: what lives for ever is not looked at again
 
     def plain(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
