@@ -277,3 +277,29 @@ def test_results_that_are_no_json_are_shown_as_text() -> None:
     assert ToolCall("x", {}, result={1, 2}).content() == '"{1, 2}"'
     assert ToolCall("x", {}, result="plain").content() == "plain"
     assert ToolCall("x", {}, result=None).content() == "null"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_programs_that_tools_call_inherit_the_run(is_async: bool) -> None:
+    @sgl.function
+    def inner(s, word):
+        s += word + sgl.gen("y")
+
+    def ask(word: str) -> str:
+        return inner.run(word)["y"]
+
+    async def ask_async(word: str) -> str:
+        return (await inner.arun(word))["y"]
+
+    @sgl.function
+    async def outer(s, tool):
+        s += "q" + sgl.gen("x", tools=[tool])
+        return (await s.value("x"))[0].result
+
+    def reply(prompt: Any, params: Any) -> str:
+        return "inside" if params.node.name == "y" else call(tool.__name__, word="w")
+
+    tool = ask_async if is_async else ask
+    backend = MockBackend(reply)
+    assert outer.run(tool, backend=backend, temperature=0.3).ret_value == "inside"
+    assert [params.sampling["temperature"] for _, params in backend.calls] == [0.3, 0.3]

@@ -246,6 +246,7 @@ class Run(Watched):
         task.add_done_callback(self._tool_tasks.discard)
 
     async def _answer_tools(self, need: ir.Need) -> None:
+        current_run.set(self)  # programs that tools call are part of this run; the context is this task's own
         stream = self._streams[need.stream]
         node = stream.nodes[need.index]
         assert isinstance(node, ir.ToolResults)
