@@ -253,6 +253,23 @@ def test_d13_a_nested_program_inherits_backend_sampling_and_seed() -> None:
     assert first[0] != first[1]
 
 
+@pytest.mark.parametrize("generator_style", [False, True])
+def test_d13_a_nested_batch_inherits_on_every_thread(generator_style: bool) -> None:
+    @sgl.function
+    def inner(s, word):
+        s += word + sgl.gen("x")
+        return s["x"]  # which makes the pool start threads
+
+    @sgl.function
+    def outer(s):
+        rows = [{"word": str(i)} for i in range(8)]
+        return [state.ret_value for state in inner.run_batch(rows, generator_style=generator_style)]
+
+    backend = MockBackend(lambda *_: "here", latency=0.02)
+    assert within(SOON, lambda: outer.run(backend=backend, temperature=0.2).ret_value) == ["here"] * 8
+    assert [params.sampling["temperature"] for _, params in backend.calls] == [0.2] * 8
+
+
 def test_d14_an_unknown_chat_template_is_an_error_and_a_models_own_is_used() -> None:
     @sgl.function
     def chat(s):

@@ -10,6 +10,7 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Literal
 
@@ -59,7 +60,9 @@ class SyncBatch:
 
     def __call__(self, rows: list[dict[str, Any]]) -> list[Any]:
         batch = _Rows(len(rows), _progress(len(rows)) if self._progress_bar else None)
-        BodyPool(self._max_threads).work([partial(self._run_row, batch, i, row) for i, row in enumerate(rows)])
+        # Each in a context of its own, as the caller's: rows of a batch within a body are part of its run.
+        jobs = [partial(copy_context().run, self._run_row, batch, i, row) for i, row in enumerate(rows)]
+        BodyPool(self._max_threads).work(jobs)
         batch.wait(lambda: batch.num_done == len(rows))
         if batch.progress:
             batch.progress.close()
