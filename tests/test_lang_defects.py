@@ -269,6 +269,15 @@ def test_d13_a_nested_batch_inherits_on_every_thread(generator_style: bool) -> N
     assert within(SOON, lambda: outer.run(backend=backend, temperature=0.2).ret_value) == ["here"] * 8
     assert [params.sampling["temperature"] for _, params in backend.calls] == [0.2] * 8
 
+    def seeds() -> dict[str, list[int]]:
+        backend = MockBackend(lambda *_: "here", latency=0.01)
+        within(SOON, lambda: outer.run(backend=backend, seed=3).sync())
+        return {prompt.text: params.seeds for prompt, params in backend.calls}
+
+    found = seeds()
+    assert len({tuple(each) for each in found.values()}) == 8
+    assert all(seeds() == found for _ in range(5))
+
 
 def test_d14_an_unknown_chat_template_is_an_error_and_a_models_own_is_used() -> None:
     @sgl.function

@@ -10,13 +10,13 @@ import inspect
 import os
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from contextvars import copy_context
 from functools import partial
 from typing import Any, Literal
 
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.aio import Watched
 from sgl.lang.pool import BodyPool
+from sgl.lang.run import context_of_row
 from sgl.lang.state import ProgramState
 from sgl.lang.trace import Program
 
@@ -60,8 +60,7 @@ class SyncBatch:
 
     def __call__(self, rows: list[dict[str, Any]]) -> list[Any]:
         batch = _Rows(len(rows), _progress(len(rows)) if self._progress_bar else None)
-        # Each in a context of its own, as the caller's: rows of a batch within a body are part of its run.
-        jobs = [partial(copy_context().run, self._run_row, batch, i, row) for i, row in enumerate(rows)]
+        jobs = [partial(context_of_row().run, self._run_row, batch, i, row) for i, row in enumerate(rows)]
         BodyPool(self._max_threads).work(jobs)
         batch.wait(lambda: batch.num_done == len(rows))
         if batch.progress:

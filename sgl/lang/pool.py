@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -67,7 +67,7 @@ class BodyPool:
         self._watch_if_waiting()
         return future
 
-    def work(self, jobs: list[Callable[[], object]]) -> None:
+    def work(self, jobs: Sequence[Callable[[], object]]) -> None:
         """Run jobs with the calling thread as the first of the pool. On return all have been started, and those
         that other threads took may still be running."""
         self._jobs.extend(jobs)

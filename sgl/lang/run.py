@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 from sgl.errors import ProgramError, RequestAborted, RequestTimeout
@@ -31,6 +31,7 @@ SEGMENT_NODES = 2_000  # a longer segment is shipped before anybody observes
 IDLE_S = 0.1  # a body busy elsewhere for so long has its recorded nodes shipped
 
 current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
+_reserved_seed: ContextVar[tuple[Run, int] | None] = ContextVar("reserved_seed", default=None)
 
 
 class Run(Watched):
@@ -310,6 +311,18 @@ os.register_at_fork(after_in_child=idle_watch.__init__)  # type: ignore[misc]  #
 
 
 def child_seed(run: Run) -> int:
-    """The seed of the next program that the body of `run` calls."""
+    """The seed of the next program that the body of `run` calls, or the one that was reserved for it."""
+    reserved = _reserved_seed.get()
+    if reserved is not None and reserved[0] is run:
+        return reserved[1]
     run.nested += 1
     return ir.node_seed(run.program.seed, "call", run.nested)
+
+
+def context_of_row() -> Context:
+    """A copy of this context, for a row of a batch. Within a body, rows get their seeds here: in their order, on
+    whatever threads they begin."""
+    context, run = copy_context(), current_run.get()
+    if run is not None:
+        context.run(_reserved_seed.set, (run, child_seed(run)))
+    return context
