@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 import sgl
 from sgl.errors import BackendError, ProgramError
@@ -14,6 +15,7 @@ from sgl.lang.backends.legacy import BaseBackend
 from sgl.lang.choices import ChoicesDecision
 from tests.fake_servers import FakeServer
 from tests.lang_mocks import text_hash
+from tests.test_lang_defects import SOON, within
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -192,6 +194,44 @@ def test_a_program_that_finds_no_server_is_tried_as_often_as_other_requests() ->
         with pytest.raises(ProgramError, match="program 'program' failed"):
             program.run("abc", backend=sgl.RuntimeEndpoint(server.url, max_retries=2)).sync()
         assert len(server.requests) == 3
+
+
+class Odd(FakeServer):
+    """Answers programs with events that no server sends."""
+
+    text = ""
+
+    async def _post(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(text=self.text, content_type="text/event-stream")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'id: 1\ndata: {"type": "mystery"}\n\n',
+        'id: one\ndata: {"type": "done"}\n\n',
+        "id: 1\ndata: [3]\n\n",
+        "data: {\n",
+    ],
+)
+def test_odd_answers_to_programs_fail_them(text: str) -> None:
+    with Odd(lambda path, body: None, model_info={"model_path": "odd", "programs": True}) as server:
+        server.text = text
+        state = program.run("x", backend=sgl.RuntimeEndpoint(server.url, max_retries=0))
+        with pytest.raises(ProgramError, match="program 'program' failed"):
+            within(SOON, state.sync)
+
+
+@pytest.mark.parametrize("knows_programs", [True, False])
+def test_what_json_cannot_hold_is_refused(knows_programs: bool) -> None:
+    @sgl.function
+    def odd(s):
+        s += "a" + sgl.gen("x", extra={"key": object()})
+
+    with FakeServer(Native(), model_info={"model_path": "fake", "programs": knows_programs}) as server:
+        with pytest.raises(ProgramError, match="takes JSON, which cannot hold"):
+            within(SOON, odd.run(backend=sgl.RuntimeEndpoint(server.url)).sync)
+        assert server.requests == []
 
 
 def test_hundreds_of_programs_share_a_pool_of_connections() -> None:

@@ -32,7 +32,8 @@ class HttpClient:
         verify: bool = True,
     ) -> None:
         self.base_url = with_scheme(base_url)
-        self._headers = {"User-Agent": "sgl", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
+        self._headers = {"User-Agent": "sgl", "Content-Type": "application/json"}
+        self._headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = timeout
         self.max_retries = max_retries
         self._max_connections = max_connections
@@ -134,7 +135,11 @@ class HttpClient:
 
         url = self.base_url + path
         try:
-            response = await self._in_time(self._client().request(method, url, json=body, headers=headers))
+            data = None if body is None else json.dumps(body).encode()
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{url} takes JSON, which cannot hold what is to be sent: {error}") from error
+        try:
+            response = await self._in_time(self._client().request(method, url, data=data, headers=headers))
         except (aiohttp.ClientError, ConnectionError) as error:
             raise BackendError(f"{url} cannot be reached: {error}", retryable=True) from error
         if response.status == 200:

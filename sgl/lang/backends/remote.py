@@ -17,6 +17,7 @@ from sgl.lang import ir
 from sgl.lang.aio import io
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient, retry_delay
+from sgl.lang.nodes import as_known
 
 
 class RemoteSession(Session):
@@ -41,7 +42,9 @@ class RemoteSession(Session):
         else:
             loop = asyncio.get_running_loop()
             body = {"program": ir.to_json(self._program), "segment": ir.to_json(segment)}
-            self._tasks = [loop.create_task(self._listen(body)), loop.create_task(self._send())]
+            self._tasks = [loop.create_task(work) for work in (self._listen(body), self._send())]
+            for task in self._tasks:
+                task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
         if self._is_over:
@@ -59,10 +62,7 @@ class RemoteSession(Session):
         await self._is_open.wait()
         for number in itertools.count(1):
             body = {"segment": ir.to_json(await self._segments.get()), "number": number}
-            try:
-                await self._http.post(f"{self._path}/segments", body)
-            except SglError as error:
-                self._fail(error)
+            await self._http.post(f"{self._path}/segments", body)
 
     async def _listen(self, body: Any) -> None:
         """Take in events until the program is done; try again where the connection breaks and nothing else is
@@ -84,8 +84,7 @@ class RemoteSession(Session):
             except SglError as error:
                 failures = 1 if self._last > before else failures + 1
                 if not getattr(error, "retryable", False) or failures > self._http.max_retries:
-                    self._fail(error)
-                    return
+                    raise
                 delay = retry_delay(failures - 1, error)
             await asyncio.sleep(delay)
 
@@ -107,10 +106,13 @@ class RemoteSession(Session):
         else:
             self._sink(ir.EVENTS[kind](**{name: value for name, value in data.items() if name != "type"}))
 
-    def _fail(self, error: Exception) -> None:
-        self._end()
-        self._sink(ir.NodeFailed(None, None, error))
-        self._sink(ir.Done())
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Fail the program with what a task has raised."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not self._is_over:
+            self.cancel()
+            self._sink(ir.NodeFailed(None, None, as_known(error)))
+            self._sink(ir.Done())
 
     def _end(self) -> None:
         self._is_over = True
