@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -434,7 +435,9 @@ def test_whatever_a_tool_raises_is_its_result(kind: type[BaseException], is_asyn
         s += "q" + sgl.gen("x", tools=[tool]) + sgl.gen("y")
 
     def reply(prompt: Any, params: Any) -> str:
-        return '<tool_call>{"name": "find", "arguments": {"work": 1}}</tool_call>' if params.node.name == "x" else "y"
+        return (
+            '<tool_call>{"name": "find", "arguments": {"work": 1}}</tool_call>' if params.node.name == "x" else "y"
+        )
 
     state = program.run(backend=MockBackend(reply))
     assert within(SOON, lambda: state["y"]) == "y"
@@ -465,3 +468,26 @@ def test_a_body_that_finds_nothing_ends_its_task() -> None:
 
     with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(asyncio.wait_for(program.arun(backend=MockBackend()), SOON))
+
+
+class Closed:
+    """A stream whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        """Fail."""
+        raise BrokenPipeError("nobody reads")
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def test_output_that_nobody_reads_keeps_nobody_waiting(backend_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", Closed())
+    monkeypatch.setattr("sys.stderr", Closed())
+    monkeypatch.setattr(sgl.global_config, "verbosity", 2)
+    monkeypatch.setattr("sgl.lang.batch._progress", lambda total: SimpleNamespace(update=Closed().write, close=int))
+    state = one_gen.run(backend=backend_of(reply=lambda *_: "ok"))
+    assert within(SOON, lambda: state["x"]) == "ok"
+    within(SOON, state.sync)
+    run = partial(one_gen.run_batch, [{}, {}], backend=backend_of(reply=lambda *_: "ok"), progress_bar=True)
+    assert [state["x"] for state in within(SOON, run)] == ["ok", "ok"]

@@ -104,9 +104,10 @@ class _Rows(Watched):
         self.outcomes[index] = outcome
         with self._lock:
             self.num_done += 1
-        if self.progress:
-            self.progress.update(1)
-        if self.num_done == len(self.outcomes):
+        try:
+            if self.progress:
+                self.progress.update(1)
+        finally:
             self.wake()
 
 

@@ -98,7 +98,7 @@ def gen(
             ebnf=ebnf,
             tools=tools,
         )
-        return select(name, choices, temperature or 0.0, choices_method)
+        return select(name, choices, temperature, choices_method)
     params = sampling_params(**{key: value for key, value in given.items() if value is not None and key in PARAMS})
     if (dtype, regex, json_schema, schema, ebnf, tools) == _NOTHING:
         return ir.Gen(name, params)
@@ -141,7 +141,7 @@ def select(
     choices = tuple(choices)
     if not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise InvalidRequest("choices must hold strings, at least one, and no empty one", param="choices")
-    if sampling_params(temperature=temperature)["temperature"] > 1e-5:
+    if sampling_params(temperature=temperature).get("temperature", 0.0) > 1e-5:
         raise InvalidRequest("select is deterministic: temperature must be 0", param="temperature")
     return ir.Select(name, choices, method_named(choices_method).name)
 

@@ -8,6 +8,7 @@ ends, when a segment grows long, or when the body has been busy with something e
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import threading
@@ -24,6 +25,8 @@ from sgl.lang.backends.base import Backend, Session
 from sgl.lang.cell import Cell, Failure
 from sgl.lang.nodes import as_known
 from sgl.lang.stream import Stream
+
+logger = logging.getLogger(__name__)
 
 MAX_NODES = 10_000  # of one run; a recorded loop that never observes ends here
 MAX_STREAMS = 4_097
@@ -176,7 +179,10 @@ class Run(Watched):
                 call = self._on_done.popleft()
             except IndexError:  # the other thread took it
                 return
-            call()
+            try:
+                call()
+            except Exception:  # it may print, to where nobody reads any more, and others wait
+                logger.exception("what was to follow program %r failed", self.program.name)
 
     # On the io thread
 

@@ -74,9 +74,9 @@ def _tool_of(function: Callable[..., Any]) -> Tool:
 
     from sgl.lang.exact_schema import NO_SCHEMA, ExactJsonSchema, why_none
 
-    if not (inspect.isroutine(function) or inspect.isclass(function)):
+    name = getattr(function, "__name__", None)
+    if not callable(function) or not isinstance(name, str):
         raise InvalidRequest(f"a tool must be a function with a name, not {function!r}", param="tools")
-    name = function.__name__
     described = _parameter_docs(function.__doc__ or "")
     fields: dict[str, Any] = {}
     try:
@@ -90,7 +90,9 @@ def _tool_of(function: Callable[..., Any]) -> Tool:
             fields[parameter.name] = (hints.get(parameter.name, Any), info)
         model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
         parameters = model.model_json_schema(schema_generator=ExactJsonSchema)
-    except NO_SCHEMA as error:
+    except InvalidRequest:
+        raise
+    except (ValueError, *NO_SCHEMA) as error:  # the former for types of Python's own, which tell no signature
         message = f"the signature of tool {name!r} has no JSON Schema: {why_none(error)}"
         raise InvalidRequest(message, param="tools") from error
     parameters.pop("title", None)
