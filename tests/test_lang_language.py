@@ -476,7 +476,7 @@ def test_streaming_passes_by_branches_and_shows_constants() -> None:
         forks = s.fork(2)
         forks += "in a branch" + sgl.gen("y")
         forks.join()
-        s += "b" + sgl.select("z", ["cc", "dd"])
+        s += "b" + sgl.select("z", ["cc", "dd"], temperature=None)
 
     state = program.run(backend=echo(), stream=True)
     pieces = list(state.text_iter())

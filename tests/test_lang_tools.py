@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 from typing import Any, Literal
@@ -72,6 +73,20 @@ def test_schemas_come_from_signatures_and_docstrings() -> None:
     assert parameters["properties"]["unit"]["enum"] == ["C", "F"]
     with pytest.raises(InvalidRequest, match="name its parameters"):
         tools_of([lambda *args: None])
+    with pytest.raises(InvalidRequest, match="'int' has no JSON Schema: no signature"):
+        tools_of([int])
+
+
+def test_an_object_that_stands_for_a_function_is_a_tool() -> None:
+    class Counted:
+        def __init__(self, function: Any) -> None:
+            functools.update_wrapper(self, function)
+            self.function = function
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.function(*args, **kwargs)
+
+    assert tools_of([Counted(add)])[0].schema == tools_of([add])[0].schema
 
 
 def test_one_call_of_several_tools_is_a_schema() -> None:

@@ -131,7 +131,7 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **params:
 def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
-    temperature: float = 0.0,
+    temperature: float | None = 0.0,
     choices_method: ChoicesSamplingMethod | str | None = None,
 ) -> ir.Select:
     """Append the choice that is likeliest under `choices_method`. A choice is made without chance: temperature
