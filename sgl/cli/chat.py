@@ -41,7 +41,8 @@ async def _answer(http: HttpClient, body: dict[str, Any], show: Callable[[str], 
     """The next turn, whose pieces are shown as they come. Raises BackendError and InvalidRequest."""
     written = ""
     async for event in http.events("/v1/chat/completions", body):
-        piece = event["choices"][0]["delta"].get("content") or ""
-        show(piece)
-        written += piece
+        for choice in event["choices"]:  # one, or none where only usage is told
+            piece = choice["delta"].get("content") or ""
+            show(piece)
+            written += piece
     return written
