@@ -309,7 +309,7 @@ class Engine:
         with self._rids_lock:
             for rid in prepared.rids:
                 if rid in self._rids:
-                    raise InvalidRequest(f"rid {rid!r} is in use by another request, which is not finished", param="rid")
+                    raise InvalidRequest(f"rid {rid!r} is in use by another unfinished request", param="rid")
             self._rids.update(prepared.rids)
         self._outlet.expect(prepared.uids, sink)
         try:
