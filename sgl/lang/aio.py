@@ -36,7 +36,7 @@ class IoLoop:
             with self._lock:
                 if self._loop is None:
                     loop = contextvars.Context().run(asyncio.new_event_loop)  # it would keep the caller's alive
-                    threading.Thread(target=loop.run_forever, name="sgl-io", daemon=True).start()
+                    threading.Thread(target=_run_for_good, args=(loop,), name="sgl-io", daemon=True).start()
                     self._loop = loop
         return self._loop
 
@@ -66,7 +66,14 @@ class IoLoop:
         self._is_woken = False  # before the inbox is emptied, so that no post goes unseen
         while self._inbox:
             function, args = self._inbox.popleft()
-            function(*args)
+            self.loop().call_soon(function, *args)  # what one of them raises keeps no other waiting
+
+
+def _run_for_good(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop that all programs share, whatever a backend's own code raises on it."""
+    while True:
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 io = IoLoop()
