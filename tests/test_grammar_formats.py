@@ -74,3 +74,15 @@ def test_long_bounds_keep_within_the_limit_on_searches(name: str, lengths: tuple
     example = EXAMPLES[name]
     is_within = lengths[0] <= len(example) <= lengths[1]
     assert (grammar is not None and accepts(grammar, text_of(example))) == is_within
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS - {"hostname"}))
+def test_a_string_of_two_formats_has_both_and_not_one_of_them(name: str) -> None:
+    formats = [{"format": "hostname"}, {"format": name}]
+    both, one = grammar_of(allOf=formats), grammar_of(oneOf=formats)
+    alone = [grammar_of(**keywords) for keywords in formats]
+    for example in (*EXAMPLES.values(), "a", "1.2", ""):
+        text = text_of(example)
+        belongs = [grammar is not None and accepts(grammar, text) for grammar in alone]
+        assert (both is not None and accepts(both, text)) == all(belongs), example
+        assert (one is not None and accepts(one, text)) == (sum(belongs) == 1), example

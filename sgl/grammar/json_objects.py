@@ -7,7 +7,6 @@ are formulas. The evaluator calls all of this.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from typing import Final, NamedTuple
 from sgl.grammar.byteset import bytes_of
 from sgl.grammar.expr import Expr, difference, intersect, is_empty, matches, union, words
 from sgl.grammar.json_formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_cases
-from sgl.grammar.jsontext import CANONICAL_BODY, string_body
+from sgl.grammar.jsontext import CANONICAL_BODY, string_body, string_of
 from sgl.grammar.shape import KeyPattern, Object, Schema
 from sgl.grammar.time_limit import check_size
 
@@ -244,7 +243,7 @@ def resolve(case: ObjectCase, formulas: Formulas, schema_of: Callable[[Formula],
             if name not in names:
                 names[name] = case.under(name, formulas)
     demanded_keys = [few_words(keys.texts(), FEW_KEYS) or [] for keys, _ in case.exists]
-    for name in (*case.required, *map(key_of, chain(*demanded_keys))):
+    for name in (*case.required, *map(string_of, chain(*demanded_keys))):
         if name not in names:
             names[name] = case.under(name, formulas)
     cells = _cells(case, list(names), formulas)
@@ -255,7 +254,7 @@ def resolve(case: ObjectCase, formulas: Formulas, schema_of: Callable[[Formula],
         few = few_words(cell[0], FEW_KEYS) if cell[1] is not TRUE or case.low else None
         if few is not None:
             cells.remove(cell)
-            names.update((key_of(body), cell[1]) for body in few)
+            names.update((string_of(body), cell[1]) for body in few)
     ways = [_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists]
     if prod(map(len, ways)) > CASES_LIMIT:
         raise too_many_cases()
@@ -361,10 +360,3 @@ def few_words(expr: Expr, limit: int) -> list[bytes] | None:
             return None
         stack.extend((target, text + bytes((byte,))) for mask, target in arcs for byte in bytes_of(mask))
     return found
-
-
-def key_of(body: bytes) -> str:
-    """The string with a canonical text."""
-    text = json.loads(b'"' + body + b'"')
-    assert isinstance(text, str)
-    return text

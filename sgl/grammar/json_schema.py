@@ -25,6 +25,7 @@ from sgl.grammar.json_reader import NeedsTracking, Subschema
 from sgl.grammar.json_report import Dropped, Report
 from sgl.grammar.json_sets import Sets, as_cases
 from sgl.grammar.json_strings import StringSet
+from sgl.grammar.jsontext import string_of
 from sgl.grammar.numbers import NumberSet
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text, num_spots
 from sgl.grammar.shortest import num_texts
@@ -208,7 +209,7 @@ class _Compilation:
             found = None if part.body is None else json_objects.few_words(part.language(), json_objects.FEW_KEYS)
             if found is None:
                 return None
-            texts += map(json_objects.key_of, found)
+            texts += map(string_of, found)
         values = [formulas.values({("literal", name): _LITERALS[name]}) for name in sorted(literals)]
         values += [formulas.values({("number", number): number}) for number in sorted(numbers.values)]
         return values + [formulas.values({("string", text): text}) for text in sorted(texts)]

@@ -24,9 +24,10 @@ from sgl.grammar.expr import (
     union,
 )
 from sgl.grammar.json_formula import lower_of
-from sgl.grammar.jsontext import CANONICAL_BODY, CANONICAL_CHAR, JSON_CHAR, JSON_STRING, QUOTE
+from sgl.grammar.jsontext import CANONICAL_BODY, CANONICAL_CHAR, JSON_CHAR, JSON_STRING, QUOTE, string_of
 from sgl.grammar.regex import compile_regex, single_class_repeat
 from sgl.grammar.shape import CountedString, Text
+from sgl.grammar.shortest import shortest
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,16 @@ class Strings:
         """Whether there is no such string. Raises GrammarTooLarge where that takes too long to find out."""
         if self.high is not None and self.high < self.low:
             return True
-        return self.body is not None and is_empty(self.language())
+        if self.body is None:
+            return False
+        free = replace(self, low=0, high=None).language()  # bounds on the length multiply what has to be searched
+        if is_empty(free):
+            return True
+        text = shortest(free)
+        assert text is not None, "it is not empty"
+        length = len(string_of(text))
+        fits = self.low <= length and (self.high is None or length <= self.high)
+        return not fits and is_empty(self.language())
 
     def shape(self) -> Text | CountedString:
         """As the automaton wants it."""

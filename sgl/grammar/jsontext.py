@@ -6,6 +6,7 @@ them. Unconstrained strings may spell a character in every legal way.
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 from sgl.grammar.byteset import byte_range
@@ -62,3 +63,10 @@ def string_body(text: str) -> bytes:
     UnicodeEncodeError.
     """
     return text.translate(_ESCAPES).encode()
+
+
+def string_of(body: bytes) -> str:
+    """The string with a canonical text."""
+    text = json.loads(b'"' + body + b'"')
+    assert isinstance(text, str)
+    return text
