@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import CancelledError as Cancelled
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.test_lang_defects import SOON, within
 from tests.test_lang_errors import one_gen
 
-STRANGE = [StopIteration, SystemExit, asyncio.CancelledError]  # no Exception, or none that a future takes
+# No Exception, or one that a future does not take or takes for another.
+STRANGE = [StopIteration, SystemExit, asyncio.CancelledError, Cancelled]
 
 
 @pytest.mark.parametrize("kind", STRANGE)
@@ -76,12 +78,13 @@ def test_the_loop_of_all_programs_survives_what_runs_on_it() -> None:
     assert done.wait(SOON)
 
 
-def test_a_body_that_finds_nothing_ends_its_task() -> None:
+@pytest.mark.parametrize(("kind", "told"), [(StopIteration, "StopIteration"), (Cancelled, "is cancelled: odd")])
+def test_what_no_task_can_raise_fails_that_of_a_body(kind: type[Exception], told: str) -> None:
     @sgl.function
     def program(s):
-        s += next(iter([]))
+        raise kind("odd")
 
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    with pytest.raises(RuntimeError, match=told):
         asyncio.run(asyncio.wait_for(program.arun(backend=MockBackend()), SOON))
 
 

@@ -14,7 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeAlias, TypeVar, cast
 
 T = TypeVar("T")
@@ -151,11 +151,14 @@ async def drive_async(steps: Generator[Wait, None, T]) -> T:
 
 def outcome(work: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     """What a user's function returns, where an event loop awaits it: there a StopIteration, of a next() that found
-    nothing, would never arrive, so it is raised as the RuntimeError that coroutines make of it."""
+    nothing, would never arrive, and the CancelledError of a future that it waited for would cancel who awaits. They
+    are raised as the RuntimeError that coroutines make of the former."""
     try:
         return work(*args, **kwargs)
     except StopIteration as error:
         raise RuntimeError("StopIteration was raised, as a next() does that finds nothing") from error
+    except CancelledError as error:
+        raise RuntimeError(f"a future that was waited for is cancelled: {error}") from error
 
 
 _thread = threading.local()
