@@ -12,6 +12,7 @@ import pytest
 
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
+from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 from tests.lang_mocks import MockBackend, ProgramBackend
 
 
@@ -250,3 +251,26 @@ def test_many_threads_with_loops_share_a_backend() -> None:
     for thread in threads:
         thread.join(10)
     assert results == [EXPECTED] * 6
+
+
+def test_why_a_streamed_text_ended_is_told_though_no_text_comes_with_it() -> None:
+    class Apart(TextBackend):
+        async def generate(self, prompt: Prompt, params: GenParams) -> Completion:
+            return Completion("ab")
+
+        async def stream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+            yield Completion("a", {"finish_reason": None})
+            yield Completion("b", {"finish_reason": None})
+            yield Completion("", {"finish_reason": {"type": "stop"}})
+
+    @sgl.function
+    def program(s):
+        s += "q" + sgl.gen("x")
+
+    async def read() -> list[Any]:
+        state = program.run(backend=Apart(), stream=True)
+        return [
+            (text, meta["finish_reason"]) async for text, meta in state.text_async_iter("x", return_meta_data=True)
+        ]
+
+    assert asyncio.run(read()) == [("a", None), ("b", None), ("", {"type": "stop"})]

@@ -257,8 +257,8 @@ class Interpreter(ABC, Generic[S]):
             reasoning, answer = splitter.feed(piece) if splitter is not None else ("", piece)
             if reasoning:
                 self._turns.emit(ir.Delta(stream.id, stream.position, reasoning, meta, reasoning=True))
-            has_logprobs = any(key.endswith("logprobs") for key in meta)
-            if answer or (has_logprobs and not reasoning):  # none is lost while text is held back
+            says_more = meta.get("finish_reason") or any(key.endswith("logprobs") for key in meta)
+            if answer or (says_more and not reasoning):  # nor is that lost where there is no text
                 self._turns.emit(ir.Delta(stream.id, stream.position, answer, meta))
 
         return tell
