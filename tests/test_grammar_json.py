@@ -132,6 +132,7 @@ MANY_WAYS = {"anyOf": [{"properties": {f"{i}{j}": {"const": j} for j in range(5)
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#"}}}, "$ref", ""),
         ({"oneOf": [{}, {"items": {"$ref": "#/oneOf/1/items"}}]}, "$ref", "/oneOf/1/items"),
         ({"oneOf": [{"properties": {"a": MANY_WAYS}}, {}]}, "anyOf", "/oneOf/0/properties/a"),
+        ({"oneOf": [{"pattern": "^(.{1,10},){0,20}.{1,10}$"}, {"format": "hostname"}]}, "oneOf", ""),
         ({"pattern": r"(a)\1"}, "pattern", ""),
         ({"type": "text"}, "type", ""),
         ({"minLength": -1}, "minLength", ""),

@@ -151,8 +151,11 @@ class _Compilation:
         try:
             return self.sets.of(formula, kind).value
         except TooManyCases as error:
+            rest = self.sets.formulas.without_negations(formula)
+            if rest is formula:
+                raise
             self._refuse(formula, None, f"{error}, where what it excludes is asked for")
-            return self.sets.of(self.sets.formulas.without_negations(formula), kind).value
+            return self.sets.of(rest, kind).value
 
     def _scalars(self, formula: Formula) -> tuple[frozenset[str], NumberSet, StringSet]:
         """The literals, numbers and strings of a formula."""

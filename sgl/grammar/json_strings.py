@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from sgl.errors import RegexSyntaxError
+from sgl.errors import GrammarTooLarge, RegexSyntaxError
 from sgl.grammar.expr import (
     EPSILON,
     Expr,
@@ -23,11 +23,12 @@ from sgl.grammar.expr import (
     repeat,
     union,
 )
-from sgl.grammar.json_formula import lower_of
+from sgl.grammar.json_formula import TooManyCases, lower_of
 from sgl.grammar.jsontext import CANONICAL_BODY, CANONICAL_CHAR, JSON_CHAR, JSON_STRING, QUOTE, string_of
 from sgl.grammar.regex import compile_regex, single_class_repeat
 from sgl.grammar.shape import CountedString, Text
 from sgl.grammar.shortest import shortest
+from sgl.grammar.time_limit import OutOfTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,20 @@ class Strings:
         return intersect(*parts) if parts else CANONICAL_BODY
 
     def is_empty(self) -> bool:
-        """Whether there is no such string. Raises GrammarTooLarge where that takes too long to find out."""
+        """Whether there is no such string. Raises TooManyCases where that takes too long to find out."""
         if self.high is not None and self.high < self.low:
             return True
-        if self.body is None:
-            return False
+        try:
+            return self.body is not None and self._is_empty_by_search()
+        except OutOfTime:
+            raise
+        except GrammarTooLarge as error:
+            raise TooManyCases(str(error), states=error.states, limit=error.limit) from error
+
+    def _is_empty_by_search(self) -> bool:
         free = replace(self, low=0, high=None).language()  # bounds on the length multiply what has to be searched
-        if is_empty(free):
-            return True
+        if is_empty(free) or (self.low == 0 and self.high is None):
+            return is_empty(free)
         text = shortest(free)
         assert text is not None, "it is not empty"
         length = len(string_of(text))
