@@ -436,11 +436,6 @@ def segment_from_json(data: Mapping[str, Any]) -> Segment:
     )
 
 
-def program_from_json(data: Mapping[str, Any]) -> Program:
-    """The inverse of `to_json` for a program header that has been validated."""
-    return Program(**{key: value for key, value in data.items() if key != "v"})
-
-
 def flatten(items: Iterable[Node]) -> Iterator[Node]:
     """The nodes in order, expression lists replaced by what is in them."""
     for item in items:

@@ -137,7 +137,7 @@ def program_from_wire(data: Any) -> ir.Program:
     if isinstance(data, Mapping) and data.get("v") != ir.VERSION:
         raise InvalidRequest(f"IR version {data.get('v')!r} is not {ir.VERSION}", param="v")
     _check(data, PROGRAM_SCHEMA, "program")
-    return ir.program_from_json(data)
+    return ir.Program(**{key: value for key, value in data.items() if key != "v"})
 
 
 @dataclass
@@ -231,10 +231,10 @@ class Checker:
                 if item["name"] not in self._program.args:
                     return f"the program was opened without an argument {item['name']!r}"
             case "gen" | "select" | "ref":
-                if item["op"] == "ref" and not self._is_text(item["stream"], item["index"]):
-                    return (
-                        f"node {item['index']} of stream {item['stream']} is no earlier gen, select, ref or scope"
-                    )
+                if item["op"] == "ref":
+                    target, index = self._streams.get(item["stream"]), item["index"]
+                    if target is None or index not in target.texts:
+                        return f"node {index} of stream {item['stream']} is no earlier gen, select, ref or scope"
                 stream.texts.add(stream.length)
                 if item.get("tools"):
                     stream.tool_gens.add(stream.length)
@@ -260,9 +260,6 @@ class Checker:
                         return f"stream {child} is no open branch of stream {item['st']}"
                     branch.is_closed = True
         return None
-
-    def _is_text(self, stream: int, index: int) -> bool:
-        return stream in self._streams and index in self._streams[stream].texts
 
 
 _TYPES: dict[str, Any] = {

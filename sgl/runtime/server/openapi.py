@@ -49,7 +49,8 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
         for method in route.methods:
             paths.setdefault(path, {})[method.lower()] = _operation(route, path, method, schemas)
-    schemas |= _program_schemas()
+    moved = json.dumps(ir_check.json_schema()).replace("#/$defs/", "#/components/schemas/ir_")
+    schemas |= {f"ir_{name}": schema for name, schema in json.loads(moved)["$defs"].items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "sgl", "version": VERSION},
@@ -92,9 +93,3 @@ def _add_schema(model: type[BaseModel], schemas: dict[str, Any]) -> dict[str, st
     schemas |= schema.pop("$defs", {})
     schemas[model.__name__] = schema
     return {"$ref": _REFERENCE.format(model=model.__name__)}
-
-
-def _program_schemas() -> dict[str, Any]:
-    """What stands in the `program` and `segment` of bodies."""
-    moved = json.dumps(ir_check.json_schema()).replace("#/$defs/", "#/components/schemas/ir_")
-    return {f"ir_{name}": schema for name, schema in json.loads(moved)["$defs"].items()}
