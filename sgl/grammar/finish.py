@@ -308,5 +308,7 @@ def _shortest_of(texts: Iterable[bytes | None]) -> bytes | None:
 
 
 def _keep_shorter(ends: dict[int, bytes], origin: int, text: bytes | None) -> None:
-    if text is not None and (origin not in ends or len(text) < len(ends[origin])):
-        ends[origin] = text
+    """Of two as long the first in order: the members of a state have none, and what is found may not hang on theirs."""
+    kept = _shortest_of((text, ends.get(origin)))
+    if kept is not None:
+        ends[origin] = kept
