@@ -99,7 +99,7 @@ def test_a_long_list_is_queued_in_portions(folder: Path, device: str) -> None:
         assert [together[i]["output_ids"] for i in (0, 127, 128, 149)] == [each["output_ids"] for each in alone]
         with pytest.raises(InvalidRequest, match="vocabulary"):
             engine.generate(input_ids=[*prompts, [10**6]], sampling_params={**params, "max_new_tokens": 200})
-        with pytest.raises(InvalidRequest, match="rid 'r0' is in use by another request"):
+        with pytest.raises(InvalidRequest, match="rid 'r0' is in use by another unfinished request"):
             engine.generate(input_ids=prompts, sampling_params=params, rid=[f"r{i % 149}" for i in range(150)])
         deadline = time.monotonic() + 20
         while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:

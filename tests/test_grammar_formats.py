@@ -86,3 +86,11 @@ def test_a_string_of_two_formats_has_both_and_not_one_of_them(name: str) -> None
         belongs = [grammar is not None and accepts(grammar, text) for grammar in alone]
         assert (both is not None and accepts(both, text)) == all(belongs), example
         assert (one is not None and accepts(one, text)) == (sum(belongs) == 1), example
+
+
+def test_patterns_whose_shortest_text_is_hard_to_find_keep_to_lengths() -> None:
+    patterns = [{"pattern": ".*abc.*"}, {"pattern": "a.{20}b"}]
+    grammar = grammar_of(allOf=patterns, minLength=30, maxLength=64)
+    assert grammar is not None
+    assert accepts(grammar, text_of("abc" + 18 * "x" + "b" + 10 * "y"))
+    assert not accepts(grammar, text_of("abc" + 18 * "x" + "b"))

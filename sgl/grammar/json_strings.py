@@ -56,22 +56,27 @@ class Strings:
         """Whether there is no such string. Raises TooManyCases where that takes too long to find out."""
         if self.high is not None and self.high < self.low:
             return True
+        if self.body is None:
+            return False
+        free = replace(self, low=0, high=None).language()  # bounds on the length multiply what has to be searched
         try:
-            return self.body is not None and self._is_empty_by_search()
+            return is_empty(free) or is_empty(self.language())
         except OutOfTime:
             raise
         except GrammarTooLarge as error:
+            if self._has_shortest_of(free):
+                return False
             raise TooManyCases(str(error), states=error.states, limit=error.limit) from error
 
-    def _is_empty_by_search(self) -> bool:
-        free = replace(self, low=0, high=None).language()  # bounds on the length multiply what has to be searched
-        if is_empty(free) or (self.low == 0 and self.high is None):
-            return is_empty(free)
-        text = shortest(free)
-        assert text is not None, "it is not empty"
-        length = len(string_of(text))
-        fits = self.low <= length and (self.high is None or length <= self.high)
-        return not fits and is_empty(self.language())
+    def _has_shortest_of(self, free: Expr) -> bool:
+        """Whether the shortest text without bounds on the length keeps to them; False where it is not found."""
+        try:
+            text = shortest(free)
+        except OutOfTime:
+            raise
+        except GrammarTooLarge:
+            return False
+        return text is not None and self.low <= len(string_of(text)) <= (self.high or len(text))
 
     def shape(self) -> Text | CountedString:
         """As the automaton wants it."""
