@@ -95,12 +95,20 @@ class Matcher:
         if self._is_finished:
             return np.zeros(self._vocabulary.words, np.int32)
         mask = self._masks.find(self._place)
-        is_far = remaining is None or remaining > FAR
-        if is_far and not self._automaton.has_notes:
+        if remaining is not None and remaining > FAR:
+            remaining = None
+        if not self._automaton.has_notes and (remaining is None or self._has_room(mask, remaining)):
             return mask.row
         with time_limit(self._masks.max_seconds, thread_time):
             row = hold_back(self._automaton, self._vocabulary, self._place, mask.row)
-            return row if remaining is None or is_far else self._kept_to(remaining, mask, row)
+            return row if remaining is None else self._kept_to(remaining, mask, row)
+
+    def _has_room(self, mask: Mask, remaining: int) -> bool:
+        """Whether what is known already tells that the budget restricts nothing yet."""
+        if self._most_needed is None or mask.growth is None or self._most_needed + mask.growth >= remaining:
+            return False
+        self._growth = mask.growth
+        return True
 
     def _kept_to(self, remaining: int, mask: Mask, row: Int32Array) -> Int32Array:
         budget = self._budget

@@ -34,8 +34,11 @@ def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torc
     for start in range(0, len(chosen), step := max(1, _CHUNK // logits.shape[1])):
         part = chosen[start : start + step]
         packed = masks.index_select(0, mask_rows.index_select(0, part)).view(torch.uint8)
-        added = penalties.index_select(0, packed.view(-1).to(torch.int32)).view(len(part), -1)
-        logits.index_add_(0, part, added[:, : logits.shape[1]])
+        added = penalties.index_select(0, packed.view(-1).to(torch.int32)).view(len(part), -1)[:, : logits.shape[1]]
+        if len(part) == len(logits):
+            logits.add_(added)
+        else:
+            logits.index_add_(0, part, added)
     return logits
 
 

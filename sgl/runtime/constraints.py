@@ -31,7 +31,6 @@ from sgl.runtime.text.tokenizer import Tokenizer
 _KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 _MAX_CLOSERS = 14  # processes; each is a Python of its own
 _KNOWN_TEXTS = 1 << 14  # whose tokens are kept: what follows for certain comes again
-_WORDS_OF_BYTES = 8  # where most vocabularies have single bytes, one of which is allowed as a rule
 
 
 class Guide:
@@ -65,7 +64,7 @@ class Guide:
         except GrammarError as error:
             self._failure = error
             return None
-        if isinstance(mask, np.ndarray) and not (mask[:_WORDS_OF_BYTES].any() or mask.any()):
+        if isinstance(mask, np.ndarray) and not np.count_nonzero(mask):
             self._failure = GrammarError("no token of the model's vocabulary continues what the constraint allows")
             return None
         return mask

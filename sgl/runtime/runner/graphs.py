@@ -89,6 +89,7 @@ class DecodeGraphs:
         began = time.monotonic()
         free_before = torch.cuda.mem_get_info()[0]
         pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()  # of this GPU: torch's own for captures is of the first that captured anything
         for bucket in reversed(self._buckets):
             ones = np.ones(bucket, np.int32)
             (inputs,) = carve(self._inputs, (np.empty((3, bucket), np.int64),))
@@ -96,7 +97,7 @@ class DecodeGraphs:
                 self._attention.plan_decode(AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32)), variant)
                 self._forward(inputs)  # compiles and loads what a capture may not
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
                     self._forward(inputs)
                 self._graphs[bucket, variant] = graph
         torch.cuda.synchronize()
