@@ -315,7 +315,9 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
             [after] = engine.get_server_info()["internal_states"]
             on_device, on_host = (after[name] - before[name] for name in ("device_masks", "host_masks"))
             # Those of whom fewer than 150 tokens may still come: 256 is the model's context.
-            late = [result["meta_info"] for result, its in zip(results, chosen, strict=True) if "ignore_eos" not in its]
+            late = [
+                result["meta_info"] for result, its in zip(results, chosen, strict=True) if "ignore_eos" not in its
+            ]
             on_host -= sum(max(its["prompt_tokens"] + its["completion_tokens"] - (256 - 150), 0) for its in late)
             return results, on_device, on_host
 

@@ -89,7 +89,8 @@ class DecodeGraphs:
         began = time.monotonic()
         free_before = torch.cuda.mem_get_info()[0]
         pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()  # of this GPU: torch's own for captures is of the first that captured anything
+        # Of this GPU: torch's own for captures is of the first that captured anything
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
         for bucket in reversed(self._buckets):
             ones = np.ones(bucket, np.int32)
             (inputs,) = carve(self._inputs, (np.empty((3, bucket), np.int64),))
