@@ -80,7 +80,8 @@ class MaskCache:
 
     def find(self, place: Place) -> Mask:
         """The mask at a place. Raises GrammarTooLarge if it takes more than `max_seconds`."""
-        key = self._key(place, self._num_frames.get(place.state, 0))
+        num_frames = self._num_frames.get(place.state, 0)
+        key = self._key(place, num_frames) if num_frames else (place.state,)
         for mask in self._masks.get(key, ()):
             if mask.holds(place):
                 self._masks.move_to_end(key)
