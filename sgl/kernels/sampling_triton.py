@@ -149,9 +149,8 @@ def _allowed(at, tokens, vocab_size, at_mask, mask_row, has_mask: tl.constexpr):
     """The tokens' logits; -inf, and not read, where they are not allowed."""
     is_allowed = tokens < vocab_size
     if has_mask:
-        num_masked = tl.where(
-            mask_row >= 0, vocab_size, 0
-        )  # one truth for all lanes is no mask to newer interpreters
+        # A bound: one truth for all lanes is no mask to newer interpreters
+        num_masked = tl.where(mask_row >= 0, vocab_size, 0)
         words = tl.load(at_mask + (tokens >> 5), mask=tokens < num_masked, other=-1)
         is_allowed = is_allowed & (((words >> (tokens & 31)) & 1) > 0)
     return tl.load(at + tokens, mask=is_allowed, other=float("-inf"))
