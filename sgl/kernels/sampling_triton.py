@@ -149,9 +149,9 @@ def _allowed(at, tokens, vocab_size, at_mask, mask_row, has_mask: tl.constexpr):
     """The tokens' logits; -inf, and not read, where they are not allowed."""
     is_allowed = tokens < vocab_size
     if has_mask:
-        # A bound: one truth for all lanes is no mask to newer interpreters
-        num_masked = tl.where(mask_row >= 0, vocab_size, 0)
-        words = tl.load(at_mask + (tokens >> 5), mask=tokens < num_masked, other=-1)
+        # Of every lane: one truth for all is no mask to newer interpreters
+        has_row = tl.broadcast_to(mask_row, tokens.shape) >= 0
+        words = tl.load(at_mask + (tokens >> 5), mask=is_allowed & has_row, other=-1)
         is_allowed = is_allowed & (((words >> (tokens & 31)) & 1) > 0)
     return tl.load(at + tokens, mask=is_allowed, other=float("-inf"))
 
