@@ -420,8 +420,9 @@ def test_a_closed_engine_says_so(folder: Path) -> None:
     engine.shutdown()
     with pytest.raises(EngineDead):
         list(stream)
-    with pytest.raises(EngineDead):
-        engine.generate(PROMPT)
+    for params in (GREEDY, {"regex": "a"}):
+        with pytest.raises(EngineDead):
+            engine.generate(PROMPT, params)
 
 
 def test_many_threads_share_one_engine(engine: Engine) -> None:

@@ -11,6 +11,7 @@ thread beside the scheduler's, so it is done in processes, and what comes of it 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import queue
@@ -20,13 +21,13 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from time import monotonic
 
 import numpy as np
 
-from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.errors import EngineDead, GrammarError, GrammarTooLarge
 from sgl.grammar.closure import Closed, close
 from sgl.grammar.compiler import Constraint, Grammar, build
 from sgl.grammar.cursor import MAX_OPENED, ClosedGrammar
@@ -67,7 +68,9 @@ class CompileService:
         self.failures_kept = failures_kept
         self.patience = patience
         self._flights: OrderedDict[Constraint, Future[Grammar | ClosedGrammar]] = OrderedDict()
+        self._under_way: set[Future[Grammar | ClosedGrammar]] = set()
         self._failed_at: dict[Constraint, float] = {}
+        self._is_closed = False
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max(num_threads, num_closers), "grammar")
         self._trial = _Process(vocabulary)
@@ -81,16 +84,21 @@ class CompileService:
     def submit(self, constraint: Constraint) -> Future[Grammar | ClosedGrammar]:
         """The grammar, closed or its first mask worked out; the same future for the same constraint.
 
-        Ends in GrammarTooLarge past the deadline, which counts from when a thread of the service takes it up.
+        Ends in GrammarTooLarge past the deadline, which counts from when a thread of the service takes it up, and in
+        EngineDead once the service is closed.
         """
         with self._lock:
+            if self._is_closed:
+                return _abandoned(Future())
             flight = self._flights.get(constraint)
             failed_at = self._failed_at.get(constraint)
             if failed_at is not None and monotonic() - failed_at > self.failures_kept:
                 flight = None
             if flight is None:
                 self._failed_at.pop(constraint, None)
-                flight = self._flights[constraint] = self._threads.submit(self._compile, constraint)
+                flight = self._flights[constraint] = Future()
+                self._under_way.add(flight)
+                self._threads.submit(self._fly, flight, constraint)
             self._flights.move_to_end(constraint)
             while len(self._flights) > self.max_grammars:
                 oldest, _ = self._flights.popitem(last=False)
@@ -98,7 +106,12 @@ class CompileService:
             return flight
 
     def close(self) -> None:
-        """End the threads and the process; flights under way fail."""
+        """End the threads and the process; flights under way end in EngineDead."""
+        with self._lock:
+            self._is_closed = True
+            under_way, self._under_way = self._under_way, set()
+        for flight in under_way:
+            _abandoned(flight)
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.kill()
@@ -107,6 +120,17 @@ class CompileService:
         """Start the processes that close automata, which would otherwise start when they are first needed."""
         for process in self._processes[1:]:
             process.start()
+
+    def _fly(self, flight: Future[Grammar | ClosedGrammar], constraint: Constraint) -> None:
+        with contextlib.suppress(InvalidStateError):  # closed meanwhile
+            try:
+                grammar = self._compile(constraint)
+            except BaseException as error:
+                flight.set_exception(error)
+            else:
+                flight.set_result(grammar)
+        with self._lock:
+            self._under_way.discard(flight)
 
     def _compile(self, constraint: Constraint) -> Grammar | ClosedGrammar:
         try:
@@ -164,6 +188,12 @@ class CompileService:
                 return _with_first_mask(constraint, self.vocabulary)
         except OutOfTime:
             raise OutOfTime(self.deadline) from None
+
+
+def _abandoned(flight: Future[Grammar | ClosedGrammar]) -> Future[Grammar | ClosedGrammar]:
+    with contextlib.suppress(InvalidStateError):  # it has just ended
+        flight.set_exception(EngineDead("the engine is shut down"))
+    return flight
 
 
 def _with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
