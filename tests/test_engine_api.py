@@ -88,8 +88,9 @@ def test_lists_come_back_in_order_with_parameters_of_their_own(engine: Engine) -
 def test_a_long_list_is_queued_in_portions(folder: Path, device: str) -> None:
     prompts = [[1, 5 + i % 40, 7 + i % 3] for i in range(150)]
     params = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
+    budget = 2000
     options = {"device": device, "dtype": "float32", "disable_overlap_schedule": False, "max_total_tokens": 8192}
-    with Engine(str(folder), **options) as engine:
+    with Engine(str(folder), chunked_prefill_size=budget, **options) as engine:
         queued = engine.submit
         portions = []
         engine.submit = lambda prepared, sink: (portions.append(len(prepared.uids)), queued(prepared, sink))[1]  # type: ignore[method-assign]
@@ -106,6 +107,10 @@ def test_a_long_list_is_queued_in_portions(folder: Path, device: str) -> None:
             assert time.monotonic() < deadline, "what was queued goes on for nobody"
             time.sleep(0.01)
         assert not engine._rids
+        portions.clear()
+        many = [[1, *range(5, 45)] * (budget // 200)] * 9  # five fill a step
+        engine.generate(input_ids=many, sampling_params={**params, "max_new_tokens": 1})
+        assert portions == [5, 4]
 
 
 def test_samples_are_grouped_by_prompt_and_differ(engine: Engine) -> None:
