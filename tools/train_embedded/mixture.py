@@ -14,10 +14,10 @@ from tools.train_embedded.toolcalls import tool_example
 from tools.train_embedded.values import Values
 
 SHARES = {
-    "extraction": 60,
-    "corpora": 6,
-    "classification": 16,
-    "tools": 11,
+    "extraction": 66,
+    "corpora": 5,
+    "classification": 13,
+    "tools": 9,
     "dialogues": 5,
     "stories": 1,
     "books": 1,

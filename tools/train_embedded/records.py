@@ -38,7 +38,7 @@ def asked_fields(telling: Telling) -> tuple[list[Field], dict[str, str], dict[st
     names = [name for name in domain.fields if telling.data(name)[1]]
     kept = rng.choice([0.9, 0.9, 0.6])
     names = [name for name in names if rng.random() < kept] or names[:1]
-    unsaid = [name for name in domain.fields if not telling.data(name)[1]]
+    unsaid = [name for name in domain.fields if name not in telling.said and not telling.data(name)[1]]
     if rng.random() < 0.35:
         names += rng.sample(unsaid, min(len(unsaid), rng.randint(1, 2)))
     rng.shuffle(names)
@@ -239,6 +239,6 @@ def loose_example(values: Values, split: str) -> Made:
 def extraction_example(values: Values, split: str) -> Example:
     """One of the three sources, put to the model."""
     source = values.rng.random()
-    make = record_example if source < 0.73 else attribute_example if source < 0.88 else loose_example
+    make = record_example if source < 0.77 else attribute_example if source < 0.92 else loose_example
     text, fields, record, noun, shots = make(values, split)
     return extraction(text, fields, record, noun, values.rng, shots)

@@ -1,4 +1,5 @@
-"""Saying a sentence otherwise: what comes last put first, clefts, hearsay, requests, remarks in between, other verbs.
+"""Saying a sentence otherwise: what comes last put first, clefts, passives, hearsay, requests, questions, remarks in
+between, other verbs.
 
 A sentence comes with a mark for each value, so that no way of saying it touches what it tells. Every way returns the
 sentence as it was where it does not suit it.
@@ -24,6 +25,8 @@ FRONTED = re.compile(rf"(.+{MARK}.*?),? ((?:in|at|on|for|near|since|before|after
 STATED = re.compile(
     r"(?:the|a|an|our|my|its?|it's|we|i|i'm|we're|he|she|they|there|there's|this|that) .*", re.IGNORECASE
 )
+TRANSITIVE = re.compile(rf"({MARK}) ([a-z]+) ((?:(?:the|an?|his|her|its|their|our) )?{MARK}(?: {MARK})*)"
+                        rf"((?:,| (?:{'|'.join(PREPOSITIONS)}|to|as)\b)(?!.* by ).*?)?([.!]?)")  # fmt: skip
 INTERIOR = re.compile(r"[.!?:;] |\n")
 
 
@@ -49,6 +52,13 @@ def _verbs() -> tuple[tuple[str, str, str], ...]:
 def _forms() -> dict[str, tuple[int, str]]:
     """For each form of a verb its number in `_verbs` and the stem; a past that is also a stem counts as that."""
     return {forms[i]: (i, forms[0]) for i in (2, 1, 0) for forms in _verbs()}
+
+
+@functools.cache
+def _participles() -> dict[str, str]:
+    """By a verb's stem."""
+    irregular = dict(entry.split(" ") for entry in phrases("participles"))
+    return {stem: irregular.get(stem, past) for stem, _, past in _verbs()}
 
 
 def _lowered(text: str) -> str:
@@ -175,7 +185,32 @@ def other_verb(text: str, rng: random.Random, actor: Actor, made_up: Callable[[]
     return text[: found.start(2)] + verb + text[found.end() :]
 
 
-WAYS = (fronted, fronted, cleft, hearsay, asked, remarked, adverb, modal, punctuated)
+def opened(text: str, rng: random.Random, actor: Actor) -> str:
+    """ "X hires Y" → "watch X hire Y", "ask X to hire Y", "does X hire Y?": a verb before the first value."""
+    found = _predicate(text, actor)
+    if not found or found.start() or found[2] in BE or "?" in text:
+        return text
+    number, stem = _forms()[found[2]]
+    end = text[-1] if text[-1] in ".!" else ""
+    said = _one("opening", rng).format(x=found[1], do=stem + text[found.end() : len(text) - len(end)],
+                                       did=text[2 : len(text) - len(end)], does=("do", "does", "did")[number],
+                                       who="who" if actor(found[1]) == "person" else "which")  # fmt: skip
+    return raised(said) if said[-1] == "?" else said + end
+
+
+def passive(text: str, rng: random.Random, actor: Actor) -> str:
+    """ "X hired Y in Z" → "Y was hired in Z by X", where X and Y are ones who act."""
+    match = TRANSITIVE.fullmatch(text)
+    if not match or not _acts(match, actor) or match[2] in BE or not actor(match[3][-1]):
+        return text
+    stem = _forms()[match[2]][1]
+    be = rng.choice(("was", "is", "has been", "will be", "got"))
+    by, rest = f" by {match[1]}", match[4] or ""
+    after = rest + by if rng.random() < 0.4 and not re.search("[,;:(-]| and ", rest) else by + rest
+    return f"{raised(match[3])} {be} {_participles()[stem]}{after}{match[5]}"
+
+
+WAYS = (fronted, fronted, cleft, hearsay, asked, remarked, adverb, modal, punctuated, opened, passive)
 
 
 def rewritten(text: str, rng: random.Random, actor: Actor) -> str:

@@ -43,6 +43,9 @@ class Telling:
     def value(self, slot: Slot) -> str:
         """The text of a slot's value, drawn at its first mention."""
         name = slot.name
+        source, _, part = self.domain.fields[name].kind.partition(".")
+        if part:  # said apart from the rest of its value, which is then no value of the text's
+            return str(self.said.setdefault(source, Value("", None, self.drawn(source).parts)).parts[part])
         if slot.setting is not None:
             self.said[name] = Value("", {"true": True, "false": False}.get(slot.setting, slot.setting))
         elif name not in self.said:
@@ -71,10 +74,17 @@ class Telling:
         if kind.kind in COLORED and any(other.kind == "color" for other in self.domain.fields.values()):
             taken |= COLORS
         for _ in range(8):
-            value = self.values.draw(kind.kind.partition(".")[0])
+            value = self._color() if kind.kind == "color" else self.values.draw(kind.kind.partition(".")[0])
             if not taken & _words(value.text):
                 break
         return value
+
+    def _color(self) -> Value:
+        """In training now and then one word that no list holds: it is a color by where it stands."""
+        if self.values.split == "eval" or self.is_terse or self.rng.random() < 0.7:
+            return self.values.draw("color")
+        text = self.values.made_up() if self.rng.random() < 0.6 else self.values.common()
+        return Value(text, text)
 
     def text(self) -> str:
         """A whole text; `said` then holds what it says."""
@@ -274,7 +284,8 @@ class Telling:
         """What was said of a field (also by a value of another), and whether anything was."""
         source, _, part = self.domain.fields[name].kind.partition(".")
         if not part:
-            return self.said.get(name, Value("", None)), name in self.said
+            value = self.said.get(name, Value("", None))
+            return value, value.data is not None
         value = self.said.get(source)
         known = value is not None and part in value.parts
         return Value("", value.parts[part]) if value is not None and known else Value("", None), known

@@ -310,7 +310,9 @@ class Values:
         return self._first() if self.rng.random() < 0.4 else self._person()
 
     def _car(self) -> Value:
-        make, model = self.word("carbrand"), self.word("carmodel") if self.rng.random() < 0.6 else self.name_like()
+        is_made_up = self.split == "train" and self.rng.random() < 0.35
+        make = self.name_like() if is_made_up else self.word("carbrand")
+        model = self.word("carmodel") if self.rng.random() < 0.6 else self.name_like()
         return Value(f"{make} {model}", f"{make} {model}", {"make": make, "model": model})
 
     def _email(self) -> Value:
