@@ -27,6 +27,7 @@ class Case:
         num_kv_heads: int = 2,
         head_dim: int = 8,
         shared: int = 0,
+        in_order: bool = False,
         windows: tuple[int | None, ...] = (None,),
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
@@ -39,7 +40,7 @@ class Case:
         num_pages = int(pages.sum()) + 1
         # Past a row's last page the table may hold anything.
         self.page_table = rng.integers(-5, 10**6, (len(rows), int(pages.max()) + 1), dtype=np.int32)
-        free = rng.permutation(num_pages - 1) + 1
+        free = (np.arange(num_pages - 1) if in_order else rng.permutation(num_pages - 1)) + 1
         for row, count in enumerate(pages):
             self.page_table[row, :count], free = free[:count], free[count:]
         self.page_table[:, :shared] = self.page_table[0, :shared]
@@ -95,12 +96,13 @@ DECODES = [(1, kv) for kv in (1, 5, 16, 17, 40, 33)]
 MIXED = [*DECODES, (7, 30), (20, 20), (3, 64), (1, 64)]
 
 
+@pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("rows", [[(1, 23)], [(1, 32)], DECODES, [(13, 13)], [(5, 40)], MIXED])
 def test_every_mix_of_rows_attends_to_its_own_past(
-    rows: list[tuple[int, int]], page_size: int, device: str
+    rows: list[tuple[int, int]], page_size: int, in_order: bool, device: str
 ) -> None:
-    Case(rows, page_size=page_size, device=device).check()
+    Case(rows, page_size=page_size, in_order=in_order, device=device).check()
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 8), (6, 2, 16), (8, 1, 4), (1, 1, 64)])
@@ -123,16 +125,18 @@ def test_layers_with_and_without_a_window_share_a_plan() -> None:
         torch.testing.assert_close(actual.double(), case.expected(window), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("rows", [[(1, 300 + i) for i in range(24)], [(1 + i % 3, 280 + i) for i in range(24)]])
-def test_rows_that_share_a_prefix_attend_as_if_alone(rows: list[tuple[int, int]]) -> None:
-    case = Case(rows, shared=16)
+def test_rows_that_share_a_prefix_attend_as_if_alone(rows: list[tuple[int, int]], in_order: bool) -> None:
+    case = Case(rows, shared=16, in_order=in_order)
     backend = TorchAttention(case.shape)
     backend.plan(case.step)
-    assert backend._plans[None].shared, "the case is meant to take the shared path"
+    [shared] = backend._plans[None].shared  # the case is meant to take that path
+    assert (shared.first_key is not None) == in_order
     case.check()
     start = 0
     for row, (q_len, _) in enumerate(rows):
-        alone = Case(rows, shared=16)
+        alone = Case(rows, shared=16, in_order=in_order)
         alone.q_lens, alone.kv_lens = case.q_lens[row : row + 1], case.kv_lens[row : row + 1]
         alone.page_table, alone.query = case.page_table[row : row + 1], case.query[start : start + q_len]
         torch.testing.assert_close(case.run()[start : start + q_len], alone.run(), atol=2e-6, rtol=2e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from sgl.kernels import linear as linear_module
 from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.kernels.linear import PackedMatrix, linear
@@ -158,6 +160,7 @@ def test_random_models_equal_transformers(
     name: str, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights_module, "_LEAST_PACKED", 0)
+    monkeypatch.setattr(linear_module, "MOST_PLAIN", 0)
     path = tiny_checkpoint(tmp_path, **MODELS[name])
     decoder = load_decoder(ModelConfig.from_pretrained(path), device=device, dtype="float32")
     sequences = random_sequences(decoder.config.vocab_size)
@@ -280,11 +283,14 @@ def test_packed_matrices_multiply_as_others(rows: int, has_bias: bool, dtype: to
     x = x[:, ::2]
     if not PackedMatrix.can_hold(matrix):
         pytest.skip(f"oneDNN packs no {dtype} here")
-    actual = linear(x, PackedMatrix.of(matrix), bias if has_bias else None)
-    assert actual.dtype == dtype
+    packed = PackedMatrix.of(matrix)
+    assert (packed.plain is None) == (dtype != torch.float32)
     expected = linear(x.float(), matrix.float(), bias.float() if has_bias else None)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-1
-    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+    for its in (packed, replace(packed, plain=None)):
+        actual = linear(x, its, bias if has_bias else None)
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -294,6 +300,7 @@ def test_packing_holds_nothing_twice_but_a_small_tied_head(
     if not PackedMatrix.can_hold(torch.empty(8, 8)):
         pytest.skip("oneDNN packs nothing here")
     monkeypatch.setattr(weights_module, "_LEAST_PACKED", 0)
+    monkeypatch.setattr(linear_module, "MOST_PLAIN", 0)
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, tie_word_embeddings=tied))
     for limit in (0, 1 << 20):
         monkeypatch.setattr(weights_module, "_MAX_HELD_TWICE", limit)

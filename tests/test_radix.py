@@ -211,6 +211,16 @@ def test_a_match_shrinks_with_eviction_and_starts_over_when_all_is_gone():
     assert cache.refresh(shorter, key).length == 2
 
 
+def test_pages_that_were_neighbours_are_handed_out_as_neighbours_again():
+    cache = new_cache()
+    store(cache, [1, 2, 3])
+    store(cache, [1, 2, 3, 4, 5, 6])
+    cache.evict(6)
+    again = cache.alloc(6)
+    assert again is not None
+    assert (np.diff(again) == 1).all()
+
+
 # ── locks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 E4M3_MAX = 448.0
+MOST_PLAIN = 1 << 17  # numbers of a packed matrix that is also kept as it was
 _LEAST_SCALE = 1e-12  # of a row of zeros
 
 
@@ -33,9 +34,11 @@ class Fp8Matrix:
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
     """A matrix [n, k] in the blocks that oneDNN multiplies with. Without them a product of float32 puts its matrix in
-    order each time: on an EPYC (AVX-512) 32 rows take 2 to 2.5 times as long, a single one up to twice."""
+    order each time: on an EPYC (AVX-512) 32 rows take 2 to 2.5 times as long, a single one up to twice; but a single
+    row and a small matrix take oneDNN ten microseconds or more whatever their size."""
 
     values: torch.Tensor  # opaque to all but `linear`
+    plain: torch.Tensor | None  # [n, k], where it is small, for single rows
 
     @staticmethod
     def can_hold(matrix: torch.Tensor) -> bool:
@@ -48,7 +51,8 @@ class PackedMatrix:
     @staticmethod
     def of(matrix: torch.Tensor) -> PackedMatrix:
         """The same numbers as a matrix [n, k]."""
-        return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(matrix, None))
+        is_kept = matrix.dtype == torch.float32 and matrix.numel() <= MOST_PLAIN
+        return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(matrix, None), matrix if is_kept else None)
 
 
 Matrix = torch.Tensor | Fp8Matrix | PackedMatrix
@@ -59,6 +63,8 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
     if isinstance(matrix, torch.Tensor):
         return functional.linear(x, matrix, bias)
     if isinstance(matrix, PackedMatrix):
+        if len(x) == 1 and matrix.plain is not None:
+            return functional.linear(x, matrix.plain, bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix.values, bias, "none", [], "")
         return product
     values, scales = quantize_rows(x)

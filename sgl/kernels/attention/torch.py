@@ -52,8 +52,9 @@ class _Piece:
 
     tokens: _Tokens
     shape: tuple[int, int]  # [n, q] of the tokens
-    pages: torch.Tensor  # int64 [n * p]
     num_keys: int
+    first_key: int | None  # the slot of a row's first key, where the others follow: they are read where they are
+    pages: torch.Tensor  # int64 [n * p]
     keys: torch.Tensor  # workspace for the gathered pages [n * p, page_size * num_kv_heads * head_dim]
     values: torch.Tensor
     mask: torch.Tensor | None  # [n, 1, q * group, num_keys], or [n, 1, 1, num_keys] where q is 1
@@ -157,6 +158,9 @@ class TorchAttention:
     def _gather(self, piece: _Piece, cache: torch.Tensor, workspace: torch.Tensor) -> torch.Tensor:
         """The piece's keys or values, good until the next piece: [n, num_kv_heads, num_keys, head_dim]"""
         shape = self._shape
+        if piece.first_key is not None:
+            keys = cache.flatten(0, 1)[piece.first_key : piece.first_key + piece.num_keys]
+            return keys.transpose(0, 1).unsqueeze(0)
         torch.index_select(cache.flatten(1), 0, piece.pages, out=workspace)
         tokens = workspace.view(piece.shape[0], -1, shape.num_kv_heads, shape.head_dim)
         return tokens[:, : piece.num_keys].transpose(1, 2)
@@ -237,11 +241,14 @@ class TorchAttention:
         size = pages.size * self._page_elements
         keys, values = self._workspace[:, :size].view(2, pages.size, self._page_elements).unbind()
         n, q = tokens.shape
+        flat = pages.reshape(-1)
+        is_run = n == 1 and bool((flat[1:] == flat[:-1] + 1).all())
         return _Piece(
             tokens=self._tokens(tokens.reshape(-1), num_tokens),
             shape=(n, q),
-            pages=self._to_device(pages.reshape(-1)),
             num_keys=num_keys,
+            first_key=int(flat[0]) * self._shape.page_size if is_run else None,
+            pages=self._to_device(flat),
             keys=keys,
             values=values,
             mask=mask,

@@ -77,7 +77,7 @@ class PagePool:
         self._check(pages, owner)
         self.owner[pages] = FREE
         top = self.num_free + len(pages)
-        self._stack[self.num_free : top] = pages
+        self._stack[self.num_free : top] = pages[::-1]  # neighbours are handed out as neighbours again
         self.num_free = top
 
     def _check(self, pages: Int32Array, owner: int) -> None:

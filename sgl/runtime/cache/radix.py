@@ -284,7 +284,7 @@ class RadixCache:
             else:
                 self._remove(leaf)
         if freed:
-            self.pool.release(np.concatenate(freed))
+            self.pool.release(np.concatenate(freed[::-1]))  # parents first, as they were handed out
             self.evictable_pages -= wanted
             self.evicted_pages += wanted
             self.version += 1

@@ -72,8 +72,8 @@ class Weights:
                     setattr(layer, name, Fp8Matrix.of(matrix))
 
     def pack(self) -> None:
-        """Keep matrices as a CPU multiplies with them, where it can; each replaces what it was packed from, but for a
-        tied head, which is left alone where it is large."""
+        """Keep matrices as a CPU multiplies with them, where it can; each replaces what it was packed from, unless that
+        is small. A large tied head is left alone."""
         for layer in self.layers:
             for name in _MATRICES:
                 matrix = getattr(layer, name)
@@ -92,7 +92,8 @@ def _tensors(matrix: Matrix) -> Iterator[torch.Tensor]:
     if isinstance(matrix, torch.Tensor):
         yield matrix
     else:
-        yield from (getattr(matrix, field.name) for field in fields(matrix))
+        tensors = (getattr(matrix, field.name) for field in fields(matrix))
+        yield from (tensor for tensor in tensors if tensor is not None)
 
 
 def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, tied: bool) -> Weights:
