@@ -230,7 +230,11 @@ def test_prompts_are_computed_while_constraints_compile(folder: Path, monkeypatc
         gates["abc"].set()
         assert again.result()["text"] == "abc"
         assert engine.check_ledger() == []
-        stopped = [ask("abcd"), threads.submit(asyncio.run, engine.async_generate("so", {"regex": "abcd"})), ask("ab")]
+        stopped = [
+            ask("abcd"),
+            threads.submit(asyncio.run, engine.async_generate("so", {"regex": "abcd"})),
+            ask("ab"),
+        ]
         stopped.pop().result()
         until(2)
         engine.shutdown()
