@@ -92,7 +92,7 @@ def compact(data: Any) -> str:
 
 def describe(fields: list[Field], rng: random.Random, noun: str) -> str:
     """The fields in one of the notations."""
-    style = rng.choices(range(8), [4, 3, 1.5, 2.5, 2, 1.2, 1, 1])[0]
+    style = rng.choices(range(8), [4, 2.5, 1.2, 4.5, 2, 1.2, 1, 1])[0]
     keys = [f.key for f in fields]
     if style == 0:
         return ", ".join(f"{f.key} ({f.hint(rng)})" for f in fields)
