@@ -29,6 +29,7 @@ from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.token_bytes import TokenTable
+from sgl.runtime.thread import EngineThread
 
 BAR_MS = 0.5
 VOCAB = 32_000
@@ -93,7 +94,7 @@ def prepare(rows: int, cached_nodes: int, output_len: int, *, stops: bool) -> En
     def deliver(outputs: list[Output]) -> None:
         delivered[:] = outputs
 
-    loop = EngineLoop(scheduler, PackingRunner(rows, max_pages), deliver, overlap=True)
+    loop = EngineLoop(EngineThread(), scheduler, PackingRunner(rows, max_pages), deliver, overlap=True)
     table = token_table()
     params = SamplingParams(max_new_tokens=output_len, ignore_eos=True, stop=("\n\nUser:",) if stops else ())
     for uid in range(rows):

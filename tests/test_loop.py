@@ -20,6 +20,7 @@ from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.token_bytes import TokenTable
+from sgl.runtime.thread import EngineThread
 from tests.mock_runner import VOCAB, MockPending, MockRunner, expected_output
 
 STOPS = frozenset({3})
@@ -49,7 +50,9 @@ class Harness:
         self.scheduler = Scheduler(Limits(**settings), pool)  # type: ignore[arg-type]
         self.runner = SlowRunner(200, 4, settings["max_running_requests"], 100)
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        self.loop = EngineLoop(self.scheduler, self.runner, self._deliver, overlap=overlap, check_ledger=True)
+        self.loop = EngineLoop(
+            EngineThread(), self.scheduler, self.runner, self._deliver, overlap=overlap, check_ledger=True
+        )
         self.loop.start()
         self.uid = 0
 

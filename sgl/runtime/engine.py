@@ -33,6 +33,7 @@ from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.thread import EngineThread
 
 Params = SamplingParams | Mapping[str, Any]
 Result = dict[str, Any]
@@ -65,13 +66,16 @@ class Engine:
         if model_path is not None:
             options["model_path"] = model_path
         options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items()}
-        started = startup.start(EngineConfig.from_options(options))
+        config = EngineConfig.from_options(options)
+        thread = EngineThread()
+        started = thread.start(lambda: startup.start(config)).result()
         self.config = started.config
         self.tokenizer = started.tokenizer
         self._started = started
         self._scheduler = started.scheduler
         self._outlet = Outlet()
         self._loop = EngineLoop(
+            thread,
             started.scheduler,
             started.runner,
             self._outlet.deliver,
@@ -88,7 +92,7 @@ class Engine:
             eos_ids=started.eos_ids,
         )
         if self._intake.walks_masks:
-            started.runner.walk_masks(*self._intake.warm_up_masks())
+            thread.start(lambda: started.runner.walk_masks(*self._intake.warm_up_masks())).result()
         self._profiler = StepProfiler()
         self._rids: dict[str, list[int]] = {}
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected

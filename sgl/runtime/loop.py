@@ -30,6 +30,7 @@ from sgl.runtime.constraints import Guide
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler, Step
 from sgl.runtime.text.output import TextOutput
+from sgl.runtime.thread import EngineThread
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +93,11 @@ class Timer:
 
 
 class EngineLoop:
-    """Runs a scheduler against a runner in a thread of its own. Every method is safe from any thread."""
+    """Runs a scheduler against a runner in the engine's thread. Every method is safe from any thread."""
 
     def __init__(
         self,
+        thread: EngineThread,
         scheduler: Scheduler,
         runner: Runner,
         deliver: Callable[[list[Output]], None],
@@ -128,13 +130,14 @@ class EngineLoop:
         self._death: BaseException | None = None
         self._round_began: float | None = None  # monotonic seconds; None: waiting for work
         self._gate = threading.RLock()  # nothing enters the inbox after the loop looked for the last time
-        self._thread = threading.Thread(target=self._run, name="sgl-engine", daemon=True)
+        self._thread = thread
 
     # ---- any thread
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Begin. The thread ends when the loop does."""
+        self._thread.start(self._run)
+        self._thread.close()
 
     def submit(self, submissions: list[Submission]) -> None:
         """Queue requests, all of them in the same scheduling round. Raises EngineDead."""
@@ -165,7 +168,7 @@ class EngineLoop:
                 return future.result(timeout=0.5 if timeout is None else min(0.5, timeout - waited))
             except TimeoutError:
                 waited += 0.5
-                if not self._thread.is_alive() and not future.done():
+                if not self._thread.is_alive and not future.done():
                     raise EngineDead("the engine stopped") from self._death
                 if timeout is not None and waited >= timeout:
                     raise
@@ -174,13 +177,12 @@ class EngineLoop:
         """End every request and the thread. Idempotent; returns when the thread has ended."""
         with self._gate:
             self._inbox.put(self._stop)
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
 
     @property
     def is_alive(self) -> bool:
         """Whether requests are served."""
-        return self._death is None and not self._stopping and self._thread.is_alive()
+        return self._death is None and not self._stopping and self._thread.is_alive
 
     def heartbeat_age(self) -> float:
         """For how many seconds the loop has been in its present round: 0 while it waits for work, infinite when
@@ -480,11 +482,9 @@ class EngineLoop:
         """Answer everybody who still waits."""
         with self._gate:
             self._stopping = True
-        try:
+        with contextlib.suppress(queue.Empty):
             while True:
                 self._inbox.get_nowait()()  # late submissions are answered below
-        except queue.Empty:
-            pass
         error = EngineDead(self._note())
         error.__cause__ = self._death
         for submission in list(self._live.values()):

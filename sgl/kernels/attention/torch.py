@@ -21,6 +21,8 @@ from sgl.kernels.attention.partition import Rectangle, SharedPrefix, rectangles,
 MAX_SHARING_QUERIES = 8
 """Rows with more query tokens attend to a shared prefix on their own: their kernels are busy enough."""
 
+_FINE_PRODUCT = 1 << 14  # multiplications
+
 MAX_MASK_ELEMENTS = 1 << 22
 """Size of a rectangle's mask at most (a single query token may exceed it)."""
 
@@ -146,14 +148,24 @@ class TorchAttention:
         self, piece: _Piece, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens first: [n * q, num_kv_heads, group, head_dim] and float32 [n * q, num_kv_heads, group]"""
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        arguments = (
             self._fold(query, piece),
             self._gather(piece, key_cache, piece.keys),
             self._gather(piece, value_cache, piece.values),
-            attn_mask=piece.mask,
-            scale=self._shape.scale,
         )
+        threads = torch.get_num_threads()
+        if self._is_fine(piece):
+            torch.set_num_threads(1)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *arguments, attn_mask=piece.mask, scale=self._shape.scale
+        )
+        torch.set_num_threads(threads)
         return self._unfold(out, piece), self._unfold(lse, piece)
+
+    def _is_fine(self, piece: _Piece) -> bool:
+        """Whether the kernel's products are so small that they take longer within a parallel region (MKL asks there
+        for each whether it may use threads)."""
+        return piece.shape[1] * self._group * piece.num_keys * self._shape.head_dim < _FINE_PRODUCT
 
     def _gather(self, piece: _Piece, cache: torch.Tensor, workspace: torch.Tensor) -> torch.Tensor:
         """The piece's keys or values, good until the next piece: [n, num_kv_heads, num_keys, head_dim]"""

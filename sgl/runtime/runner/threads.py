@@ -1,32 +1,67 @@
-"""How many threads a step on a CPU is worth: waking them costs more than a small step takes.
+"""How many threads a step on a CPU is worth: each has to have enough to do for waking it to pay.
 
-Measured on two cores of an EPYC: a decode step of a model of 6 million weights takes 2.0 ms with one thread and 4.4
-with two at one row, 7.1 and 10.4 at 32 rows: once two threads have run parallel regions, a process has more OpenMP
-workers than there are cores, and they sleep between regions. With 260 to 530 million multiplications both take as
-long, with two billion two threads take 0.7 of the time.
+Waking OpenMP's workers takes a microsecond while they spin, and tens of them once they sleep, as they do at once where a
+process has more of them than there are cores (another thread of it has run parallel regions too), or where other
+processes want the cores. So it is measured from time to time. On two cores of an EPYC, with two threads instead of one:
+of a model of 6 million weights a step of 32 rows takes 6.9 instead of 9.2 ms, and one of a single row 2.1 instead of
+2.5; with workers that sleep, 10.4 and 3.5 ms. From 400 million multiplications on more threads gain even then.
 """
 
 from __future__ import annotations
 
+import time
+
 import torch
 
-PARALLEL_MULTIPLICATIONS = 400_000_000
+MANY_MULTIPLICATIONS = 400_000_000
+_THREAD_MULTIPLICATIONS = 2_000_000  # of a small step that are worth a thread
+_SLOW_SECONDS = 10e-6  # that a parallel region takes longer than its share of the work
+_MEASURED_FOR = 1.0  # seconds
+_REGIONS = 8
+_GRAIN = 1 << 15  # numbers that torch gives to one thread
 
 
 class StepThreads:
     """Sets torch's intra-op threads for the calling thread, step by step.
 
-    Threads that others start while a small step runs inherit its single one; those that exist are not touched.
+    Threads that others start while a small step runs inherit its number; those that exist are not touched.
     """
 
     def __init__(self, multiplications_per_token: int) -> None:
         self._per_token = multiplications_per_token
         self._all = torch.get_num_threads()
         self._now = 0
+        self._numbers = torch.zeros(self._all * _GRAIN)
+        self._wakes_fast, self._measured = False, -_MEASURED_FOR
 
     def choose(self, num_tokens: int) -> None:
-        """One thread for a small step of num_tokens, all of torch's for others."""
-        wanted = self._all if num_tokens * self._per_token >= PARALLEL_MULTIPLICATIONS else 1
-        if wanted != self._now:
-            torch.set_num_threads(wanted)
-            self._now = wanted
+        """As many as a step of num_tokens is worth."""
+        multiplications = num_tokens * self._per_token
+        wanted = self._all
+        if multiplications < MANY_MULTIPLICATIONS:
+            wanted = min(self._all, max(1, multiplications // _THREAD_MULTIPLICATIONS))
+            if wanted > 1 and not self._workers_wake_fast():
+                wanted = 1
+        self._set(wanted)
+
+    def _workers_wake_fast(self) -> bool:
+        now = time.monotonic()
+        if now - self._measured >= _MEASURED_FOR:
+            alone, together = self._seconds(1), self._seconds(self._all)
+            self._wakes_fast = together - alone / self._all < _SLOW_SECONDS
+            self._measured = now
+        return self._wakes_fast
+
+    def _seconds(self, num_threads: int) -> float:
+        """Of a parallel region, or of the same work in one thread."""
+        self._set(num_threads)
+        self._numbers.add_(1.0)  # the first one wakes workers that nothing has kept awake
+        start = time.perf_counter()
+        for _ in range(_REGIONS):
+            self._numbers.add_(1.0)
+        return (time.perf_counter() - start) / _REGIONS
+
+    def _set(self, num_threads: int) -> None:
+        if num_threads != self._now:
+            torch.set_num_threads(num_threads)
+            self._now = num_threads

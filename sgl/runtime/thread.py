@@ -1,0 +1,60 @@
+"""The thread in which an engine does all that takes torch's threads: loading, and then its steps.
+
+OpenMP gives every thread that runs a parallel region workers of its own. With two such threads a process has more
+workers than cores; they then sleep between regions, and waking them takes longer than most regions do.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+_Work = queue.SimpleQueue[Callable[[], object] | None]
+
+
+class EngineThread:
+    """A daemon thread that runs one function after the other, until it is closed or dropped."""
+
+    def __init__(self) -> None:
+        self._work: _Work = queue.SimpleQueue()
+        self._thread = threading.Thread(target=_run, args=(self._work,), name="sgl-engine", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, self._work.put, None)
+
+    def start(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function after those before it."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work.put(work)
+        return future
+
+    def close(self) -> None:
+        """End when all that was asked for is done. Idempotent."""
+        self._work.put(None)
+
+    def join(self) -> None:
+        """Wait for its end; not in the thread itself."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+
+def _run(queued: _Work) -> None:
+    for work in iter(queued.get, None):
+        work()
+        del work  # and what it holds, while there is nothing to do
