@@ -88,9 +88,8 @@ def test_lists_come_back_in_order_with_parameters_of_their_own(engine: Engine) -
 def test_a_long_list_is_queued_in_portions(folder: Path, device: str) -> None:
     prompts = [[1, 5 + i % 40, 7 + i % 3] for i in range(150)]
     params = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
-    budget = 2000
     options = {"device": device, "dtype": "float32", "disable_overlap_schedule": False, "max_total_tokens": 8192}
-    with Engine(str(folder), chunked_prefill_size=budget, **options) as engine:
+    with Engine(str(folder), chunked_prefill_size=2000, **options) as engine:
         queued = engine.submit
         portions = []
         engine.submit = lambda prepared, sink: (portions.append(len(prepared.uids)), queued(prepared, sink))[1]  # type: ignore[method-assign]
@@ -108,9 +107,11 @@ def test_a_long_list_is_queued_in_portions(folder: Path, device: str) -> None:
             time.sleep(0.01)
         assert not engine._rids
         portions.clear()
-        many = [[1, *range(5, 45)] * (budget // 200)] * 9  # five fill a step
-        engine.generate(input_ids=many, sampling_params={**params, "max_new_tokens": 1})
-        assert portions == [5, 4]
+        alike = [[1, *range(5, 45)] * 10] * 12
+        others = [[2 + i, *range(5, 45)] * 10 for i in range(12)]  # ten of 401 tokens fill two steps
+        for many in (alike, others):
+            engine.generate(input_ids=many, sampling_params={**params, "max_new_tokens": 1})
+        assert portions == [12, 10, 2]
 
 
 def test_samples_are_grouped_by_prompt_and_differ(engine: Engine) -> None:

@@ -23,6 +23,7 @@ from sgl.errors import EngineDead, InvalidRequest
 from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.runtime import startup
+from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.intake import Ask, Intake, asks_of
 from sgl.runtime.loop import EngineLoop, Output, Submission
@@ -51,8 +52,8 @@ _JUMP_COST = 0.45
 """What a step takes longer that cannot be replayed from a CUDA graph, in steps of one that can: on an H200 5.9 ms
 instead of 4.1 at four rows of a Llama-3.1-8B shape."""
 _FIRST_PORTION = 128
-"""Prompts of a list that are queued before the others are read, where steps are launched ahead, unless fewer fill a
-step: reading 500 of 2,000 token ids takes 50 to 100 ms."""
+"""Prompts of a list that are queued before the others are read, where steps are launched ahead, unless fewer fill
+two steps: reading 500 of 2,000 token ids takes 50 to 100 ms."""
 
 
 class Engine:
@@ -132,8 +133,8 @@ class Engine:
         the iterator aborts what is not finished.
 
         Raises InvalidRequest, QueueFull and EngineDead, before anything is queued where possible: of a list of more
-        than 128 prompts, or than fill a step, the first may be under way when the last are read, and are aborted if
-        those are wrong.
+        than 128 prompts, or two steps, the first may be under way when the last are read, and are aborted if those are
+        wrong.
         """
         arguments = locals()
         if stream:
@@ -342,8 +343,8 @@ class Engine:
         return prepared
 
     def _portions(self, arguments: Mapping[str, Any], first: int | None, *, waits: bool) -> Iterator[Prepared]:
-        """The requests of a call: those of the first prompts, or of fewer that fill a step, before the others are read;
-        for None in one portion. What comes is to be queued at once."""
+        """The requests of a call: those of the first prompts, or of fewer that fill two steps, before the others are
+        read; for None in one portion. What comes is to be queued at once."""
         asks, is_list = asks_of({name: value for name, value in arguments.items() if name != "self"})
         call, flights = Call(is_list), list[Future[Any]]()
         num_read = announced = 0
@@ -351,13 +352,14 @@ class Engine:
         while num_read < len(asks):
             flights += filter(None, map(self._intake.announce, asks[announced : num_read + most]))
             announced = num_read + most
-            prepared, num_tokens = Prepared(call, flights), 0
+            prepared, size, before = Prepared(call, flights), 0, b""
             for ask in asks[num_read:announced]:
                 pairs = self._intake.submissions(ask, waits=waits)
                 prepared.add(pairs, ask.rid)
                 num_read += 1
-                num_tokens += pairs[0][0].request.prompt_len
-                if budget is not None and num_tokens >= budget:
+                key = pairs[0][0].request.key()
+                size, before = size + len(key) - common_prefix(before, key, 0, TOKEN_BYTES), key
+                if budget is not None and size >= 2 * budget * TOKEN_BYTES:
                     break
             yield prepared
             if most == first and num_read < len(asks):
@@ -383,8 +385,8 @@ class Engine:
                     "prefix and candidates must both be texts or both be token ids", param="prefix"
                 )
             full = [self._intake.encode(prefix + candidate).tolist() for candidate in candidates]
-            alone = self._intake.encode(prefix).tolist() if prefix else []
-            start = min(_common_len(alone, ids) for ids in full)
+            alone = key_of(self._intake.encode(prefix) if prefix else [])
+            start = min(common_prefix(alone, key_of(ids), 0, TOKEN_BYTES) for ids in full) // TOKEN_BYTES
         for i, ids in enumerate(full):
             if len(ids) <= start:
                 raise InvalidRequest(f"candidate {i} is empty", param="candidates")
@@ -490,11 +492,3 @@ def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, intake: Intake) -> None:
     loop.stop()
     pool.shutdown(wait=False)
     gc.unfreeze()  # what the start-up froze may be garbage now
-
-
-def _common_len(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two sequences share from their beginning."""
-    for i, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return i
-    return min(len(left), len(right))
