@@ -45,7 +45,9 @@ class Telling:
         name = slot.name
         source, _, part = self.domain.fields[name].kind.partition(".")
         if part:  # said apart from the rest of its value, which is then no value of the text's
-            return str(self.said.setdefault(source, Value("", None, self.drawn(source).parts)).parts[part])
+            while source not in self.said or part not in self.said[source].parts:
+                self.said[source] = Value("", None, self.drawn(source).parts)
+            return str(self.said[source].parts[part])
         if slot.setting is not None:
             self.said[name] = Value("", {"true": True, "false": False}.get(slot.setting, slot.setting))
         elif name not in self.said:
