@@ -67,6 +67,8 @@ class Batch:
     set while the forward pass is under way, see `Runner.launch`."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """Per b: ids whose logprobs are wanted at every scored and sampled position."""
+    is_streamed: bool = False
+    """Whether somebody reads tokens as they come, and so wants a core too."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -123,7 +123,8 @@ class EngineLoop:
         self._timers: list[Timer] = []  # a heap
         self._timer_numbers = itertools.count()
         self._num_cancelled = 0
-        self._num_constrained = 0
+        self._num_constrained = 0  # of the live submissions
+        self._num_streamed = 0
         self._is_held = False  # nothing can be computed until something arrives
         self._flying: tuple[Step, PendingStep] | None = None
         self._stopping = False
@@ -176,7 +177,7 @@ class EngineLoop:
     def stop(self) -> None:
         """End every request and the thread. Idempotent; returns when the thread has ended."""
         with self._gate:
-            self._inbox.put(self._stop)
+            self._inbox.put(partial(setattr, self, "_stopping", True))
         self._thread.join()
 
     @property
@@ -253,6 +254,7 @@ class EngineLoop:
         flying, self._flying = self._flying, None
         if step is not None:
             self._note_first_step(step)
+            step.batch.is_streamed = self._num_streamed > 0
             if self._num_constrained:
                 pending = self._launch_constrained(step, flying)
                 flying = None
@@ -385,6 +387,7 @@ class EngineLoop:
         self.scheduler.finish(request, reason)
         del self._live[request.uid]
         self._num_constrained -= submission.guide is not None
+        self._num_streamed -= submission.stream
         if text is not None and reason.type != "abort":
             if not submission.is_incremental:
                 ids = request.output_ids
@@ -432,6 +435,7 @@ class EngineLoop:
                 self._emit(submission, FinishReason("abort", error=error))
                 continue
             self._live[request.uid] = submission
+            self._num_streamed += submission.stream
             if guide is not None:
                 self._num_constrained += 1
                 if guide.flight.done():
@@ -474,9 +478,6 @@ class EngineLoop:
             where = "in the queue" if request.phase is Phase.WAITING else "of running"
             error = RequestTimeout(f"the request timed out after {waited:.3g} s {where}", seconds=waited)
             self._end(submission, FinishReason("abort", error=error))
-
-    def _stop(self) -> None:
-        self._stopping = True
 
     def _close(self) -> None:
         """Answer everybody who still waits."""

@@ -73,7 +73,7 @@ class ModelRunner:
 
     def _launch(self, batch: Batch, under_way: Callable[[], None] | None) -> PendingStep:
         if self._threads is not None:
-            self._threads.choose(int(batch.q_lens.sum()))
+            self._threads.choose(int(batch.q_lens.sum()), is_streamed=batch.is_streamed)
         self._sampler.setup(batch.setups)
         writes = batch.page_writes
         self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
