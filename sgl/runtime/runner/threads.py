@@ -1,10 +1,10 @@
 """How many threads a step on a CPU is worth: each has to have enough to do for waking it to pay.
 
-Waking OpenMP's workers takes a microsecond while they spin, and tens of them once they sleep, as they do at once where a
-process has more of them than there are cores (another thread of it has run parallel regions too), or where other
-processes want the cores. So it is measured from time to time. On two cores of an EPYC, with two threads instead of one:
-of a model of 6 million weights a step of 32 rows takes 6.9 instead of 9.2 ms, and one of a single row 2.1 instead of
-2.5; with workers that sleep, 10.4 and 3.5 ms. From 400 million multiplications on more threads gain even then.
+Waking OpenMP's workers takes a microsecond while they spin, and tens of them once they sleep, as they do at once where
+a process has more of them than there are cores (another thread of it has run parallel regions too), or where other
+processes want the cores. So it is measured from time to time. On two cores of an EPYC, with two threads instead of
+one: of a model of 6 million weights a step of 32 rows takes 6.9 instead of 9.2 ms, and one of a single row 2.1 instead
+of 2.5; with workers that sleep, 10.4 and 3.5 ms. From 400 million multiplications on more threads gain even then.
 
 Workers that spin take their cores from others. A process that streams what it is given, and whoever reads the stream,
 want one of them: with 64 streams over HTTP a token of a small model takes a tenth longer if a step takes both cores.
