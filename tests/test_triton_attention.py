@@ -59,6 +59,8 @@ def test_keys_are_shared_out_evenly_and_each_once(
     begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0).astype(np.int32)
     first_pages = np.arange(len(lengths), dtype=np.int32)
     shares = Shares.of(begins, ends, first_pages, num_programs)
+    total = sum(decode._ROW_COST + decode._TILE_COST * -(-n // decode.TILE) for n in ends - begins)
+    share = max(decode._LEAST_SHARE * decode._TILE_COST, -(-total // num_programs))
     seen = [np.zeros(length, int) for length in lengths]
     programs: list[list[int]] = [[] for _ in lengths]
     sizes = []
@@ -66,7 +68,7 @@ def test_keys_are_shared_out_evenly_and_each_once(
     assert shares.starts[0] == 0
     assert shares.starts[-1] == len(shares.segments)
     for program in range(num_programs):
-        tiles = 0
+        cost = 0
         for row, begin, end, first_page, first_program, num_parts in shares.segments[
             slice(*shares.starts[program:][:2])
         ]:
@@ -76,13 +78,18 @@ def test_keys_are_shared_out_evenly_and_each_once(
             programs[row].append(program)
             assert first_program == programs[row][0]
             assert first_program <= program < first_program + num_parts
-            tiles += -(-(end - begin) // decode.TILE)
-        sizes.append(tiles)
+            cost += -(-(end - begin) // decode.TILE) * decode._TILE_COST
+            cost += decode._ROW_COST * (begin == begins[row])
+        sizes.append(cost)
     for row, begin in enumerate(begins):
         assert (seen[row] == (np.arange(lengths[row]) >= begin)).all()
         assert programs[row] == list(range(programs[row][0], programs[row][-1] + 1))
     *full, last = [size for size in sizes if size]
-    assert all(size == max(sizes) >= last for size in full)
+    assert all(abs(size - share) <= decode._TILE_COST + decode._ROW_COST for size in full)
+    assert last <= share + decode._TILE_COST // 2 + decode._ROW_COST
+    first = shares.segments[shares.starts[:-1][np.diff(shares.starts) > 0]]
+    assert (shares.programs[: len(first), :6] == first).all()
+    assert (shares.programs[:, 6:] == np.stack((shares.starts[:-1], shares.starts[1:]), axis=1)).all()
 
 
 @settings(max_examples=15)

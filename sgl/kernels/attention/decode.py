@@ -2,8 +2,8 @@
 
 Knows the host's side: which program attends to which keys of which row. The keys of all rows, laid one after another
 in tiles, are cut into as many equal shares as programs fit on the GPU at once, so that all of them end together
-whatever the rows' lengths (stream-K: arXiv 2301.03598). A row that lies in several shares is merged by whichever
-program ends last. The kernel is in decode_triton.py.
+whatever the rows' lengths (stream-K: arXiv 2301.03598); to begin a row counts too. A row that lies in several shares
+is merged by whichever program ends last. The kernel is in decode_triton.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ TILE = 64
 """Keys that a program holds at a time."""
 
 _LEAST_SHARE = 2  # tiles; smaller shares cost more to merge than they save
+_ROW_COST, _TILE_COST = 3, 4  # what it takes to begin a row, and a tile
 _PER_PROCESSOR = 4  # programs of a multiprocessor at once, as their registers allow
 
 
@@ -41,16 +42,28 @@ class Shares:
         stops = np.cumsum(tiles)
         firsts = stops - tiles
         total = int(stops[-1])
-        share = max(_LEAST_SHARE, -(-total // num_programs))
-        cuts = np.union1d(firsts, np.arange(0, total, share))
+        costs = np.cumsum(_ROW_COST + _TILE_COST * tiles)
+        share = max(_LEAST_SHARE * _TILE_COST, -(-int(costs[-1]) // num_programs))
+        edges = np.minimum(np.arange(num_programs + 1) * share, costs[-1])
+        row = np.minimum(np.searchsorted(costs, edges, side="right"), len(tiles) - 1)
+        # The nearest tile; what lies in a row's cost of beginning is its first
+        spent = edges - (costs[row] - _TILE_COST * tiles[row])
+        edges = firsts[row] + np.maximum(spent + _TILE_COST // 2, 0) // _TILE_COST
+        cuts = np.union1d(firsts, edges[edges < total])
         rows = np.searchsorted(firsts, cuts, side="right") - 1
         first_keys = begins[rows] + (cuts - firsts[rows]) * TILE
         end_keys = np.minimum(ends[rows], first_keys + np.diff(cuts, append=total) * TILE)
-        first_programs = firsts[rows] // share
-        num_parts = (stops[rows] - 1) // share - first_programs + 1
+        first_programs = np.searchsorted(edges, firsts[rows], side="right") - 1
+        num_parts = np.searchsorted(edges, stops[rows] - 1, side="right") - first_programs
         segments = np.stack((rows, first_keys, end_keys, first_pages[rows], first_programs, num_parts), axis=1)
-        starts = np.searchsorted(cuts, np.arange(num_programs + 1) * share)
-        return Shares(starts.astype(np.int32), segments.astype(np.int32))
+        return Shares(np.searchsorted(cuts, edges).astype(np.int32), segments.astype(np.int32))
+
+    @property
+    def programs(self) -> Int32Array:
+        """[num_programs, 8] each program's first segment, its number, and that of the first one that is not its own:
+        what a program reads first, in one piece."""
+        numbers = np.stack((self.starts[:-1], self.starts[1:]), axis=1)
+        return np.concatenate((self.segments[np.minimum(numbers[:, 0], len(self.segments) - 1)], numbers), axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ class DecodeAttention:
         self._parts = torch.empty(num_parts * (shape.head_dim + 1), dtype=torch.float32, device=shape.device)
         self._counters = torch.zeros(self.num_programs * shape.num_kv_heads, dtype=torch.int32).to(shape.device)
         num_integers = max_graph_rows * max_pages
-        num_integers += len(shape.windows) * (6 * max_graph_rows + 7 * (self.num_programs + 1))
+        num_integers += len(shape.windows) * (6 * max_graph_rows + 14 * self.num_programs)
         self._graph_inputs = torch.zeros(4 * num_integers + 32 * (1 + len(shape.windows)), dtype=torch.uint8)
         self._graph_inputs = self._graph_inputs.to(shape.device)
 
@@ -117,7 +130,7 @@ class DecodeAttention:
         # Triton is imported where a kernel of it runs.
         from sgl.kernels.attention import decode_triton
 
-        starts, segments = plan.shares[window]
+        programs, segments = plan.shares[window]
         decode_triton.attend(
             query,
             key_cache,
@@ -125,7 +138,7 @@ class DecodeAttention:
             out,
             None if common is None else (common.out, common.lse, common.places),
             (self._parts, self._counters),
-            (starts, segments, plan.pages),
+            (programs, segments, plan.pages),
             self._shape.scale,
             TILE,
         )
@@ -141,7 +154,7 @@ class DecodeAttention:
             shares = Shares.of(begins, rows.kv_lens, rows.page_starts, self.num_programs)
             segments = np.zeros((num_rows + self.num_programs, 6), np.int32)
             segments[: len(shares.segments)] = shares.segments
-            arrays += [shares.starts, segments]
+            arrays += [shares.programs, segments]
         return (*arrays, rows.pages)
 
     def _plan(self, num_rows: int, tensors: list[torch.Tensor]) -> DecodePlan:

@@ -34,14 +34,14 @@ def attend(
     tile: int,
 ) -> None:
     """`decode.DecodeAttention.run`. common: the tensors of `decode.Common`. scratch: room for what is to be merged, and
-    counters, zero before and after. plan: starts and segments of `decode.Shares`, and pages."""
+    counters, zero before and after. plan: programs and segments of `decode.Shares`, and pages."""
     assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
-    starts, segments, pages = plan
+    programs, segments, pages = plan
     parts, counters = scratch
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = key_cache.shape[2]
     group = num_heads // num_kv_heads
-    num_programs = len(starts) - 1
+    num_programs = len(programs)
     num_parts = 2 * num_programs * num_heads
     # e4m3 becomes float16 in one instruction, and bfloat16 in many; on its way to shared memory, not back from there
     halves = key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16
@@ -53,11 +53,11 @@ def attend(
         key_cache,
         value_cache,
         out,
-        *(common or (out, parts, starts)),
+        *(common or (out, parts, programs)),
         parts,
         parts[num_parts * head_dim :],
         counters,
-        starts,
+        programs,
         segments,
         pages,
         scale * 1.4426950408889634,
@@ -91,7 +91,7 @@ def _attend(
     parts,
     part_lse,
     counters,
-    starts,
+    programs,
     segments,
     pages,
     scale,
@@ -118,13 +118,13 @@ def _attend(
     is_dim = dims < head_dim
     inside = is_lane[:, None] & is_dim[None, :]
     # What the host planned is there before the kernel ahead ends. A segment is read while the one before is walked.
-    first_segment = tl.load(starts + program)
-    end_segment = tl.load(starts + program + 1)
-    at = segments + first_segment * 6
+    at = programs + program * 8
     row, begin, end, first_page = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
     first_program, num_parts = tl.load(at + 4), tl.load(at + 5)
+    first_segment, end_segment = tl.load(at + 6), tl.load(at + 7)
     if overlaps:
         gdc_launch_dependents()
+        _bring(pages + first_page + begin // page_size)
         gdc_wait()
     for segment in range(first_segment, end_segment):
         at = segments + tl.minimum(segment + 1, end_segment - 1) * 6
@@ -146,6 +146,11 @@ def _attend(
                 total = tl.full([lanes], 1.0, tl.float32)
                 at_common = at_common[:, None] * head_dim + dims[None, :]
                 sums = tl.load(common + at_common, mask=inside, other=0.0).to(tl.float32)
+        counter = counters + first_program * tl.num_programs(1) + kv_head
+        num_ended = 0
+        if (num_parts == 2) & (segment > first_segment):
+            # The row's end was the next program's first work, and is often done: not to be asked for in the end
+            num_ended = tl.atomic_add(counter, 0, sem="acquire")
         # Not from `begin` on: of nested loops, Triton 3.6 takes a lower bound from before the outer one.
         for offset in tl.range(0, end - begin, tile, num_stages=stages):
             key = begin + offset + tl.arange(0, tile)
@@ -166,10 +171,8 @@ def _attend(
             total = total * fade + tl.sum(shares, 1)
             most = now
         result = sums / total[:, None]
-        num_ended = num_parts - 1
         if num_parts > 1:
-            counter = counters + first_program * tl.num_programs(1) + kv_head
-            if num_parts == 2:  # where the other has ended, this one need not be written down
+            if (num_parts == 2) & (num_ended == 0):  # where the other has ended, this one need not be written down
                 num_ended = tl.atomic_add(counter, 0, sem="acquire")
             if (num_parts > 2) | (num_ended == 0):
                 # A program leaves at most two parts: a row's end, and another's beginning, behind all the ends
@@ -182,7 +185,7 @@ def _attend(
         if num_ended == num_parts - 1:
             if num_parts > 1:
                 tl.debug_barrier()
-                tl.store(counters + first_program * tl.num_programs(1) + kv_head, 0)
+                tl.store(counter, 0)
                 own, own_lse = result, most + tl.log2(total)
                 most = tl.full([lanes], float("-inf"), tl.float32)
                 total = tl.zeros([lanes], tl.float32)
@@ -208,3 +211,11 @@ def _attend(
             tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
         row, begin, end, first_page = next_row, next_begin, next_end, next_page
         first_program, num_parts = next_program, next_parts
+
+
+@triton.jit
+def _bring(address):
+    """To the L2 cache, from which a page's number comes sooner."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
