@@ -11,6 +11,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sgl.kernels.fused_triton import overlap
 
 _BLOCK, _TILES, _WARPS = (
     2048,
@@ -66,6 +69,7 @@ def draw(
         block=_BLOCK,
         tiles=_TILES,
         num_warps=_WARPS,
+        **overlap(logits.device),
     )
     _best_of_row[(num_rows,)](
         values,
@@ -79,6 +83,7 @@ def draw(
         temperature.stride(0),
         block=triton.next_power_of_2(num_parts),
         num_warps=1,
+        **overlap(logits.device),
     )
     return chosen
 
@@ -103,7 +108,11 @@ def _best_of_part(
     has_masks: tl.constexpr,
     block: tl.constexpr,
     tiles: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(1)
     request = tl.load(rows + row)
     warmth = tl.load(temperature + request * temperature_stride)
@@ -158,9 +167,22 @@ def _allowed(at, tokens, vocab_size, at_mask, mask_row, has_mask: tl.constexpr):
 
 @triton.jit
 def _best_of_row(
-    values, tops, indices, temperature, rows, chosen, latest, num_parts, temperature_stride, block: tl.constexpr
+    values,
+    tops,
+    indices,
+    temperature,
+    rows,
+    chosen,
+    latest,
+    num_parts,
+    temperature_stride,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
     """Parts measure from their own largest logit, which keeps the bits that matter: bring them together."""
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     request = tl.load(rows + row)
     at = row * num_parts + tl.arange(0, block)

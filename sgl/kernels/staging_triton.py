@@ -11,6 +11,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sgl.kernels.fused_triton import overlap
 
 _BLOCK = 1024
 
@@ -18,11 +21,23 @@ _BLOCK = 1024
 def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
     """Like `target.copy_(source, non_blocking=True)` for contiguous tensors of as many integers: one on the device, the
     other there or pinned. What does not fit target's dtype is cut off."""
-    _copy[(triton.cdiv(source.numel(), _BLOCK),)](source, target, source.numel(), block=_BLOCK, num_warps=4)
+    device = target.device if target.is_cuda else source.device
+    grid = (triton.cdiv(source.numel(), _BLOCK),)
+    is_host = not source.is_cuda
+    _copy[grid](source, target, source.numel(), is_host=is_host, block=_BLOCK, num_warps=4, **overlap(device))
 
 
 @triton.jit(do_not_specialize=["size"])
-def _copy(source, target, size, block: tl.constexpr):
+def _copy(source, target, size, is_host: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr):
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < size
-    tl.store(target + at, tl.load(source + at, mask=inside, other=0).to(target.dtype.element_ty), mask=inside)
+    if overlaps:
+        gdc_launch_dependents()
+        if not is_host:
+            gdc_wait()
+    values = tl.load(
+        source + at, mask=inside, other=0, cache_modifier=".cv"
+    )  # what the host wrote was there before
+    if overlaps and is_host:
+        gdc_wait()
+    tl.store(target + at, values.to(target.dtype.element_ty), mask=inside)
