@@ -19,7 +19,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _ACTIVATION_BLOCK = 1024
-_HEADS = 8  # a program of rotate_and_store does so many heads of one token
+_HEADS = 16  # a program of rotate_and_store does so many heads of one token
+_MANY_ROWS = 1024  # of a norm; more are a matter of bandwidth, fewer of how soon one is done
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -130,7 +131,9 @@ def _norm(
 ) -> None:
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
-    _rms_norm[(out.numel() // width,)](
+    num_rows = out.numel() // width
+    num_warps = min(4 if num_rows > _MANY_ROWS else 16, max(1, block // 128))
+    _rms_norm[(num_rows,)](
         x,
         residual,
         weight,
@@ -142,7 +145,7 @@ def _norm(
         num_parts=x.numel() // out.numel(),
         has_residual=has_residual,
         block=block,
-        num_warps=min(16, max(1, block // 256)),
+        num_warps=num_warps,
         **overlap(x.device),
     )
 
