@@ -25,6 +25,9 @@ from sgl import Engine
 from sgl.errors import ConfigError
 from sgl.kernels.attention import compare, flashinfer
 from sgl.kernels.attention.base import AttentionStep
+from sgl.kernels.attention.torch import TorchAttention
+from sgl.runtime import startup
+from sgl.runtime.config import EngineConfig
 from tests.test_attention import Case
 from tests.tiny_models import tiny_checkpoint
 
@@ -93,6 +96,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     backend = flashinfer.FlashInferAttention
     monkeypatch.setattr(backend, "_module", lambda self, kernel, window: stand_in(kernel))
+    jit = SimpleNamespace(gen_batch_prefill_module=lambda *kernel: SimpleNamespace(is_compiled=True))
+    monkeypatch.setitem(sys.modules, "flashinfer.jit", jit)
     monkeypatch.setattr(
         backend, "_pinned_buffer", staticmethod(lambda: (torch.empty(1 << 23, dtype=torch.uint8), Event()))
     )
@@ -226,6 +231,53 @@ def test_the_faster_kernels_for_prompts_are_remembered(
         note = compare.choose_prefill(backend, case.shape, memory)
         assert note == "long prompts by fa3 (1.50x as fast), short prompts by fa2 (1.50x as fast)"
         assert (backend.prefill, backend.short_prefill) == ("fa3", "fa2")
+
+
+def missing_kernels(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[str]:
+    """Kernels that are not compiled; what was built, in the end. error: what building them ends in."""
+    built: list[str] = []
+
+    def spec(kernel: str, *_: Any) -> SimpleNamespace:
+        def build(*, verbose: bool) -> None:
+            if error is not None:
+                raise error
+            built.append(kernel)
+
+        return SimpleNamespace(is_compiled=False, build=build)
+
+    monkeypatch.setitem(sys.modules, "flashinfer.jit", SimpleNamespace(gen_batch_prefill_module=spec))
+    return built
+
+
+def test_what_is_not_compiled_is_compiled_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(flashinfer.FlashInferAttention, "_merge", lambda *_: None)
+    built = missing_kernels(monkeypatch, None)
+    with caplog.at_level(logging.INFO, flashinfer.__name__):
+        flashinfer.FlashInferAttention(Case([(1, 40)]).shape, prefill="fa3")
+    assert sorted(built) == ["fa2", "fa3"]
+    assert [line for line in caplog.messages if "fa2 and fa3 kernels" in line and "heads of 8" in line]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Could not find nvcc\nand so on"), FileNotFoundError("ninja")])
+def test_without_a_compiler_flashinfer_is_refused_or_passed_over(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing_kernels(monkeypatch, error)
+    monkeypatch.setattr(flashinfer, "why_not", lambda shape: None)
+    shape = Case([(1, 40)]).shape
+    options: dict[str, Any] = {"max_running_requests": 4, "context_length": 64}
+    with caplog.at_level(logging.INFO, startup.__name__):
+        config, backend = startup._attention(EngineConfig(**options), shape)
+    assert config.attention_backend == "torch"
+    assert isinstance(backend, TorchAttention)
+    [line] = [line for line in caplog.messages if "attention: torch" in line]
+    assert f"takes CUDA's nvcc ({str(error).splitlines()[0]})" in line
+    for asked in ({"attention_backend": "flashinfer"}, {"prefill_kernel": "fa2"}):
+        with pytest.raises(ConfigError, match="takes CUDA's nvcc") as caught:
+            startup._attention(EngineConfig(**options, **asked), shape)
+        assert caught.value.option == "attention_backend"
 
 
 @pytest.mark.parametrize(

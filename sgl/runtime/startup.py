@@ -137,6 +137,7 @@ def _settle(device: torch.device) -> None:
 def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfig, AttentionBackend]:
     """The attention backend, and the options that it decides."""
     name, reason = _attention_backend(config, shape)
+    asked_for = config.attention_backend is not None or config.prefill_kernel is not None
     if config.prefill_kernel is not None and name != "flashinfer":
         raise ConfigError(
             f"prefill_kernel={config.prefill_kernel!r} is an option of attention_backend='flashinfer', and this is "
@@ -152,10 +153,7 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
             option="kv_cache_dtype",
         )
     if name == "torch":
-        level = logging.WARNING if shape.device.type == "cuda" else logging.INFO
-        logger.log(level, "attention: torch, without CUDA graphs (%s)", reason)
-        chosen = replace(config, attention_backend=name, cuda_graph_max_bs=None, disable_cuda_graph=True)
-        return chosen, TorchAttention(shape)
+        return _torch_attention(config, shape, reason)
     assert config.max_running_requests is not None
     assert config.context_length is not None
     max_pages = -(-config.context_length // config.page_size)
@@ -174,7 +172,14 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
     if config.prefill_kernel == "fa3" and not has_fa3:
         raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
     kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 and not narrow else "fa2")
-    backend = flashinfer.FlashInferAttention(shape, prefill=kernel, max_graph_rows=graph_rows, max_pages=max_pages)
+    try:
+        backend = flashinfer.FlashInferAttention(
+            shape, prefill=kernel, max_graph_rows=graph_rows, max_pages=max_pages
+        )
+    except flashinfer.CannotCompile as error:
+        if asked_for or narrow:
+            raise ConfigError(f"attention_backend='flashinfer': {error}", option="attention_backend") from error
+        return _torch_attention(config, shape, _not_flashinfer(shape, str(error)))
     prompts = f"prompts by {kernel}"
     if config.prefill_kernel is None and kernel == "fa3":
         prompts = choose_prefill(backend, shape, _cache_folder() / "prefill_kernels.json")
@@ -209,8 +214,21 @@ def _attention_backend(
         return "flashinfer", "the fastest here" if name is None else "as asked for"
     if name == "flashinfer":
         raise ConfigError(f"attention_backend='flashinfer': {obstacle}", option="attention_backend")
+    return "torch", _not_flashinfer(shape, obstacle)
+
+
+def _torch_attention(
+    config: EngineConfig, shape: AttentionShape, reason: str
+) -> tuple[EngineConfig, AttentionBackend]:
+    level = logging.WARNING if shape.device.type == "cuda" else logging.INFO
+    logger.log(level, "attention: torch, without CUDA graphs (%s)", reason)
+    chosen = replace(config, attention_backend="torch", cuda_graph_max_bs=None, disable_cuda_graph=True)
+    return chosen, TorchAttention(shape)
+
+
+def _not_flashinfer(shape: AttentionShape, obstacle: str) -> str:
     advice = "" if shape.device.type == "cpu" else "; attention_backend='triton' has CUDA graphs"
-    return "torch", f"not flashinfer: {obstacle}{advice}"
+    return f"not flashinfer: {obstacle}{advice}"
 
 
 def _device(name: str | None) -> torch.device:

@@ -11,6 +11,9 @@ are merged (cascade attention), where that saves more than it costs.
 from __future__ import annotations
 
 import importlib.util
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +25,8 @@ from sgl.kernels.attention.decode import Common, DecodeAttention, DecodePlan
 from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
 from sgl.kernels.attention.ragged import Int32Array, RaggedRows, starts
 from sgl.kernels.staging import Uploader, carve
+
+logger = logging.getLogger(__name__)
 
 PrefillKernel = Literal["fa2", "fa3"]
 
@@ -40,6 +45,10 @@ _COMMON_WORK = (
 _MAX_GROUPS = 16  # of rows that share a prefix, in a step; captured launches have room for so many
 _SHORT_PROMPT = 128  # tokens of a step's prompts on average; fewer count as short
 _TILE = 128  # query tokens (fa3), or those times heads of a kv head (fa2), in a block at most
+
+
+class CannotCompile(Exception):
+    """FlashInfer's kernels are not compiled yet, and cannot be here."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -101,7 +110,8 @@ class _Planned:
 
 class FlashInferAttention:
     """The `GraphAttention` of FlashInfer. `max_graph_rows` bounds the steps of `plan_decode`, and `max_pages` the
-    pages of a row in them. prefill: the kernels for prompts; fa3 are loaded only where they are asked for here."""
+    pages of a row in them. prefill: the kernels for prompts; fa3 are loaded only where they are asked for here. Raises
+    CannotCompile."""
 
     def __init__(
         self, shape: AttentionShape, *, prefill: PrefillKernel = "fa2", max_graph_rows: int = 0, max_pages: int = 0
@@ -112,7 +122,9 @@ class FlashInferAttention:
         # A kernel may be set up while the one ahead of it drains: programmatic dependent launch.
         self._launches_early = torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self._uploader = Uploader(shape.device)
-        self._modules = {(kernel, window): self._module(kernel, window) for kernel, window in self._variants()}
+        variants = self._variants()
+        self._compile(variants)
+        self._modules = {(kernel, has_window): self._module(kernel, has_window) for kernel, has_window in variants}
         self._num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count
         blocks = 2 * self._num_sms // shape.num_kv_heads  # of a kv head; the planner splits rows to make so many
         tiles = -(-max_graph_rows * (shape.num_heads // shape.num_kv_heads) // _TILE) + _MAX_GROUPS
@@ -384,15 +396,39 @@ class FlashInferAttention:
         windows = dict.fromkeys(window is not None for window in self._shape.windows)
         return [(kernel, window) for kernel in kernels for window in windows]
 
+    def _compile(self, variants: Iterable[tuple[PrefillKernel, bool]]) -> None:
+        """Have nvcc compile, side by side, what the machine has not: fa2 takes 13 s, fa3 49 s (16 cores)."""
+        from flashinfer.jit import gen_batch_prefill_module
+
+        missing = [
+            (kernel, spec)
+            for kernel, has_window in variants
+            if not (spec := gen_batch_prefill_module(*self._kernel(kernel, has_window))).is_compiled
+        ]
+        if not missing:
+            return
+        names = " and ".join(dict.fromkeys(kernel for kernel, _ in missing))
+        what = f"FlashInfer's {names} kernels for {self._shape.dtype} and heads of {self._shape.head_dim}"
+        logger.info("%s are compiled with nvcc, once on a machine: half a minute or more", what)
+        with ThreadPoolExecutor(len(missing)) as threads:
+            builds = [threads.submit(spec.build, verbose=False) for _, spec in missing]
+        for build in builds:
+            try:
+                build.result()
+            except (RuntimeError, OSError) as error:
+                note = str(error).strip().splitlines() or [type(error).__name__]
+                raise CannotCompile(f"{what} cannot be compiled, which takes CUDA's nvcc ({note[0]})") from error
+
     def _module(self, kernel: PrefillKernel, has_window: bool) -> Any:
-        """Compiled with nvcc on a machine's first use: fa2 takes 13 s, fa3 49 s (16 cores)."""
         from flashinfer.prefill import get_batch_prefill_module
 
+        return get_batch_prefill_module(*self._kernel(kernel, has_window))
+
+    def _kernel(self, kernel: PrefillKernel, has_window: bool) -> tuple[Any, ...]:
+        """What FlashInfer calls it by."""
         shape = self._shape
-        dtype, kv_dtype, head_dim = shape.dtype, shape.cache_dtype, shape.head_dim
-        return get_batch_prefill_module(
-            kernel, dtype, kv_dtype, dtype, torch.int32, head_dim, head_dim, _NO_POSITIONS, has_window, False, False
-        )
+        types = shape.dtype, shape.cache_dtype, shape.dtype, torch.int32
+        return kernel, *types, shape.head_dim, shape.head_dim, _NO_POSITIONS, has_window, False, False
 
     def _workspace(self, name: str, window: int | None) -> torch.Tensor:
         if (name, window) not in self._workspaces:
