@@ -51,16 +51,17 @@ def test_any_step_equals_attention_written_out(
     lengths=st.lists(st.integers(1, 1000), min_size=1, max_size=30),
     window=st.none() | st.integers(1, 300),
     num_programs=st.integers(1, 50),
+    tile=st.sampled_from([32, 64]),
 )
 def test_keys_are_shared_out_evenly_and_each_once(
-    lengths: list[int], window: int | None, num_programs: int
+    lengths: list[int], window: int | None, num_programs: int, tile: int
 ) -> None:
     ends = np.array(lengths, np.int32)
     begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0).astype(np.int32)
     first_pages = np.arange(len(lengths), dtype=np.int32)
-    shares = Shares.of(begins, ends, first_pages, num_programs)
-    total = sum(decode._ROW_COST + decode._TILE_COST * -(-n // decode.TILE) for n in ends - begins)
-    share = max(decode._LEAST_SHARE * decode._TILE_COST, -(-total // num_programs))
+    shares = Shares.of(begins, ends, first_pages, num_programs, tile)
+    total = sum(decode._ROW_COST + tile * -(-n // tile) for n in ends - begins)
+    share = max(decode._LEAST_SHARE, -(-total // num_programs))
     seen = [np.zeros(length, int) for length in lengths]
     programs: list[list[int]] = [[] for _ in lengths]
     sizes = []
@@ -78,15 +79,15 @@ def test_keys_are_shared_out_evenly_and_each_once(
             programs[row].append(program)
             assert first_program == programs[row][0]
             assert first_program <= program < first_program + num_parts
-            cost += -(-(end - begin) // decode.TILE) * decode._TILE_COST
+            cost += -(-(end - begin) // tile) * tile
             cost += decode._ROW_COST * (begin == begins[row])
         sizes.append(cost)
     for row, begin in enumerate(begins):
         assert (seen[row] == (np.arange(lengths[row]) >= begin)).all()
         assert programs[row] == list(range(programs[row][0], programs[row][-1] + 1))
     *full, last = [size for size in sizes if size]
-    assert all(abs(size - share) <= decode._TILE_COST + decode._ROW_COST for size in full)
-    assert last <= share + decode._TILE_COST // 2 + decode._ROW_COST
+    assert all(abs(size - share) <= tile + decode._ROW_COST for size in full)
+    assert last <= share + tile // 2 + decode._ROW_COST
     first = shares.segments[shares.starts[:-1][np.diff(shares.starts) > 0]]
     assert (shares.programs[: len(first), :6] == first).all()
     assert (shares.programs[:, 6:] == np.stack((shares.starts[:-1], shares.starts[1:]), axis=1)).all()

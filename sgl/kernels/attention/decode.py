@@ -18,11 +18,9 @@ from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.ragged import Int32Array, RaggedRows
 from sgl.kernels.staging import Uploader, carve
 
-TILE = 64
-"""Keys that a program holds at a time."""
-
-_LEAST_SHARE = 2  # tiles; smaller shares cost more to merge than they save
-_ROW_COST, _TILE_COST = 3, 4  # what it takes to begin a row, and a tile
+_TILE, _NARROW_TILE = 32, 64  # keys that a program takes at a time; of fewer bits than the query
+_LEAST_SHARE = 128  # keys; smaller shares cost more to merge than they save
+_ROW_COST = 48  # keys that would take as long as to begin a row
 _PER_PROCESSOR = 4  # programs of a multiprocessor at once, as their registers allow
 
 
@@ -36,23 +34,24 @@ class Shares:
     )
 
     @staticmethod
-    def of(begins: Int32Array, ends: Int32Array, first_pages: Int32Array, num_programs: int) -> Shares:
-        """Keys begins[row] ≤ key < ends[row] of every row, none empty; first_pages: where its pages begin."""
-        tiles = -(-(ends - begins) // TILE)
+    def of(begins: Int32Array, ends: Int32Array, first_pages: Int32Array, num_programs: int, tile: int) -> Shares:
+        """Keys begins[row] ≤ key < ends[row] of every row, none empty; first_pages: where its pages begin; tile: keys
+        that are not cut."""
+        tiles = -(-(ends - begins) // tile)
         stops = np.cumsum(tiles)
         firsts = stops - tiles
         total = int(stops[-1])
-        costs = np.cumsum(_ROW_COST + _TILE_COST * tiles)
-        share = max(_LEAST_SHARE * _TILE_COST, -(-int(costs[-1]) // num_programs))
+        costs = np.cumsum(_ROW_COST + tile * tiles)
+        share = max(_LEAST_SHARE, -(-int(costs[-1]) // num_programs))
         edges = np.minimum(np.arange(num_programs + 1) * share, costs[-1])
         row = np.minimum(np.searchsorted(costs, edges, side="right"), len(tiles) - 1)
         # The nearest tile; what lies in a row's cost of beginning is its first
-        spent = edges - (costs[row] - _TILE_COST * tiles[row])
-        edges = firsts[row] + np.maximum(spent + _TILE_COST // 2, 0) // _TILE_COST
+        spent = edges - (costs[row] - tile * tiles[row])
+        edges = firsts[row] + np.maximum(spent + tile // 2, 0) // tile
         cuts = np.union1d(firsts, edges[edges < total])
         rows = np.searchsorted(firsts, cuts, side="right") - 1
-        first_keys = begins[rows] + (cuts - firsts[rows]) * TILE
-        end_keys = np.minimum(ends[rows], first_keys + np.diff(cuts, append=total) * TILE)
+        first_keys = begins[rows] + (cuts - firsts[rows]) * tile
+        end_keys = np.minimum(ends[rows], first_keys + np.diff(cuts, append=total) * tile)
         first_programs = np.searchsorted(edges, firsts[rows], side="right") - 1
         num_parts = np.searchsorted(edges, stops[rows] - 1, side="right") - first_programs
         segments = np.stack((rows, first_keys, end_keys, first_pages[rows], first_programs, num_parts), axis=1)
@@ -91,6 +90,7 @@ class DecodeAttention:
     def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
         self._shape = shape
         self._uploader = Uploader(shape.device)
+        self._tile = _TILE if shape.cache_dtype.itemsize == shape.dtype.itemsize else _NARROW_TILE
         processors = 1
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
@@ -140,7 +140,7 @@ class DecodeAttention:
             (self._parts, self._counters),
             (programs, segments, plan.pages),
             self._shape.scale,
-            TILE,
+            self._tile,
         )
 
     def _host(
@@ -151,7 +151,7 @@ class DecodeAttention:
         arrays = []
         for window in self._shape.windows:
             begins = np.zeros(num_rows, np.int32) if window is None else np.maximum(rows.kv_lens - window, 0)
-            shares = Shares.of(begins, rows.kv_lens, rows.page_starts, self.num_programs)
+            shares = Shares.of(begins, rows.kv_lens, rows.page_starts, self.num_programs, self._tile)
             segments = np.zeros((num_rows + self.num_programs, 6), np.int32)
             segments[: len(shares.segments)] = shares.segments
             arrays += [shares.programs, segments]

@@ -16,9 +16,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sgl.kernels.fused_triton import overlap
 
 _WARPS, _NARROW_WARPS = 2, 4
-_STAGES, _NARROW_STAGES = 3, 1  # page numbers, keys and values on their way, and products; or nothing on its way
-_REGISTERS, _NARROW_REGISTERS = 240, 128  # of a thread, so that decode.py's number of programs fits. H200, 256 rows
-# of 640 keys: 166 µs, FlashInfer's fa2 172; 64 rows: 46 and 50; 512 of 80: 65 and 106. Five programs of 200: 247
+_STAGES, _NARROW_STAGES = 5, 1  # page numbers, two tiles of keys and values on their way; or nothing
+_REGISTERS, _NARROW_REGISTERS = (
+    240,
+    128,
+)  # of a thread, so that decode.py's number of programs fits: five programs of
+# 200, or of 192, take 1.4 times as long. H200, 256 rows of 640 keys: 161 µs, FlashInfer's fa2 172
 _LANES = 16  # the fewest rows that tensor cores multiply
 
 
