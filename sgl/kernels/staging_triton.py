@@ -31,13 +31,12 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
 def _copy(source, target, size, is_host: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr):
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < size
-    if overlaps:
+    # What the host wrote is there before the kernel ahead has ended. Kernels behind may rely on what it planned as well,
+    # so that none of them is set up before this one ends.
+    if overlaps and not is_host:
         gdc_launch_dependents()
-        if not is_host:
-            gdc_wait()
-    values = tl.load(
-        source + at, mask=inside, other=0, cache_modifier=".cv"
-    )  # what the host wrote was there before
+        gdc_wait()
+    values = tl.load(source + at, mask=inside, other=0, cache_modifier=".cv")
     if overlaps and is_host:
         gdc_wait()
     tl.store(target + at, values.to(target.dtype.element_ty), mask=inside)

@@ -18,9 +18,9 @@ from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.ragged import Int32Array, RaggedRows
 from sgl.kernels.staging import Uploader, carve
 
-_TILE, _NARROW_TILE = 32, 64  # keys that a program takes at a time; of fewer bits than the query
+_TILE = 32  # keys that a program takes at a time
 _LEAST_SHARE = 128  # keys; smaller shares cost more to merge than they save
-_ROW_COST = 48  # keys that would take as long as to begin a row
+_ROW_COST = 64  # keys that would take as long as to begin a row
 _PER_PROCESSOR = 4  # programs of a multiprocessor at once, as their registers allow
 
 
@@ -90,7 +90,6 @@ class DecodeAttention:
     def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
         self._shape = shape
         self._uploader = Uploader(shape.device)
-        self._tile = _TILE if shape.cache_dtype.itemsize == shape.dtype.itemsize else _NARROW_TILE
         processors = 1
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
@@ -140,7 +139,7 @@ class DecodeAttention:
             (self._parts, self._counters),
             (programs, segments, plan.pages),
             self._shape.scale,
-            self._tile,
+            _TILE,
         )
 
     def _host(
@@ -151,7 +150,7 @@ class DecodeAttention:
         arrays = []
         for window in self._shape.windows:
             begins = np.zeros(num_rows, np.int32) if window is None else np.maximum(rows.kv_lens - window, 0)
-            shares = Shares.of(begins, rows.kv_lens, rows.page_starts, self.num_programs, self._tile)
+            shares = Shares.of(begins, rows.kv_lens, rows.page_starts, self.num_programs, _TILE)
             segments = np.zeros((num_rows + self.num_programs, 6), np.int32)
             segments[: len(shares.segments)] = shares.segments
             arrays += [shares.programs, segments]

@@ -15,13 +15,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.fused_triton import overlap
 
-_WARPS, _NARROW_WARPS = 2, 4
-_STAGES, _NARROW_STAGES = 5, 1  # page numbers, two tiles of keys and values on their way; or nothing
-_REGISTERS, _NARROW_REGISTERS = (
-    240,
-    128,
-)  # of a thread, so that decode.py's number of programs fits: five programs of
-# 200, or of 192, take 1.4 times as long. H200, 256 rows of 640 keys: 161 µs, FlashInfer's fa2 172
+_WARPS = 2
+_STAGES = 5  # page numbers, and two tiles of keys and values on their way
+_REGISTERS = 240  # of a thread, so that decode.py's number of programs fits: five of 192 take 1.4 times as long
 _LANES = 16  # the fewest rows that tensor cores multiply
 
 
@@ -50,7 +46,7 @@ def attend(
     halves = key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16
     options = overlap(query.device)
     if query.is_cuda and torch.version.hip is None:
-        options = {**options, "maxnreg": _NARROW_REGISTERS if halves else _REGISTERS}
+        options = {**options, "maxnreg": _REGISTERS}
     _attend[(num_programs, num_kv_heads)](
         query,
         key_cache,
@@ -76,8 +72,8 @@ def attend(
         block_dims=max(16, triton.next_power_of_2(head_dim)),
         halves=halves,
         tile=tile,
-        stages=_NARROW_STAGES if halves else _STAGES,
-        num_warps=_NARROW_WARPS if halves else _WARPS,
+        stages=_STAGES,
+        num_warps=_WARPS,
         **options,
     )
 
