@@ -31,8 +31,8 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
 def _copy(source, target, size, is_host: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr):
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < size
-    # What the host wrote is there before the kernel ahead has ended. Kernels behind may rely on what it planned as well,
-    # so that none of them is set up before this one ends.
+    # What the host wrote is there before the kernel ahead has ended. Kernels behind may read early what it planned, so
+    # that none of them is set up before this one ends.
     if overlaps and not is_host:
         gdc_launch_dependents()
         gdc_wait()
