@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,31 @@ def test_an_engine_thread_runs_one_thing_after_the_other_and_ends() -> None:
     thread.close()
     thread.close()
     thread.join()
+    assert not thread.is_alive
+
+
+def test_an_engine_thread_ends_with_a_call_that_fails_or_is_interrupted() -> None:
+    thread = EngineThread()
+    assert thread.call(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        thread.call(lambda: 1 // 0)
+    assert not thread.is_alive
+
+    thread = EngineThread()
+    ends = threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+    if threading.get_ident() != main:
+        pytest.skip("only a main thread is interrupted")
+
+    def work() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        threading.Timer(0.2, ends.set).start()
+        assert ends.wait(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.call(work)
+    assert ends.is_set()
     assert not thread.is_alive
 
 

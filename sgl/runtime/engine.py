@@ -69,7 +69,7 @@ class Engine:
         options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items()}
         config = EngineConfig.from_options(options)
         thread = EngineThread()
-        started = thread.start(lambda: startup.start(config)).result()
+        started = thread.call(lambda: startup.start(config))
         self.config = started.config
         self.tokenizer = started.tokenizer
         self._started = started
@@ -93,7 +93,7 @@ class Engine:
             eos_ids=started.eos_ids,
         )
         if self._intake.walks_masks:
-            thread.start(lambda: started.runner.walk_masks(*self._intake.warm_up_masks())).result()
+            thread.call(lambda: started.runner.walk_masks(*self._intake.warm_up_masks()))
         self._profiler = StepProfiler()
         self._rids: dict[str, list[int]] = {}
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected

@@ -39,6 +39,16 @@ class EngineThread:
         self._work.put(work)
         return future
 
+    def call(self, function: Callable[[], T]) -> T:
+        """The result of a function that is run there. If it raises, or waiting for it does, the thread ends first: an
+        interpreter that exits beside it would abort."""
+        try:
+            return self.start(function).result()
+        except BaseException:
+            self.close()
+            self.join()
+            raise
+
     def close(self) -> None:
         """End when all that was asked for is done. Idempotent."""
         self._work.put(None)
