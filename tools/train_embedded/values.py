@@ -309,6 +309,12 @@ class Values:
         """A person by the full name or the first one."""
         return self._first() if self.rng.random() < 0.4 else self._person()
 
+    def _code(self) -> Value:
+        """In training now and then as long as a tracking number or an account's: long copies slip most."""
+        is_long = self.split == "train" and self.rng.random() < 0.2
+        text = self._put_together("long_code" if is_long else "code")
+        return Value(text, text)
+
     def _car(self) -> Value:
         is_made_up = self.split == "train" and self.rng.random() < 0.35
         make = self.name_like() if is_made_up else self.word("carbrand")
