@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from sgl.runtime.runner import threads as threads_module
 from sgl.runtime.runner.threads import MANY_MULTIPLICATIONS, StepThreads
 from sgl.runtime.thread import EngineThread
 
@@ -24,68 +25,89 @@ def alone() -> Iterator[ThreadPoolExecutor]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("per_token", "num_tokens", "is_streamed", "wakes_fast", "expected"),
-    [
-        (1_000_000, 1, False, True, 1),
-        (6_000_000, 1, False, True, 3),
-        (6_000_000, 1, False, False, 1),
-        (6_000_000, 32, False, True, 4),
-        (6_000_000, 32, True, True, 3),
-        (6_000_000, 32, True, False, 1),
-        (MANY_MULTIPLICATIONS, 1, False, False, 4),
-        (MANY_MULTIPLICATIONS, 1, True, False, 4),
-    ],
-)
-def test_a_step_takes_as_many_threads_as_it_is_worth(
-    alone: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-    per_token: int,
-    num_tokens: int,
-    is_streamed: bool,
-    wakes_fast: bool,
-    expected: int,
-) -> None:
-    seconds = {1: 8e-6, 4: 3e-6 if wakes_fast else 40e-6}
-    measured: list[int] = []
+class Clock:
+    """Steps take what they would with so many threads."""
 
-    def measure(self: StepThreads, num_threads: int) -> float:
-        measured.append(num_threads)
-        self._set(num_threads)
-        return seconds[num_threads]
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self.seconds = seconds
+        self.now = 0.0
 
-    monkeypatch.setattr(StepThreads, "_seconds", measure)
-
-    def work() -> list[int]:
-        torch.set_num_threads(4)
-        threads = StepThreads(per_token)
+    def run(self, threads: StepThreads, num_tokens: int, num_steps: int, *, is_streamed: bool = False) -> list[int]:
+        """How many threads each step took."""
         taken = []
-        for _ in range(3):
+        for _ in range(num_steps):
             threads.choose(num_tokens, is_streamed=is_streamed)
             taken.append(torch.get_num_threads())
+            self.now += self.seconds[taken[-1]]
+            threads.done()
         return taken
 
-    assert alone.submit(work).result() == [expected] * 3
-    assert measured in ([], [1, 4]), "it is measured once a second at most"
+
+def begin(per_token: int, num_threads: int) -> StepThreads:
+    torch.set_num_threads(num_threads)
+    return StepThreads(per_token)
+
+
+@pytest.mark.parametrize(
+    ("per_token", "num_tokens", "is_streamed", "expected"),
+    [
+        (1_000_000, 1, False, 1),
+        (6_000_000, 1, False, 3),
+        (6_000_000, 32, False, 4),
+        (6_000_000, 32, True, 3),
+        (MANY_MULTIPLICATIONS, 1, False, 4),
+        (MANY_MULTIPLICATIONS, 1, True, 4),
+    ],
+)
+def test_a_step_takes_as_many_threads_as_it_has_work_for(
+    alone: ThreadPoolExecutor, per_token: int, num_tokens: int, is_streamed: bool, expected: int
+) -> None:
+    clock = Clock({1: 4.0, 3: 2.0, 4: 1.0})
+
+    def work() -> list[int]:
+        return clock.run(begin(per_token, 4), num_tokens, 20, is_streamed=is_streamed)
+
+    assert alone.submit(work).result() == [expected] * 20
+
+
+@pytest.mark.parametrize("with_two", [0.5, 0.97, 3.0])
+def test_small_steps_go_the_way_that_takes_less_time(
+    alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, with_two: float
+) -> None:
+    clock = Clock({1: 1.0, 2: with_two})
+    monkeypatch.setattr(threads_module.time, "perf_counter", lambda: clock.now)
+
+    def work() -> tuple[list[int], list[int]]:
+        threads = begin(6_000_000, 2)
+        before = clock.run(threads, 32, 1000)
+        clock.seconds = {1: 1.0, 2: 3.5 - with_two}  # the machine has changed
+        return before[500:], clock.run(threads, 32, 1000)[500:]
+
+    before, after = alone.submit(work).result()
+    for taken, two in ((before, with_two), (after, 3.5 - with_two)):
+        fraction = taken.count(2) / len(taken)
+        assert fraction > 0.95 if two < 1 else fraction < 0.05
+        assert 0 < fraction < 1, "the other way is tried now and then"
+
+
+def test_sizes_are_told_apart(alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock({1: 1.0, 2: 2.0})
+    monkeypatch.setattr(threads_module.time, "perf_counter", lambda: clock.now)
+
+    def work() -> tuple[int, int]:
+        threads = begin(6_000_000, 2)
+        small = clock.run(threads, 2, 500)[-1]
+        clock.seconds = {1: 2.0, 2: 1.0}
+        return small, clock.run(threads, 32, 500)[-1]
+
+    assert alone.submit(work).result() == (1, 2)
 
 
 def test_one_core_is_one_thread(alone: ThreadPoolExecutor) -> None:
-    def work() -> int:
-        torch.set_num_threads(1)
-        threads = StepThreads(6_000_000)
-        threads.choose(32, is_streamed=True)
-        return torch.get_num_threads()
+    def work() -> list[int]:
+        return Clock({1: 1.0}).run(begin(6_000_000, 1), 32, 3, is_streamed=True)
 
-    assert alone.submit(work).result() == 1
-
-
-def test_measuring_runs_parallel_regions(alone: ThreadPoolExecutor) -> None:
-    def work() -> tuple[float, float, bool]:
-        torch.set_num_threads(2)
-        threads = StepThreads(6_000_000)
-        return threads._seconds(1), threads._seconds(2), threads._workers_wake_fast() in (True, False)
-
-    assert all(alone.submit(work).result())
+    assert alone.submit(work).result() == [1] * 3
 
 
 def test_an_engine_thread_runs_one_thing_after_the_other_and_ends() -> None:

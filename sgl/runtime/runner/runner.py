@@ -92,6 +92,8 @@ class ModelRunner:
             nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
             return PendingStep(batch, nothing, None, inputs, self._downloader)
         sampled = self._sampler(logits, batch)
+        if self._threads is not None:
+            self._threads.done()
         return PendingStep(batch, sampled.ids, sampled.logprobs, inputs, self._downloader)
 
     def warm_up(self, num_tokens: int) -> None:

@@ -1,10 +1,10 @@
-"""How many threads a step on a CPU is worth: each has to have enough to do for waking it to pay.
+"""How many threads a step on a CPU is worth: as many as have enough to do, where waking them pays, which is tried.
 
 Waking OpenMP's workers takes a microsecond while they spin, and tens of them once they sleep, as they do at once where
-a process has more of them than there are cores (another thread of it has run parallel regions too), or where other
-processes want the cores. So it is measured from time to time. On two cores of an EPYC, with two threads instead of
-one: of a model of 6 million weights a step of 32 rows takes 6.9 instead of 9.2 ms, and one of a single row 2.1 instead
-of 2.5; with workers that sleep, 10.4 and 3.5 ms. From 400 million multiplications on more threads gain even then.
+a process has more of them than there are cores (another thread of it has run parallel regions too). Where other
+processes want the cores, whoever waits for a worker waits until that has one again. On two cores of an EPYC a step of
+32 rows of a model of 6 million weights takes 6.9 ms with two threads and 9.2 with one; with workers that sleep 10.4;
+beside a process that keeps a core busy 26, and 11 with one. So small steps are timed either way, now and then.
 
 Workers that spin take their cores from others. A process that streams what it is given, and whoever reads the stream,
 want one of them: with 64 streams over HTTP a token of a small model takes a tenth longer if a step takes both cores.
@@ -12,16 +12,17 @@ want one of them: with 64 streams over HTTP a token of a small model takes a ten
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 
 import torch
 
-MANY_MULTIPLICATIONS = 400_000_000
+MANY_MULTIPLICATIONS = 400_000_000  # of a step to which more threads are a gain even if they sleep
 _THREAD_MULTIPLICATIONS = 2_000_000  # of a small step that are worth a thread
-_SLOW_SECONDS = 10e-6  # that a parallel region takes longer than its share of the work
-_MEASURED_FOR = 1.0  # seconds
-_REGIONS = 8
-_GRAIN = 1 << 15  # numbers that torch gives to one thread
+_PERIOD = 64  # steps of a size, the first two of which go the other way
+_KEPT = 3  # timings either way, of which the median counts
+_GAIN = 0.95  # of the time, for which the way is changed
 
 
 class StepThreads:
@@ -34,37 +35,51 @@ class StepThreads:
         self._per_token = multiplications_per_token
         self._all = torch.get_num_threads()
         self._now = 0
-        self._numbers = torch.zeros(self._all * _GRAIN)
-        self._wakes_fast, self._measured = False, -_MEASURED_FOR
+        self._trials: dict[tuple[int, int], _Trial] = {}  # by threads and size
+        self._trial: _Trial | None = None  # of the step under way
+        self._began = 0.0
 
     def choose(self, num_tokens: int, *, is_streamed: bool) -> None:
-        """As many as a step of num_tokens is worth; but for large ones, a streamed one leaves a core to others."""
+        """As many as a step of num_tokens is worth, which begins; but for large ones, a streamed one leaves a core to
+        others."""
         multiplications = num_tokens * self._per_token
-        wanted = self._all
+        wanted, self._trial = self._all, None
         if multiplications < MANY_MULTIPLICATIONS:
             wanted = max(1, min(self._all - is_streamed, multiplications // _THREAD_MULTIPLICATIONS))
-            if wanted > 1 and not self._workers_wake_fast():
-                wanted = 1
-        self._set(wanted)
+            if wanted > 1:
+                self._trial = self._trials.setdefault((wanted, num_tokens.bit_length()), _Trial())
+                wanted = wanted if self._trial.next_takes_many() else 1
+        if wanted != self._now:
+            torch.set_num_threads(wanted)
+            self._now = wanted
+        self._began = time.perf_counter()
 
-    def _workers_wake_fast(self) -> bool:
-        now = time.monotonic()
-        if now - self._measured >= _MEASURED_FOR:
-            alone, together = self._seconds(1), self._seconds(self._all)
-            self._wakes_fast = together - alone / self._all < _SLOW_SECONDS
-            self._measured = now
-        return self._wakes_fast
+    def done(self) -> None:
+        """The step has ended."""
+        if self._trial is not None:
+            self._trial.took(time.perf_counter() - self._began)
 
-    def _seconds(self, num_threads: int) -> float:
-        """Of a parallel region, or of the same work in one thread."""
-        self._set(num_threads)
-        self._numbers.add_(1.0)  # the first one wakes workers that nothing has kept awake
-        start = time.perf_counter()
-        for _ in range(_REGIONS):
-            self._numbers.add_(1.0)
-        return (time.perf_counter() - start) / _REGIONS
 
-    def _set(self, num_threads: int) -> None:
-        if num_threads != self._now:
-            torch.set_num_threads(num_threads)
-            self._now = num_threads
+class _Trial:
+    """Which of two ways, many threads or one, steps of a size take less time."""
+
+    def __init__(self) -> None:
+        self._takes_many = True
+        self._number = 1  # of the step in its period
+        self._seconds: dict[bool, deque[float]] = {way: deque(maxlen=_KEPT) for way in (True, False)}
+
+    def next_takes_many(self) -> bool:
+        """Of the next step."""
+        self._number = (self._number + 1) % _PERIOD
+        return self._takes_many ^ (self._number < 2)
+
+    def took(self, seconds: float) -> None:
+        """Note the time of that step: of the last of a period, and of the second that goes the other way, when workers
+        have woken, or gone."""
+        if self._number == _PERIOD - 1:
+            self._seconds[self._takes_many].append(seconds)
+        elif self._number == 1:
+            self._seconds[not self._takes_many].append(seconds)
+            ours, others = (self._seconds[way] for way in (self._takes_many, not self._takes_many))
+            if ours and statistics.median(others) < _GAIN * statistics.median(ours):
+                self._takes_many = not self._takes_many
