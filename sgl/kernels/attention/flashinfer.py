@@ -409,7 +409,7 @@ class FlashInferAttention:
             return
         names = " and ".join(dict.fromkeys(kernel for kernel, _ in missing))
         what = f"FlashInfer's {names} kernels for {self._shape.dtype} and heads of {self._shape.head_dim}"
-        logger.info("%s are compiled with nvcc, once on a machine: half a minute or more", what)
+        logger.info("%s are compiled with nvcc, once on a machine: about a minute", what)
         with ThreadPoolExecutor(len(missing)) as threads:
             builds = [threads.submit(spec.build, verbose=False) for _, spec in missing]
         for build in builds:
