@@ -431,6 +431,14 @@ def test_a_closed_engine_says_so(folder: Path) -> None:
             engine.generate(PROMPT, params)
 
 
+def test_whether_to_stream_may_be_said_by_any_truth(engine: Engine) -> None:
+    expected = engine.generate(PROMPT, GREEDY)["text"]
+    for value in (None, 0, ""):
+        assert engine.generate(PROMPT, GREEDY, stream=value)["text"] == expected  # type: ignore[arg-type]
+    for value in ("yes", 2):
+        assert list(engine.generate(PROMPT, GREEDY, stream=value))[-1]["text"] == expected  # type: ignore[arg-type]
+
+
 def test_many_threads_share_one_engine(engine: Engine) -> None:
     expected = engine.generate(PROMPT, GREEDY)["text"]
     texts: list[str] = []

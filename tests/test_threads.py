@@ -151,6 +151,25 @@ def test_an_engine_thread_ends_with_a_call_that_fails_or_is_interrupted() -> Non
     assert not thread.is_alive
 
 
+def test_an_engine_thread_takes_the_threads_of_its_maker(alone: ThreadPoolExecutor) -> None:
+    def work() -> int:
+        torch.set_num_threads(3)
+        thread = EngineThread()
+        torch.set_num_threads(1)  # of the process, too
+        return thread.call(torch.get_num_threads)
+
+    assert alone.submit(work).result() == 3
+
+
+def test_steps_leave_the_threads_as_they_were(alone: ThreadPoolExecutor) -> None:
+    def work() -> list[int]:
+        threads = begin(1_000_000, 4)
+        taken = Clock({1: 1.0}).run(threads, 1, 1)
+        return [*taken, torch.get_num_threads()]
+
+    assert alone.submit(work).result() == [1, 4]
+
+
 def test_a_dropped_engine_thread_ends() -> None:
     thread = EngineThread()
     runs = thread._thread

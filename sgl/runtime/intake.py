@@ -143,7 +143,7 @@ class Intake:
                         request,
                         self._text_output(params, prompt_ids),
                         guide=guides[sample],
-                        stream=ask.stream,
+                        stream=bool(ask.stream),
                     ),
                     NativeResult(Header.of(request, rid), token_text),
                 )

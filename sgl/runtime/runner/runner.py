@@ -69,7 +69,11 @@ class ModelRunner:
     def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> PendingStep:
         """Start a step; see `batch.Runner`."""
         with self._current:
-            return self._launch(batch, under_way)
+            try:
+                return self._launch(batch, under_way)
+            finally:
+                if self._threads is not None:
+                    self._threads.done()
 
     def _launch(self, batch: Batch, under_way: Callable[[], None] | None) -> PendingStep:
         if self._threads is not None:
@@ -92,8 +96,6 @@ class ModelRunner:
             nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
             return PendingStep(batch, nothing, None, inputs, self._downloader)
         sampled = self._sampler(logits, batch)
-        if self._threads is not None:
-            self._threads.done()
         return PendingStep(batch, sampled.ids, sampled.logprobs, inputs, self._downloader)
 
     def warm_up(self, num_tokens: int) -> None:

@@ -28,13 +28,12 @@ _GAIN = 0.95  # of the time, for which the way is changed
 class StepThreads:
     """Sets torch's intra-op threads for the calling thread, step by step.
 
-    Threads that others start while a small step runs inherit its number; those that exist are not touched.
+    Threads whose first use of torch falls into a small step take its number; others keep theirs.
     """
 
     def __init__(self, multiplications_per_token: int) -> None:
         self._per_token = multiplications_per_token
         self._all = torch.get_num_threads()
-        self._now = 0
         self._trials: dict[tuple[int, int], _Trial] = {}  # by threads and size
         self._trial: _Trial | None = None  # of the step under way
         self._began = 0.0
@@ -49,15 +48,14 @@ class StepThreads:
             if wanted > 1:
                 self._trial = self._trials.setdefault((wanted, num_tokens.bit_length()), _Trial())
                 wanted = wanted if self._trial.next_takes_many() else 1
-        if wanted != self._now:
-            torch.set_num_threads(wanted)
-            self._now = wanted
+        torch.set_num_threads(wanted)
         self._began = time.perf_counter()
 
     def done(self) -> None:
         """The step has ended."""
         if self._trial is not None:
             self._trial.took(time.perf_counter() - self._began)
+        torch.set_num_threads(self._all)
 
 
 class _Trial:
