@@ -13,8 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-import torch
-
 T = TypeVar("T")
 _Work = queue.SimpleQueue[Callable[[], object] | None]
 
@@ -24,6 +22,8 @@ class EngineThread:
     torch's threads as the one that makes it: left alone, it would take what another engine set for a small step."""
 
     def __init__(self) -> None:
+        import torch  # here: the server's own process imports this file, and does without
+
         self._work: _Work = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=_run, args=(self._work, torch.get_num_threads()), name="sgl-engine", daemon=True
@@ -70,6 +70,8 @@ class EngineThread:
 
 
 def _run(queued: _Work, num_threads: int) -> None:
+    import torch
+
     torch.get_num_threads()  # a thread's first use of torch takes the process's number
     torch.set_num_threads(num_threads)
     for work in iter(queued.get, None):
