@@ -96,9 +96,10 @@ class CompileService:
                 flight = None
             if flight is None:
                 self._failed_at.pop(constraint, None)
-                flight = self._flights[constraint] = Future()
-                self._under_way.add(flight)
+                flight = Future()
                 self._threads.submit(self._fly, flight, constraint)
+                self._flights[constraint] = flight
+                self._under_way.add(flight)
             self._flights.move_to_end(constraint)
             while len(self._flights) > self.max_grammars:
                 oldest, _ = self._flights.popitem(last=False)

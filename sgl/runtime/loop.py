@@ -30,7 +30,7 @@ from sgl.runtime.constraints import Guide
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler, Step
 from sgl.runtime.text.output import TextOutput
-from sgl.runtime.thread import EngineThread
+from sgl.runtime.thread import EngineThread, settle
 
 logger = logging.getLogger(__name__)
 
@@ -155,14 +155,7 @@ class EngineLoop:
     def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
         """Run a function between two steps and return its result. Raises EngineDead, or TimeoutError."""
         future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except Exception as error:
-                future.set_exception(error)
-
-        self.post(run)
+        self.post(lambda: settle(future, function))
         waited = 0.0
         while True:
             try:
@@ -178,6 +171,7 @@ class EngineLoop:
         """End every request and the thread. Idempotent; returns when the thread has ended."""
         with self._gate:
             self._inbox.put(partial(setattr, self, "_stopping", True))
+        self._thread.close()  # if the loop was never started
         self._thread.join()
 
     @property

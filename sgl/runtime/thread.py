@@ -34,14 +34,7 @@ class EngineThread:
     def start(self, function: Callable[[], T]) -> Future[T]:
         """Run a function after those before it."""
         future: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._work.put(work)
+        self._work.put(lambda: settle(future, function))
         return future
 
     def call(self, function: Callable[[], T]) -> T:
@@ -67,6 +60,14 @@ class EngineThread:
     def is_alive(self) -> bool:
         """Whether it has not ended."""
         return self._thread.is_alive()
+
+
+def settle(future: Future[T], function: Callable[[], T]) -> None:
+    """Run a function and put into the future what it ends in."""
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _run(queued: _Work, num_threads: int) -> None:

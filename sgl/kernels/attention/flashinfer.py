@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -122,9 +121,7 @@ class FlashInferAttention:
         # A kernel may be set up while the one ahead of it drains: programmatic dependent launch.
         self._launches_early = torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self._uploader = Uploader(shape.device)
-        variants = self._variants()
-        self._compile(variants)
-        self._modules = {(kernel, has_window): self._module(kernel, has_window) for kernel, has_window in variants}
+        self._modules = self._load(self._variants())
         self._num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count
         blocks = 2 * self._num_sms // shape.num_kv_heads  # of a kv head; the planner splits rows to make so many
         tiles = -(-max_graph_rows * (shape.num_heads // shape.num_kv_heads) // _TILE) + _MAX_GROUPS
@@ -396,28 +393,25 @@ class FlashInferAttention:
         windows = dict.fromkeys(window is not None for window in self._shape.windows)
         return [(kernel, window) for kernel in kernels for window in windows]
 
-    def _compile(self, variants: Iterable[tuple[PrefillKernel, bool]]) -> None:
-        """Have nvcc compile, side by side, what the machine has not: fa2 takes 13 s, fa3 49 s (16 cores)."""
+    def _load(self, variants: list[tuple[PrefillKernel, bool]]) -> dict[tuple[PrefillKernel, bool], Any]:
+        """The compiled modules. nvcc makes, side by side, what the machine has not: fa2 takes 13 s, fa3 49 s (16
+        cores)."""
         from flashinfer.jit import gen_batch_prefill_module
 
-        missing = [
-            (kernel, spec)
-            for kernel, has_window in variants
-            if not (spec := gen_batch_prefill_module(*self._kernel(kernel, has_window))).is_compiled
-        ]
-        if not missing:
-            return
-        names = " and ".join(dict.fromkeys(kernel for kernel, _ in missing))
+        names = " and ".join(dict.fromkeys(kernel for kernel, _ in variants))
         what = f"FlashInfer's {names} kernels for {self._shape.dtype} and heads of {self._shape.head_dim}"
-        logger.info("%s are compiled with nvcc, once on a machine: about a minute", what)
-        with ThreadPoolExecutor(len(missing)) as threads:
-            builds = [threads.submit(spec.build, verbose=False) for _, spec in missing]
-        for build in builds:
-            try:
-                build.result()
-            except (RuntimeError, OSError) as error:
-                note = str(error).strip().splitlines() or [type(error).__name__]
-                raise CannotCompile(f"{what} cannot be compiled, which takes CUDA's nvcc ({note[0]})") from error
+        try:
+            specs = [gen_batch_prefill_module(*self._kernel(*variant)) for variant in variants]
+            missing = [spec for spec in specs if not spec.is_compiled]
+            if missing:
+                logger.info("%s are compiled with nvcc, once on a machine: about a minute", what)
+                with ThreadPoolExecutor(len(missing)) as threads:
+                    for build in [threads.submit(spec.build, verbose=False) for spec in missing]:
+                        build.result()
+            return {variant: self._module(*variant) for variant in variants}
+        except (RuntimeError, OSError) as error:
+            note = str(error).strip().splitlines() or [type(error).__name__]
+            raise CannotCompile(f"{what} cannot be compiled, which takes CUDA's nvcc ({note[0]})") from error
 
     def _module(self, kernel: PrefillKernel, has_window: bool) -> Any:
         from flashinfer.prefill import get_batch_prefill_module

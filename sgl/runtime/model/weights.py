@@ -54,8 +54,7 @@ class Weights:
                 if value is not None:
                     yield from _tensors(value)
         yield self.norm
-        if self.lm_head is not self.embedding:
-            yield from _tensors(self.lm_head)
+        yield from (tensor for tensor in _tensors(self.lm_head) if tensor is not self.embedding)
 
     @property
     def num_multiplied(self) -> int:
