@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from xml.etree import ElementTree
+
+import pytest
 
 from benchmarks.gpu import peers, throughput
 from benchmarks.gpu.workloads import Figure
+
+TINY_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
 
 
 def test_the_peers_rows_become_medians_by_our_names() -> None:
@@ -15,6 +29,8 @@ def test_the_peers_rows_become_medians_by_our_names() -> None:
         {"w": "W2", "cache": "warm", "req_s": 244.2},
         {"w": "W4", "batch": 64, "step_ms": 6.8},
         {"w": "W3", "ttft_ms": 14.9, "tpot_ms": 4.9},
+        *({"w": "W6", "rep": i, "slowdown": value} for i, value in enumerate((1.3, 1.02, 1.04))),
+        {"w": "W7", "batch": 64, "schemas": "new", "slowdown": 6.5},
     ]
     assert peers.of_rows(rows) == {
         "W2 cold cache": 210.6,
@@ -22,7 +38,34 @@ def test_the_peers_rows_become_medians_by_our_names() -> None:
         "W4 step of 64": 6.8,
         "W3 TTFT": 14.9,
         "W3 TPOT": 4.9,
+        "W6 first": 1.3,
+        "W6 warm": 1.03,
+        "W7 64 new": 6.5,
     }
+
+
+def test_the_kits_engines_run_and_their_rows_are_read_back(tmp_path: Path) -> None:
+    kit, model, tokenizer = (tmp_path / name for name in ("kit", "model", "tokenizer"))
+    kit.mkdir()
+    model.mkdir()
+    tokenizer.mkdir()
+    (kit / "on_gpu.sh").write_text(
+        'peer=$1; shift 2; mkdir -p "$OUT"; echo "$@" > "$OUT/../$peer"\n'
+        'echo "{\\"engine\\": \\"$peer\\", \\"w\\": \\"W5\\", \\"prefill_tok_s\\": ${#peer}}" > "$OUT/$peer.jsonl"\n'
+        'case "$*" in *disable_any_whitespace*) ;; *) exit 3 ;; esac\n'
+    )
+    (model / "config.json").write_text(json.dumps(TINY_LLAMA))
+    body = {
+        "model": {"vocab": {"a": 0, "b": 1}, "merges": []},
+        "added_tokens": [{"special": True, "content": "<e>"}],
+    }
+    (tokenizer / "tokenizer.json").write_text(json.dumps(body))
+    rows = tmp_path / "rows.jsonl"
+    peers.run(kit, tmp_path, model, tokenizer, "W5", peers.PEERS, rows)
+    assert peers.figures_for(4096, rows) == ({"W5 prefill": (6, 4)}, "in this run")
+    assert peers.figures_for(4096, None)[0]["W7 64 new"] == (7.0, 6.2)
+    with pytest.raises(SystemExit, match="sglang ended with status 3"):
+        peers.run(kit, tmp_path, model, None, "W5", peers.PEERS, rows)
 
 
 def test_ratios_say_how_many_times_better_than_the_better_peer() -> None:

@@ -1,18 +1,20 @@
 """What constraints cost on one GPU: W6, one JSON Schema for 64 requests, and W7, a schema of its own for each of 64 and
 256, beside the same lengths unconstrained.
 
-    python -m benchmarks.gpu.constrained MODEL TOKENIZER [--only W6,W7] [--reps 3] [--json FILE] [--option NAME=VALUE …]
+    python -m benchmarks.gpu.constrained MODEL TOKENIZER [--only W6,W7] [--reps 3] [--json FILE] [--peers ROWS.jsonl]
+                                                         [--option NAME=VALUE …]
 
 MODEL is a folder with a config.json; weights are random. TOKENIZER is a folder with a byte-level tokenizer.json, cut
 to the model's vocabulary where it is larger. Slowdown: how many times longer a token takes under a schema. W7's
 schemas bound strings and arrays, and documents end by themselves; `new` schemas were never seen and are compiled
-within the time, `seen` ones come again. The peers' figures are of runs of their own on an H200 (2026-11-20): not of
-this run, nor of this machine.
+within the time, `seen` ones come again. --peers has what benchmarks.gpu.peers measured on this machine; without, their
+figures are of runs of their own on an H200 (2026-11-20): not of this run, nor of this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import random
@@ -22,24 +24,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import peers
 from benchmarks.gpu.throughput import _flatten_weights
-from benchmarks.gpu.workloads import PROMPT_IDS, Machine, Workloads
+from benchmarks.gpu.workloads import PROMPT_IDS, Machine, Workloads, cut_tokenizer
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
+from sgl.runtime.model.config import ModelConfig
 
 CAVEAT = (
     "Weights are random: they pick rare tokens of many bytes, which hurts the peers' masks more than real text "
     "would."
 )
-# (SGLang 0.5.15, vLLM 0.26.0): slowdowns of a Llama-3.1-8B shape
-RECORDED = {
-    "W6 first": (1.38, 1.17),
-    "W6 warm": (1.02, 1.02),
-    "W7 64 new": (7.0, 6.2),
-    "W7 64 seen": (6.2, 5.6),
-    "W7 256 new": (9.6, 3.0),
-    "W7 256 seen": (8.5, 2.7),
-}
 BARS = {"W6 first": 1.05, "W6 warm": 1.01}
 BARS |= {f"W7 {count} {state}": bar for count in (64, 256) for state, bar in (("new", 1.10), ("seen", 1.03))}
 PERSON: dict[str, Any] = {
@@ -74,21 +69,6 @@ def bounded(number: int) -> dict[str, Any]:
     }
     closed = {"required": list(properties), "additionalProperties": False}
     return {"type": "object", "properties": properties, **closed}
-
-
-def cut_tokenizer(folder: Path, size: int, target: Path) -> None:
-    """Write a byte-level BPE tokenizer to `target`, cut to its first tokens: at most `size` ids in all."""
-    body = json.loads((folder / "tokenizer.json").read_text())
-    room = size - 256  # what a model has for special tokens, as a rule
-    vocab = {token: token_id for token, token_id in body["model"]["vocab"].items() if token_id < room}
-    merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in body["model"]["merges"]]
-    body["model"]["vocab"] = vocab
-    body["model"]["merges"] = [pair for pair in merges if "".join(pair) in vocab]
-    specials = [token for token in body["added_tokens"] if token["special"]][:2]
-    body["added_tokens"] = [{**token, "id": len(vocab) + i} for i, token in enumerate(specials)]
-    (target / "tokenizer.json").write_text(json.dumps(body))
-    names = {"eos_token": specials[-1]["content"], "tokenizer_class": "PreTrainedTokenizerFast"}
-    (target / "tokenizer_config.json").write_text(json.dumps(names))
 
 
 class Constrained:
@@ -155,18 +135,17 @@ class Constrained:
         [state] = self.engine.get_server_info()["internal_states"]
         return {name: state[name] for name in names}
 
-    def table(self) -> list[str]:
+    def table(self, of_peers: peers.Figures, where: str) -> list[str]:
         """A line for each figure: the median of its repetitions."""
-        lines = [f"{'slowdown':12} {'sgl':>7} {'bar':>6} {'SGLang*':>8} {'vLLM*':>6} {'ratio':>6}"]
+        lines = [f"{'slowdown':12} {'sgl':>7} {'bar':>6} {'SGLang':>8} {'vLLM':>6} {'ratio':>6}"]
         for name in dict.fromkeys(row["name"] for row in self.rows):
             value = statistics.median(row["slowdown"] for row in self.rows if row["name"] == name)
-            line = f"{name:12} {value:7.3f}"
-            if name in RECORDED:
-                peers, bar = RECORDED[name], BARS[name]
-                line += f" {bar:6.2f} {peers[0]:8.2f} {peers[1]:6.2f} {min(peers) / value:6.2f}"
-                line += " ok" if value <= bar else " MISSED"
-            lines.append(line)
-        return [*lines, "* recorded in other runs; ratio: the better of the two over ours", CAVEAT]
+            line, bar = f"{name:12} {value:7.3f} {BARS.get(name, float('nan')):6.2f}", BARS.get(name)
+            if name in of_peers:
+                line += "".join(f" {their:7.2f}" for their in of_peers[name])
+                line += f" {min(of_peers[name]) / value:6.2f}"
+            lines.append(line if bar is None else f"{line} {'ok' if value <= bar else 'MISSED'}")
+        return [*lines, f"SGLang and vLLM: {where}; ratio: the better of the two over ours", CAVEAT]
 
 
 def main() -> None:
@@ -178,15 +157,17 @@ def main() -> None:
     parser.add_argument("--counts", default="64,256", help="of requests in W7")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--peers", type=Path, metavar="ROWS", help="what benchmarks.gpu.peers measured here")
     parser.add_argument("--option", action="append", default=[], help="of the engine, NAME=VALUE")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     given = dict(option.split("=", 1) for option in arguments.option)
     options = {"context_length": 8192, **parse_options(EngineConfig, given)}
-    vocab_size = json.loads((arguments.model / "config.json").read_text())["vocab_size"]
+    config = ModelConfig.from_pretrained(arguments.model)
+    of_peers, where = peers.figures_for(config.hidden_size, arguments.peers)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        cut_tokenizer(arguments.tokenizer, vocab_size, Path(folder))
+        cut_tokenizer(arguments.tokenizer, config.vocab_size, Path(folder))
         with Engine(arguments.model, load_format="dummy", tokenizer_path=folder, **options) as engine:
             print(f"ready after {time.perf_counter() - began:.1f} s", flush=True)
             _flatten_weights(engine)
@@ -197,10 +178,11 @@ def main() -> None:
             if "W7" in arguments.only:
                 for k, count in enumerate(map(int, arguments.counts.split(","))):
                     bench.own_schemas(count, 1000 * k)
-            config = dict(vars(engine.config)) if hasattr(engine.config, "__dict__") else str(engine.config)
-    print("\n".join(bench.table()))
+            options = dataclasses.asdict(engine.config)
+    print("\n".join(bench.table(of_peers, where)))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"config": config, "rows": bench.rows, "caveat": CAVEAT}, indent=1))
+        body = {"config": options, "rows": bench.rows, "peers": of_peers, "peers_ran": where, "caveat": CAVEAT}
+        arguments.json.write_text(json.dumps(body, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""What SGLang and vLLM take for the same workloads: run beside ours where the peer kit is present, else recorded.
+"""What SGLang and vLLM take for the same workloads: run where the peer kit is present, else recorded.
 
-The kit is a folder with `on_gpu.sh` and `bench.py`, which run an engine from a folder of packed parts and write a
-JSON line for each measurement; see its README.
+    python -m benchmarks.gpu.peers KIT PARTS MODEL --out ROWS.jsonl [--tokenizer FOLDER] [--only W1,…] [--engine vllm …]
+
+The kit is a folder with `on_gpu.sh` and `bench.py`, which run an engine from a folder of packed parts and write a JSON
+line for each measurement; see its README. ROWS.jsonl then goes to the benchmarks of ours on the same machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -15,8 +18,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.workloads import cut_tokenizer
+from sgl.runtime.model.config import ModelConfig
+
 PEERS = ("sglang", "vllm")
 Figures = dict[str, tuple[float, ...]]  # by the name of ours, one for each of PEERS
+UNCONSTRAINED = "W3,W4,W5,W2,W1"
+CONSTRAINED = "W6,W7"  # these need a tokenizer
+# Without these, documents of W7 may go on with whitespace for ever.
+COMPACT_JSON = {
+    "sglang": "constrained_json_disable_any_whitespace=true",
+    "vllm": 'structured_outputs_config={"backend":"xgrammar","disable_any_whitespace":true}',
+}
 
 # SGLang 0.5.15, vLLM 0.26.0, in runs of their own on an H200, 2026-11-20; by the model's hidden size: shapes of
 # Llama-3.1-8B and Qwen3-0.6B.
@@ -30,6 +43,12 @@ RECORDED: dict[int, Figures] = {
         "W4 step of 64": (6.81, 6.75),
         "W4 step of 256": (14.5, 14.5),
         "W5 prefill": (42_200, 42_100),
+        "W6 first": (1.38, 1.17),
+        "W6 warm": (1.02, 1.02),
+        "W7 64 new": (7.0, 6.2),
+        "W7 64 seen": (6.2, 5.6),
+        "W7 256 new": (9.6, 3.0),
+        "W7 256 seen": (8.5, 2.7),
     },
     1024: {
         "W1 output": (22_970, 24_690),
@@ -41,17 +60,43 @@ RECORDED: dict[int, Figures] = {
 }
 
 
-def run(kit: Path, parts: Path, model: Path, names: Iterable[str]) -> Figures:
-    """Both engines, one after another, before ours takes the GPU."""
-    known = [name for name in names if name in ("W1", "W2", "W3", "W4", "W5")]
-    figures = []
-    with tempfile.TemporaryDirectory() as out:
-        for peer in PEERS:
-            command = ["bash", str(kit / "on_gpu.sh"), peer, str(parts), "--only", ",".join(known)]
-            subprocess.run([*command, "--model", str(model.resolve())], env={**os.environ, "OUT": out}, check=True)
-            lines = (Path(out) / f"{peer}.jsonl").read_text(encoding="utf-8").splitlines()
-            figures.append(of_rows(json.loads(line) for line in lines))
-    return {name: tuple(each[name] for each in figures) for name in figures[0] if all(name in f for f in figures)}
+def run(
+    kit: Path, parts: Path, model: Path, tokenizer: Path | None, only: str, engines: Iterable[str], rows: Path
+) -> None:
+    """These engines, one after another; what they measure is added to the file `rows`."""
+    vocab_size = ModelConfig.from_pretrained(model).vocab_size
+    for peer in engines:
+        with tempfile.TemporaryDirectory() as folder:
+            out, cut = Path(folder) / "out", Path(folder) / "tokenizer"
+            command = [
+                "bash",
+                str(kit / "on_gpu.sh"),
+                peer,
+                str(parts),
+                "--model",
+                str(model.resolve()),
+                "--only",
+                only,
+            ]
+            if tokenizer:
+                cut.mkdir()
+                cut_tokenizer(tokenizer, vocab_size, cut)
+                command += ["--tokenizer", str(cut), "--opt", COMPACT_JSON[peer]]
+            status = subprocess.run(command, env={**os.environ, "OUT": str(out)}).returncode
+            written = out / f"{peer}.jsonl"
+            with rows.open("a", encoding="utf-8") as file:
+                file.write(written.read_text(encoding="utf-8") if written.exists() else "")
+        if status:
+            raise SystemExit(f"{peer} ended with status {status}; what it measured before is in {rows}")
+
+
+def figures_for(hidden_size: int, rows: Path | None) -> tuple[Figures, str]:
+    """What the peers take for a model of this width, and where that was measured."""
+    if rows is None:
+        return RECORDED.get(hidden_size, {}), "recorded in other runs"
+    read = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    each = [of_rows(row for row in read if row["engine"] == peer) for peer in PEERS]
+    return {name: tuple(f[name] for f in each) for name in each[0] if name in each[1]}, "in this run"
 
 
 def of_rows(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
@@ -64,7 +109,28 @@ def of_rows(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
             "W3": {"W3 TTFT": "ttft_ms", "W3 TPOT": "tpot_ms"},
             "W4": {f"W4 step of {row.get('batch')}": "step_ms"},
             "W5": {"W5 prefill": "prefill_tok_s"},
+            "W6": {"W6 warm" if row.get("rep") else "W6 first": "slowdown"},
+            "W7": {f"W7 {row.get('batch')} {row.get('schemas')}": "slowdown"},
         }.get(row["w"], {})
         for name, key in found.items():
             values.setdefault(name, []).append(row[key])
     return {name: statistics.median(all_values) for name, all_values in values.items()}
+
+
+def main() -> None:
+    """Run them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kit", type=Path)
+    parser.add_argument("parts", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, help="without it, no W6 and W7")
+    parser.add_argument("--only", help="workloads")
+    parser.add_argument("--engine", nargs="+", choices=PEERS, default=PEERS)
+    options = parser.parse_args()
+    only = options.only or (f"{UNCONSTRAINED},{CONSTRAINED}" if options.tokenizer else UNCONSTRAINED)
+    run(options.kit, options.parts, options.model, options.tokenizer, only, options.engine, options.out)
+
+
+if __name__ == "__main__":
+    main()

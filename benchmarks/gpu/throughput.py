@@ -1,11 +1,11 @@
 """Throughput and latency on one GPU, beside vLLM, SGLang and what the machine allows: a table, JSON, a picture.
 
     python -m benchmarks.gpu.throughput MODEL [--only W3,W4] [--reps 3] [--json FILE] [--plot FILE.svg]
-                                              [--peers KIT PARTS] [--option NAME=VALUE …]
+                                              [--peers ROWS.jsonl] [--option NAME=VALUE …]
 
-MODEL is a folder with a config.json; weights are random. With --peers, the kit's engines run the same workloads on this
-machine first; without, their figures are of runs of their own on an H200 (2026-11-20, medians of two): not of this run,
-nor of this machine. W6 and W7 are in benchmarks.gpu.constrained.
+MODEL is a folder with a config.json; weights are random. --peers names what benchmarks.gpu.peers measured on this
+machine; without, their figures are of runs of their own on an H200 (2026-11-20, medians of two): not of this run, nor
+of this machine. W6 and W7 are in benchmarks.gpu.constrained; `python -m benchmarks.gpu` runs all.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ def main() -> None:
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="an SVG file")
-    parser.add_argument("--peers", type=Path, nargs=2, metavar=("KIT", "PARTS"))
+    parser.add_argument("--peers", type=Path, metavar="ROWS", help="what benchmarks.gpu.peers measured here")
     parser.add_argument("--option", action="append", default=[], help="of the engine, NAME=VALUE")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     given = dict(option.split("=", 1) for option in arguments.option)
     options = {"context_length": 17_408, **parse_options(EngineConfig, given)}
     names = arguments.only.split(",")
-    of_peers = peers.RECORDED.get(ModelConfig.from_pretrained(arguments.model).hidden_size, {})
-    if arguments.peers:
-        of_peers = peers.run(*arguments.peers, arguments.model, names)
+    width = ModelConfig.from_pretrained(arguments.model).hidden_size
+    of_peers, where = peers.figures_for(width, arguments.peers)
     machine = Machine.measure()
     print(
         f"this machine: {machine.bandwidth / 1e12:.2f} TB/s copied, {machine.matrix_rate / 1e12:.0f} TFLOP/s bf16"
@@ -64,7 +63,6 @@ def main() -> None:
             print(_line(figure, of_peers.get(figure.name)), flush=True)
         calls, held = (now - before for now, before in zip(_allocated(), allocated, strict=True))
         print(f"allocated on the device after ready: {held / 2**20:.0f} MiB in {calls} calls")
-        where = "in this run" if arguments.peers else "recorded in other runs"
         print(f"SGLang and vLLM: {where}; ratio: how many times better than the better of the two")
         if arguments.json:
             rows = [dataclasses.asdict(f) | {"peers": of_peers.get(f.name)} for f in figures]

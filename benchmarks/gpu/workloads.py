@@ -5,6 +5,7 @@ Each yields figures by name, beside what the machine would need at least.
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import time
@@ -226,6 +227,21 @@ class Workloads:
 
     def _tokens(self, length: int) -> list[int]:
         return [self._rng.randrange(PROMPT_IDS) for _ in range(length)]
+
+
+def cut_tokenizer(folder: Path, size: int, target: Path) -> None:
+    """Write a byte-level BPE tokenizer to `target`, cut to its first tokens: at most `size` ids in all."""
+    body = json.loads((folder / "tokenizer.json").read_text())
+    room = size - 256  # what a model has for special tokens, as a rule
+    vocab = {token: token_id for token, token_id in body["model"]["vocab"].items() if token_id < room}
+    merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in body["model"]["merges"]]
+    body["model"]["vocab"] = vocab
+    body["model"]["merges"] = [pair for pair in merges if "".join(pair) in vocab]
+    specials = [token for token in body["added_tokens"] if token["special"]][:2]
+    body["added_tokens"] = [{**token, "id": len(vocab) + i} for i, token in enumerate(specials)]
+    (target / "tokenizer.json").write_text(json.dumps(body))
+    names = {"eos_token": specials[-1]["content"], "tokenizer_class": "PreTrainedTokenizerFast"}
+    (target / "tokenizer_config.json").write_text(json.dumps(names))
 
 
 def _seconds(work: Callable[[], object]) -> float:
