@@ -65,6 +65,7 @@ def run(
 ) -> None:
     """These engines, one after another; what they measure is added to the file `rows`."""
     vocab_size = ModelConfig.from_pretrained(model).vocab_size
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the kit has its own
     for peer in engines:
         with tempfile.TemporaryDirectory() as folder:
             out, cut = Path(folder) / "out", Path(folder) / "tokenizer"
@@ -82,7 +83,7 @@ def run(
                 cut.mkdir()
                 cut_tokenizer(tokenizer, vocab_size, cut)
                 command += ["--tokenizer", str(cut), "--opt", COMPACT_JSON[peer]]
-            status = subprocess.run(command, env={**os.environ, "OUT": str(out)}).returncode
+            status = subprocess.run(command, env=environment | {"OUT": str(out)}).returncode
             written = out / f"{peer}.jsonl"
             with rows.open("a", encoding="utf-8") as file:
                 file.write(written.read_text(encoding="utf-8") if written.exists() else "")

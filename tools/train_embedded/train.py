@@ -75,9 +75,11 @@ class Batches(IterableDataset[Batch]):
             tokens = sum(len(row[0]) for row in rows)
             while tokens < POOL * self.recipe.batch_tokens:
                 row = encode(next(stream))
+                if len(row[0]) > CONTEXT:
+                    continue
                 if is_first and len(row[0]) > SHORT:
                     later.append(row)
-                elif len(row[0]) <= CONTEXT:
+                else:
                     rows.append(row)
                     tokens += len(row[0])
             rows.sort(key=lambda row: len(row[0]), reverse=True)
