@@ -34,8 +34,8 @@ POOL = 10  # batches made at a time, of examples sorted by length
 class Recipe:
     """What a run depends on beside the data."""
 
-    steps: int
-    minutes: float | None = None  # instead of `steps`: how long to train
+    minutes: float = 9.1
+    steps: int | None = None  # instead
     short_batches: int = 1500  # at first, all examples are short: copying is found sooner
     batch_tokens: int = 131072  # of a step, padding included
     learning_rate: float = 5e-3
@@ -169,7 +169,7 @@ def train(
         while progress < 1.0:
             step += 1
             elapsed = time.perf_counter() - start
-            progress = elapsed / (60 * recipe.minutes) if recipe.minutes else step / recipe.steps
+            progress = elapsed / (60 * recipe.minutes) if recipe.steps is None else step / recipe.steps
             rate = recipe.learning_rate * min(step / recipe.warmup, _cosine(progress))
             asked = time.perf_counter()
             ids, picked, is_short = (part.to(device, non_blocking=True) for part in next(batches))
