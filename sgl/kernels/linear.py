@@ -70,7 +70,7 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
         # oneDNN keeps half a megabyte for each number of rows: there are few, the larger ones rounded up by an eighth.
         num_rows = len(x)
         if num_rows > _MOST_ROWS:
-            return torch.cat([linear(part, matrix, bias) for part in x.split(_MOST_ROWS)])
+            return torch.cat([linear(part, matrix, bias) for part in torch.split(x, _MOST_ROWS)])
         step = 1 << max(0, num_rows.bit_length() - _EXACT_BITS)
         padded = functional.pad(x, (0, 0, 0, -num_rows % step)) if num_rows % step else x
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(padded, matrix.values, bias, "none", [], "")

@@ -6,6 +6,7 @@ after a copy sees it, and what was enqueued before does not.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -75,10 +76,15 @@ def carve(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[to
     """Views of buffer, uint8 [n], that lie where an upload of the arrays puts them, with their dtypes and shapes."""
     parts, offset = [], 0
     for array in arrays:
-        dtype = torch.from_numpy(array[:0].reshape(-1)).dtype
-        parts.append(buffer[offset : offset + array.nbytes].view(dtype).view(array.shape))
+        part = buffer[offset : offset + array.nbytes].view(_torch_dtype(array.dtype))
+        parts.append(part if array.ndim == 1 else part.view(array.shape))
         offset += _aligned(array.nbytes)
     return parts
+
+
+@functools.cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _aligned(num_bytes: int) -> int:

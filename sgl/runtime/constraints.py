@@ -132,7 +132,7 @@ class Constraints:
         self._eos_ids = frozenset(eos_ids)
         self._whitespace = whitespace
         self._deadline = deadline
-        self._num_closers = min(_MAX_CLOSERS, max(1, (os.cpu_count() or 1) - 2)) if on_device else 0
+        self._num_closers = min(_MAX_CLOSERS, max(1, _num_processors() - 2)) if on_device else 0
         self._service: CompileService | None = None
         self._lock = threading.Lock()
         self._encode = lru_cache(_KNOWN_TEXTS)(self._tokens_of)
@@ -186,3 +186,10 @@ class Constraints:
                 )
                 self._service = CompileService(vocabulary, deadline=self._deadline, num_closers=self._num_closers)
             return self._service
+
+
+def _num_processors() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not everywhere
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
