@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sgl.runtime.engine import Engine
+from tests.pages import in_whole_pages
 from tests.tiny_models import tiny_checkpoint
 
 REAL = ["stories260K", "stories260K-qwen2", "babyllama-105"]
@@ -155,7 +156,9 @@ def test_retracted_requests_resume_with_the_same_tokens(
 def test_forked_samples_share_the_prompt(reference: Reference, engine: Engine, prompts: list[list[int]]) -> None:
     results = engine.generate(input_ids=prompts[0], sampling_params={**GREEDY, "n": 4})
     assert [result["output_ids"] for result in results] == [reference.greedy(prompts[0])] * 4
-    assert sum(result["meta_info"]["cached_tokens"] for result in results) == 3 * 64
+    assert sum(result["meta_info"]["cached_tokens"] for result in results) == 3 * in_whole_pages(
+        engine, len(prompts[0]) - 1
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"chunked_prefill_size": 7, "page_size": 4}], ids=["whole", "chunked"])
@@ -193,7 +196,7 @@ def test_scores_are_the_logprobs_of_each_candidate_after_the_prefix(
     scores = engine.score(prefix, candidates)
     after = engine.get_server_info()["internal_states"][0]
     assert after["steps"] - before["steps"] == 2  # the prefix with the first candidate, then all the others
-    assert after["cached_tokens"] - before["cached_tokens"] == 3 * ((len(prefix) - 1) // 16 * 16)
+    assert after["cached_tokens"] - before["cached_tokens"] == 3 * in_whole_pages(engine, len(prefix) - 1)
     for candidate, score in zip(candidates, scores, strict=True):
         expected = reference.logprobs([*prefix, *candidate])[len(prefix) - 1 :]
         assert score.token_ids == candidate

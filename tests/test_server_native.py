@@ -155,15 +155,20 @@ def test_prompt_logprobs_are_aligned_for_the_original_client(
         assert isinstance(found, list)
         return found
 
+    def aligned(found: list[Any], expected: list[Any]) -> None:
+        """But for rounding: of what a page in the cache holds, nothing is summed again."""
+        assert [entry[1:] for entry in found] == [entry[1:] for entry in expected]
+        assert [entry[0] or 0 for entry in found] == pytest.approx([entry[0] or 0 for entry in expected], rel=1e-5)
+
     full = entries(server, logprob_start_len=0)
     assert full[0][0] is None
     assert None not in [entry[0] for entry in full[1:]]
-    assert entries(server, logprob_start_len=2) == full[3:]
+    aligned(entries(server, logprob_start_len=2), full[3:])
     assert entries(server) == []
     ids = [entry[1] for entry in full]
     assert entries(server, text=None, input_ids=ids) == full, "ids alone are scored from the first"
     parity = entries(another(parity_logprobs=True), logprob_start_len=2)
-    assert parity == [[None, *full[2][1:]], *full[3:]]
+    aligned(parity, [[None, *full[2][1:]], *full[3:]])
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ class EngineConfig:
     """Launch the kernels of decode steps one by one."""
     cuda_graph_max_bs: PositiveInt | None = None
     """Decode steps of more rows than this are not replayed from CUDA graphs. None: up to 512."""
-    page_size: PositiveInt = 16
-    """Tokens a KV page; prefixes are shared in whole pages."""
+    page_size: PositiveInt | None = None
+    """Tokens a KV page; prefixes are shared in whole pages. None: 16 on a GPU, 8 on a CPU."""
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the device's memory for weights and KV pages. None: 0.88 on a GPU, 0.3 on a CPU."""
     max_total_tokens: PositiveInt | None = None

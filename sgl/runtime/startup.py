@@ -34,6 +34,7 @@ _CPU_BUDGET = 2048  # tokens a step
 _TILE_TOKENS = 64  # for each multiprocessor: the tiles of most products then fill every round of them
 _LARGE, _MOST_TILES = 8_000_000_000, 4  # models of fewer weights take more: else launching a step takes as long
 _DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
+_DEFAULT_PAGE_SIZE = {"cuda": 16, "cpu": 8}
 _MAX_GRAPH_ROWS = 512
 _MIN_TOKENS_A_ROW = 64  # fewer rows than asked for by default rather than less KV than this for each
 
@@ -87,13 +88,15 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     )
     token_bytes = KVCache.bytes_per_token(model_config, kv_dtype or model.dtype)
     config, num_pages = _plan_memory(config, model, context_length, token_bytes)
-    config, attention = _attention(config, model.attention_shape(config.page_size, kv_dtype))
-    kv = KVCache(model_config, num_pages, config.page_size, kv_dtype or model.dtype, device)
-    kv_bytes = num_pages * config.page_size * token_bytes
+    page_size = config.page_size
+    assert page_size is not None
+    config, attention = _attention(config, model.attention_shape(page_size, kv_dtype))
+    kv = KVCache(model_config, num_pages, page_size, kv_dtype or model.dtype, device)
+    kv_bytes = num_pages * page_size * token_bytes
     assert config.context_length is not None
     assert config.max_running_requests is not None
     assert config.chunked_prefill_size is not None
-    max_pages = -(-config.context_length // config.page_size)
+    max_pages = -(-config.context_length // page_size)
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
         eos_ids = frozenset((tokenizer.eos_id,))
@@ -109,7 +112,7 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     )
     if device.type == "cuda":
         budget = config.chunked_prefill_size
-        runner.warm_up(config.context_length if budget == -1 else min(budget, num_pages * config.page_size))
+        runner.warm_up(config.context_length if budget == -1 else min(budget, num_pages * page_size))
         _settle(device)
     limits = Limits(
         max_running_requests=config.max_running_requests,
@@ -119,7 +122,7 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
         schedule_policy=config.schedule_policy,
         conservativeness=config.schedule_conservativeness,
     )
-    pool = PagePool(num_pages, config.page_size)
+    pool = PagePool(num_pages, page_size)
     scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache)
     return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, num_pages, kv_bytes)
 
@@ -156,7 +159,7 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
         return _torch_attention(config, shape, reason)
     assert config.max_running_requests is not None
     assert config.context_length is not None
-    max_pages = -(-config.context_length // config.page_size)
+    max_pages = -(-config.context_length // shape.page_size)
     graph_rows = 0
     if not config.disable_cuda_graph:
         graph_rows = min(config.cuda_graph_max_bs or _MAX_GRAPH_ROWS, config.max_running_requests)
@@ -281,7 +284,8 @@ def _check_fp8(option: str, value: str, device: torch.device) -> None:
 
 def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes: int) -> tuple[EngineConfig, int]:
     """How many pages of KV there will be, the dummy page included, and the limits that follow."""
-    device, page_size = model.device, config.page_size
+    device = model.device
+    page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
     weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = token_bytes * page_size
@@ -303,6 +307,7 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes
         config,
         device=str(device),
         dtype=_dtype_name(model.dtype),
+        page_size=page_size,
         context_length=min(context, num_pages * page_size),
         max_running_requests=rows,
         max_total_tokens=num_pages * page_size,
