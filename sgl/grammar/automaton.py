@@ -132,6 +132,9 @@ class Automaton:
                     cells.append((mask, [(origin, move)]))
                 else:
                     refine(cells, mask, (origin, move))
+        if len(cells) == 1 and (mask := cells[0][0]).bit_count() == 1:
+            self.tables.set_one(state, mask.bit_length() - 1, self._entry(state, mask, cells[0][1]))
+            return
         row = np.full(256, DEAD, np.int32)
         for mask, moves in cells:
             row[_indices(mask)] = self._entry(state, mask, moves)

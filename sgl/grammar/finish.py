@@ -35,6 +35,8 @@ class Finish:
         self._guesses: dict[tuple[Schema, str], bytes | None] | None = None
         """While values are being worked out that may hold one another: the best known so far."""
         self._known: dict[tuple[Thread, int, int, Notes], bytes | None] = {}
+        self._rests: dict[tuple[ObjectPlan, Seen, bytes], bytes | None] = {}
+        """Of objects of which no undeclared key matters: what `_keys` found."""
         self._notes = NO_NOTES
         """Of the frame that is being brought to its end."""
 
@@ -184,6 +186,16 @@ class Finish:
     ) -> bytes | None:
         """The properties that are still needed, at least one, and the closing brace; `before` comes first. `used` are
         undeclared keys that may not come again."""
+        if used or self._guesses is not None:
+            return self._work_out_keys(plan, seen, before, used)
+        key = plan, seen, before
+        if key not in self._rests:
+            if len(self._rests) > _MAX_KNOWN:
+                self._rests.clear()
+            self._rests[key] = self._work_out_keys(plan, seen, before, used)
+        return self._rests[key]
+
+    def _work_out_keys(self, plan: ObjectPlan, seen: Seen, before: bytes, used: frozenset[bytes]) -> bytes | None:
         parts: list[bytes | None] = []
         while True:
             check_time()

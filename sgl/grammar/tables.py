@@ -74,6 +74,7 @@ class Tables:
         self.accepting: npt.NDArray[np.bool_] = np.zeros(_FEW, np.bool_)
         self.returns: Int32Array = np.full((4, 4), UNKNOWN, np.int32)
         self._first_bytes = np.zeros(256, np.intp)  # of each class
+        self._is_alone = bytes(256)  # by byte: whether its class has no other
 
     @property
     def nbytes(self) -> int:
@@ -128,6 +129,17 @@ class Tables:
         self.entries[state, : self.num_classes] = by_class
         self.version += 1
 
+    def set_one(self, state: int, byte: int, entry: int) -> None:
+        """Fill the row of a state where all other bytes are dead: most of them, behind a key's every letter."""
+        if not self._is_alone[byte]:
+            row = np.full(256, DEAD, np.int32)
+            row[byte] = entry
+            self.set_row(state, row)
+            return
+        self.entries[state, : self.num_classes] = DEAD
+        self.entries[state, self.class_of[byte]] = entry
+        self.version += 1
+
     def _split_classes(self, row: Int32Array, apart: list[int]) -> None:
         """Take bytes whose entries differ from those of the first of their class into classes of their own."""
         new_classes: dict[tuple[int, int], int] = {}
@@ -144,6 +156,7 @@ class Tables:
                 self.num_classes += 1
             self.classes[byte] = new
         self.class_of = self.classes.tobytes()
+        self._is_alone = (np.bincount(self.classes, minlength=self.num_classes)[self.classes] == 1).tobytes()
 
 
 def _taller(array: Int32Array, fill: int) -> Int32Array:
