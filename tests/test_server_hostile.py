@@ -136,7 +136,6 @@ def test_half_closed_connections_get_a_400_and_are_not_computed_for(server: Live
         request(body)[:-5],
         request(body, length=10**9),
         request(body),
-        b"\x16\x03",
     ]
     began = time.monotonic()
     for answer in everyone(server, cases * 5, half_close=True):
@@ -146,6 +145,20 @@ def test_half_closed_connections_get_a_400_and_are_not_computed_for(server: Live
     assert everyone(server, [b""], half_close=True) == [b""], "who asked nothing is told nothing"
     time.sleep(0.1)
     assert engine.get_server_info()["internal_states"][0]["generated_tokens"] - generated < 5 * 100
+
+
+@pytest.mark.parametrize("half_close", [True, False])
+def test_what_is_no_http_gets_a_400_like_any_other(server: LiveServer, half_close: bool) -> None:
+    """A client that also closes its side may be told of that instead: whichever is seen first."""
+    for answer in everyone(
+        server, [b"\x16\x03\x01", b"GET / HTTP/1.1\r\nHost x\r\n\r\n"] * 5, half_close=half_close, wait=5
+    ):
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert status(answer) == "400", answer
+        assert b"application/json" in head
+        error = json.loads(body)["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["code"] in (("bad_http", "client_closed") if half_close else ("bad_http",))
 
 
 def test_streams_of_half_closed_connections_end(server: LiveServer) -> None:

@@ -7,7 +7,7 @@ import json
 
 from aiohttp import web
 
-from sgl.runtime.server.errors import described
+from sgl.runtime.server.errors import described, json_response
 
 
 class Connection(web.RequestHandler):
@@ -20,6 +20,22 @@ class Connection(web.RequestHandler):
         """Bytes of requests."""
         self.is_owed = True
         super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no HTTP, in the shape of all others."""
+        super().handle_error(request, status, exc, message)  # says so in the log, or that an answer has begun
+        self.is_owed = False
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        what = " ".join(message.split()) if message else "internal error: the server's log has it"
+        response = json_response(described(what, kind, "bad_http" if status < 500 else None), status)
+        response.force_close()
+        return response
 
     def eof_received(self) -> None:
         """The client sends no more. What is written here leaves before the connection closes."""
