@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-memory bench-constrained bench-embedded train-embedded soak clean
+.PHONY: help setup demo test format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-constrained bench-embedded train-embedded soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench-host: $(STAMP) ## what a step costs the host: scheduling, packing, detoken
 
 bench-cpu: $(STAMP) ## output tokens/s on this CPU, beside transformers
 	$(BIN)/python benchmarks/cpu_throughput.py $(ARGS)
+
+bench-neighbours: $(STAMP) ## what an engine still does on a CPU where others want its cores
+	$(BIN)/python benchmarks/cpu_neighbours.py $(ARGS)
 
 bench-memory: $(STAMP) ## resident memory over 10^5 requests; ARGS=CHECKPOINT
 	$(BIN)/python benchmarks/memory.py $(ARGS)

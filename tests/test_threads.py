@@ -26,11 +26,14 @@ def alone() -> Iterator[ThreadPoolExecutor]:
 
 
 class Clock:
-    """Steps take what they would with so many threads."""
+    """Steps take what they would with so many threads, which run for a share of that time."""
 
-    def __init__(self, seconds: dict[int, float]) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, seconds: dict[int, float], share: float = 1.0) -> None:
         self.seconds = seconds
-        self.now = 0.0
+        self.share = share
+        self.now = self.ran = 0.0
+        patch.setattr(threads_module.time, "perf_counter", lambda: self.now)
+        patch.setattr(threads_module.time, "process_time", lambda: self.ran)
 
     def run(self, threads: StepThreads, num_tokens: int, num_steps: int, *, is_streamed: bool = False) -> list[int]:
         """How many threads each step took."""
@@ -39,6 +42,7 @@ class Clock:
             threads.choose(num_tokens, is_streamed=is_streamed)
             taken.append(torch.get_num_threads())
             self.now += self.seconds[taken[-1]]
+            self.ran += self.seconds[taken[-1]] * taken[-1] * self.share
             threads.done()
         return taken
 
@@ -60,22 +64,28 @@ def begin(per_token: int, num_threads: int) -> StepThreads:
     ],
 )
 def test_a_step_takes_as_many_threads_as_it_has_work_for(
-    alone: ThreadPoolExecutor, per_token: int, num_tokens: int, is_streamed: bool, expected: int
+    alone: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    per_token: int,
+    num_tokens: int,
+    is_streamed: bool,
+    expected: int,
 ) -> None:
-    clock = Clock({1: 4.0, 3: 2.0, 4: 1.0})
+    clock = Clock(monkeypatch, {1: 4.0, 3: 2.0, 4: 1.0})
 
     def work() -> list[int]:
         return clock.run(begin(per_token, 4), num_tokens, 20, is_streamed=is_streamed)
 
-    assert alone.submit(work).result() == [expected] * 20
+    taken = alone.submit(work).result()
+    assert taken[8:] == [expected] * 12, "the other way was tried early"
+    assert taken.count(expected) >= 18
 
 
 @pytest.mark.parametrize("with_two", [0.5, 0.97, 3.0])
 def test_small_steps_go_the_way_that_takes_less_time(
     alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, with_two: float
 ) -> None:
-    clock = Clock({1: 1.0, 2: with_two})
-    monkeypatch.setattr(threads_module.time, "perf_counter", lambda: clock.now)
+    clock = Clock(monkeypatch, {1: 1.0, 2: with_two})
 
     def work() -> tuple[list[int], list[int]]:
         threads = begin(6_000_000, 2)
@@ -91,8 +101,7 @@ def test_small_steps_go_the_way_that_takes_less_time(
 
 
 def test_sizes_are_told_apart(alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock({1: 1.0, 2: 2.0})
-    monkeypatch.setattr(threads_module.time, "perf_counter", lambda: clock.now)
+    clock = Clock(monkeypatch, {1: 1.0, 2: 2.0})
 
     def work() -> tuple[int, int]:
         threads = begin(6_000_000, 2)
@@ -103,9 +112,33 @@ def test_sizes_are_told_apart(alone: ThreadPoolExecutor, monkeypatch: pytest.Mon
     assert alone.submit(work).result() == (1, 2)
 
 
-def test_one_core_is_one_thread(alone: ThreadPoolExecutor) -> None:
+def test_large_steps_take_one_thread_where_many_are_starved(
+    alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process wants the processors, then none does."""
+    clock = Clock(monkeypatch, {1: 2.0, 2: 1.0})
+
+    def work() -> list[list[int]]:
+        threads = begin(MANY_MULTIPLICATIONS, 2)
+        taken = [clock.run(threads, 1, 300)]
+        clock.seconds, clock.share = {1: 2.0, 2: 20.0}, 0.5
+        taken.append(clock.run(threads, 1, 300))
+        clock.seconds, clock.share = {1: 2.0, 2: 1.9}, 0.5
+        taken.append(clock.run(threads, 1, 300))
+        clock.seconds, clock.share = {1: 2.0, 2: 1.0}, 1.0
+        return [*taken, clock.run(threads, 1, 300)]
+
+    alone_at_first, crowded, shared, alone_again = alone.submit(work).result()
+    assert alone_at_first == [2] * 300, "nothing is tried where nothing is wrong"
+    assert crowded[:3] == [2, 1, 1]
+    assert crowded.count(2) < 12
+    assert shared[100:].count(2) > 190, "starved, but no worse off"
+    assert alone_again[100:] == [2] * 200
+
+
+def test_one_core_is_one_thread(alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> list[int]:
-        return Clock({1: 1.0}).run(begin(6_000_000, 1), 32, 3, is_streamed=True)
+        return Clock(monkeypatch, {1: 1.0}).run(begin(6_000_000, 1), 32, 3, is_streamed=True)
 
     assert alone.submit(work).result() == [1] * 3
 
@@ -161,10 +194,10 @@ def test_an_engine_thread_takes_the_threads_of_its_maker(alone: ThreadPoolExecut
     assert alone.submit(work).result() == 3
 
 
-def test_steps_leave_the_threads_as_they_were(alone: ThreadPoolExecutor) -> None:
+def test_steps_leave_the_threads_as_they_were(alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> list[int]:
         threads = begin(1_000_000, 4)
-        taken = Clock({1: 1.0}).run(threads, 1, 1)
+        taken = Clock(monkeypatch, {1: 1.0}).run(threads, 1, 1)
         return [*taken, torch.get_num_threads()]
 
     assert alone.submit(work).result() == [1, 4]
