@@ -43,7 +43,7 @@ class Clock:
             taken.append(torch.get_num_threads())
             self.now += self.seconds[taken[-1]]
             self.ran += self.seconds[taken[-1]] * taken[-1] * self.share
-            threads.done()
+            threads.done(worked=True)
         return taken
 
 
@@ -116,24 +116,91 @@ def test_large_steps_take_one_thread_where_many_are_starved(
     alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process wants the processors, then none does."""
-    clock = Clock(monkeypatch, {1: 2.0, 2: 1.0})
+    clock = Clock(monkeypatch, {1: 0.2, 2: 0.1})
 
     def work() -> list[list[int]]:
         threads = begin(MANY_MULTIPLICATIONS, 2)
-        taken = [clock.run(threads, 1, 300)]
-        clock.seconds, clock.share = {1: 2.0, 2: 20.0}, 0.5
-        taken.append(clock.run(threads, 1, 300))
-        clock.seconds, clock.share = {1: 2.0, 2: 1.9}, 0.5
-        taken.append(clock.run(threads, 1, 300))
-        clock.seconds, clock.share = {1: 2.0, 2: 1.0}, 1.0
-        return [*taken, clock.run(threads, 1, 300)]
+        taken = [clock.run(threads, 1, 1000)]
+        clock.seconds, clock.share = {1: 0.2, 2: 2.0}, 0.5
+        taken.append(clock.run(threads, 1, 1000))
+        clock.seconds, clock.share = {1: 0.2, 2: 0.15}, 0.5
+        taken.append(clock.run(threads, 1, 2000))
+        clock.seconds, clock.share = {1: 0.2, 2: 0.1}, 1.0
+        return [*taken, clock.run(threads, 1, 1000)]
 
     alone_at_first, crowded, shared, alone_again = alone.submit(work).result()
-    assert alone_at_first == [2] * 300, "nothing is tried where nothing is wrong"
-    assert crowded[:3] == [2, 1, 1]
-    assert crowded.count(2) < 12
-    assert shared[100:].count(2) > 190, "starved, but no worse off"
-    assert alone_again[100:] == [2] * 200
+    assert alone_at_first == [2] * 1000, "nothing is tried where nothing is wrong"
+    assert 1 in crowded[:20]
+    assert crowded[20:].count(2) < 10
+    assert shared[1500:].count(2) > 480, "starved, but no worse off"
+    assert alone_again[500:] == [2] * 500
+
+
+def test_a_trial_costs_little_whatever_it_costs(alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many threads that look starved, and are worth their number."""
+    clock = Clock(monkeypatch, {1: 16.0, 16: 1.0}, share=0.6)
+
+    def work(per_token: int) -> float:
+        began = clock.now
+        clock.run(begin(per_token, 16), 1, 2000)
+        return clock.now - began
+
+    assert alone.submit(work, MANY_MULTIPLICATIONS).result() == 2000, "too dear to be tried at all"
+    clock.seconds = {1: 0.16, 16: 0.01}
+    for per_token in (MANY_MULTIPLICATIONS, MANY_MULTIPLICATIONS // 4):
+        assert 20 < alone.submit(work, per_token).result() < 20 * 1.1
+
+
+def test_no_way_gets_stuck_where_two_kinds_of_steps_take_turns(
+    alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, {1: 0.2, 2: 2.0}, share=0.5)
+
+    def work() -> list[int]:
+        threads = begin(MANY_MULTIPLICATIONS, 2)
+        assert clock.run(threads, 1, 30)[-1] == 1
+        clock.share = 1.0
+        taken = []
+        for _ in range(1000):
+            for kind in (1.0, 2.5):
+                clock.seconds = {1: 0.2 * kind, 2: 0.1 * kind}
+                taken += clock.run(threads, 1, 1)
+        return taken
+
+    assert alone.submit(work).result()[1000:] == [2] * 1000
+
+
+def test_small_steps_are_told_from_large_ones_of_the_same_size(
+    alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, {1: 1.0, 2: 0.5})
+
+    def work() -> tuple[int, int]:
+        threads = begin(6_000_000, 2)
+        small, large = [], []
+        for _ in range(500):
+            small += clock.run(threads, 64, 1)
+            large += clock.run(threads, 120, 1)
+        return small.count(1), large.count(1)
+
+    small, large = alone.submit(work).result()
+    assert small > 0
+    assert large == 0
+
+
+def test_a_step_that_fails_tells_nothing(alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, {1: 3.0, 2: 1.0})
+
+    def work() -> list[int]:
+        threads = begin(6_000_000, 2)
+        while clock.run(threads, 32, 1) == [2]:
+            pass
+        for _ in range(3):  # in the midst of a trial, and at once
+            threads.choose(32, is_streamed=False)
+            threads.done(worked=False)
+        return clock.run(threads, 32, 10)
+
+    assert alone.submit(work).result()[1:] == [2] * 9
 
 
 def test_one_core_is_one_thread(alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

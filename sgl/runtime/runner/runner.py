@@ -68,12 +68,15 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> PendingStep:
         """Start a step; see `batch.Runner`."""
+        worked = False
         with self._current:
             try:
-                return self._launch(batch, under_way)
+                pending = self._launch(batch, under_way)
+                worked = True
             finally:
                 if self._threads is not None:
-                    self._threads.done()
+                    self._threads.done(worked=worked)
+        return pending
 
     def _launch(self, batch: Batch, under_way: Callable[[], None] | None) -> PendingStep:
         if self._threads is not None:

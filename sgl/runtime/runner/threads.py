@@ -14,7 +14,6 @@ want one of them: with 64 streams over HTTP a token of a small model takes a ten
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -23,24 +22,26 @@ import torch
 
 MANY_MULTIPLICATIONS = 400_000_000  # of a step to which more threads are a gain even if they sleep
 _THREAD_MULTIPLICATIONS = 2_000_000  # of a small step that are worth a thread
-_PERIOD = 64  # steps of a size, the first two of which go the other way
-_KEPT = 3  # timings either way, of which the median counts
+_FEWEST, _RECENT = 3, 31  # small steps that the other way is held against, and the latest of more; one large one
+_SOON, _LATE = 16, 64  # times what a trial took, before the next: twice as many each time it was for nothing
 _GAIN = 0.95  # of the time, for which the way is changed
-_SHORT_CALM, _LONG_CALM = 4, 64  # large steps of a size between two doubts: twice as many each time they were idle
-_STARVED = 0.7  # of the time of its threads, that a step ran for
+_STARVED = 0.7  # of the time of its threads that a process ran for
+_LEAST_SECONDS, _MOST_SECONDS = 0.1, 1.0  # to tell that from: the clock of a process goes by ticks of some ms
+_DEAREST = 5.0  # seconds that one thread may need for a large step that it is tried with
 
 
 class StepThreads:
     """Sets torch's intra-op threads for the calling thread, step by step.
 
-    Threads whose first use of torch falls into a small step take its number; others keep theirs.
+    Threads whose first use of torch falls into a small step take its number; others keep theirs. Other busy threads of
+    the process pass for its steps': beside them no large step seems starved.
     """
 
     def __init__(self, multiplications_per_token: int) -> None:
         self._per_token = multiplications_per_token
         self._all = torch.get_num_threads()
-        self._trials: dict[tuple[int, int], _Trial | _Doubt] = {}  # by threads and size
-        self._trial: _Trial | _Doubt | None = None  # of the step under way
+        self._trials: dict[tuple[int, bool, int], _Trial] = {}  # by threads, whether large, and size of small ones
+        self._trial: _Trial | None = None  # of the step under way
         self._num_tokens = 0
         self._began = self._ran_before = 0.0
 
@@ -53,71 +54,81 @@ class StepThreads:
             wanted = max(1, min(self._all - is_streamed, multiplications // _THREAD_MULTIPLICATIONS))
         self._trial = None
         if wanted > 1:
-            size = wanted, num_tokens.bit_length()
-            self._trial = self._trials.get(size) or (_Doubt() if is_large else _Trial())
-            self._trials[size] = self._trial
-            wanted = wanted if self._trial.next_takes_many() else 1
+            size = wanted, is_large, 0 if is_large else num_tokens.bit_length()
+            if size not in self._trials:
+                self._trials[size] = _Trial(wanted, is_large=is_large)
+            self._trial = self._trials[size]
+            wanted = wanted if self._trial.takes_many else 1
         torch.set_num_threads(wanted)
         self._num_tokens = num_tokens
         self._began, self._ran_before = time.perf_counter(), time.process_time()
 
-    def done(self) -> None:
-        """The step has ended."""
-        if self._trial is not None:
+    def done(self, *, worked: bool) -> None:
+        """The step has ended; `worked`: it did not fail."""
+        if self._trial is not None and worked:
             seconds, ran = time.perf_counter() - self._began, time.process_time() - self._ran_before
-            self._trial.took(seconds / self._num_tokens, ran / (seconds * torch.get_num_threads()))
+            self._trial.took(seconds, ran, self._num_tokens)
         torch.set_num_threads(self._all)
 
 
 class _Trial:
-    """Which of two ways, many threads or one, steps of a size take less time."""
+    """Which of two ways, many threads or one, steps of a size take less time. The other way is tried now and then, but
+    by large steps, to which it may be a loss of as many times as there are threads, only once they are starved."""
 
-    def __init__(self) -> None:
-        self._takes_many = True
-        self._number = _PERIOD - 4  # of the step in its period
-        self._seconds: dict[bool, deque[float]] = {way: deque(maxlen=_KEPT) for way in (True, False)}
+    def __init__(self, num_threads: int, *, is_large: bool) -> None:
+        self._num_threads = num_threads
+        self._is_large = is_large
+        self._keeps_many = True
+        self._tries_left = 0
+        self._tried = 0.0  # seconds
+        self._factor = _SOON
+        self._wait = 0.0  # seconds of steps before the next trial
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds a token
+        self._begin()
 
-    def next_takes_many(self) -> bool:
+    def _begin(self) -> None:
+        self._is_first = True
+        self._num_steps = 0
+        self._spent = self._ran = 0.0
+        self._recent.clear()
+
+    @property
+    def takes_many(self) -> bool:
         """Of the next step."""
-        self._number = (self._number + 1) % _PERIOD
-        return self._takes_many ^ (self._number < 2)
+        return self._keeps_many ^ (self._tries_left > 0)
 
-    def took(self, seconds: float, share: float) -> None:
-        """Note the time a token of that step: of the last of a period, and of the second that goes the other way, when
-        workers have woken, or gone. The first period is short: it may be that nothing runs well."""
-        if self._number == _PERIOD - 1:
-            self._seconds[self._takes_many].append(seconds)
-        elif self._number == 1:
-            self._seconds[not self._takes_many].append(seconds)
-            ours, others = (self._seconds[way] for way in (self._takes_many, not self._takes_many))
-            if ours and statistics.median(others) < _GAIN * statistics.median(ours):
-                self._takes_many = not self._takes_many
+    def took(self, seconds: float, ran: float, num_tokens: int) -> None:
+        """Note how long that step took, and how long all threads of the process ran for meanwhile."""
+        if self._tries_left:
+            self._tries_left -= 1
+            self._tried += seconds
+            if not self._tries_left:
+                self._decide(seconds / num_tokens)
+            return
+        if self._is_first:  # workers wake, or go, and what was never used is loaded
+            self._is_first = False
+            return
+        self._num_steps += 1
+        self._spent += seconds
+        self._ran += ran
+        self._recent.append(seconds / num_tokens)
+        if len(self._recent) < (1 if self._is_large else _FEWEST) or self._spent < self._wait:
+            return
+        if not self._keeps_many or not self._is_large or self._is_starved():
+            self._tries_left, self._tried = 1 if self._is_large else 2, 0.0
+        elif self._spent > _MOST_SECONDS:
+            self._begin()
 
+    def _decide(self, seconds: float) -> None:
+        # Large steps may be of kinds that take turns; among small ones one may be late.
+        usual = statistics.fmean(self._recent) if self._is_large else statistics.median(self._recent)
+        is_better = seconds < _GAIN * usual
+        self._keeps_many ^= is_better
+        self._factor = _SOON if is_better else min(2 * self._factor, _LATE)
+        self._wait = self._factor * self._tried
+        self._begin()
 
-class _Doubt:
-    """The same for large steps, which lose more by going the other way: they do so once a step with many threads was
-    starved of processors, and where one thread is kept, now and then."""
-
-    def __init__(self) -> None:
-        self._takes_many = True
-        self._tries_other = False
-        self._calm = 0  # steps before the next doubt
-        self._next_calm = _SHORT_CALM
-        self._last = {True: math.inf, False: math.inf}  # by way
-
-    def next_takes_many(self) -> bool:
-        """Of the next step."""
-        return self._takes_many ^ self._tries_other
-
-    def took(self, seconds: float, share: float) -> None:
-        """Note the time a token of that step, and for which share of its threads' time the process ran."""
-        self._last[self.next_takes_many()] = seconds
-        if self._tries_other:
-            is_better = self._last[not self._takes_many] < self._last[self._takes_many]
-            self._takes_many ^= is_better
-            self._next_calm = _SHORT_CALM if is_better else min(2 * self._next_calm, _LONG_CALM)
-            self._tries_other, self._calm = False, self._next_calm
-        elif self._calm:
-            self._calm -= 1
-        else:
-            self._tries_other = not self._takes_many or share < _STARVED
+    def _is_starved(self) -> bool:
+        if self._spent < _LEAST_SECONDS or self._ran > _DEAREST * self._num_steps:
+            return False
+        return self._ran < _STARVED * self._num_threads * self._spent
