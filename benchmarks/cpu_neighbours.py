@@ -55,7 +55,8 @@ def main() -> None:
         serve(args.checkpoint, args.seconds)
         return
     [alone] = rates(args.checkpoint, args.seconds, 1)
-    print(f"alone: {alone:.2f} batches/s on {os.cpu_count()} cores", flush=True)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    print(f"alone: {alone:.2f} batches/s on {cores} cores", flush=True)
     busy = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
         [beside] = rates(args.checkpoint, args.seconds, 1)

@@ -275,6 +275,7 @@ def test_prefixes_are_shared_only_within_a_namespace(engine: Engine) -> None:
     other = engine.generate(input_ids=ids, sampling_params=params, extra_key="b")
     same = engine.generate(input_ids=ids, sampling_params=params, extra_key="a")
     cached = in_whole_pages(engine, len(ids) - 1)
+    assert cached >= 48
     assert (other["meta_info"]["cached_tokens"], same["meta_info"]["cached_tokens"]) == (0, cached)
 
 
@@ -407,6 +408,13 @@ def test_without_a_tokenizer_text_is_refused(folder: Path) -> None:
 def test_a_tokenizer_of_another_model_is_refused(folder: Path, checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(TokenizerError, match=r"511.*0 to 104"):
         Engine(str(checkpoint("babyllama-105")), tokenizer_path=str(folder), device="cpu")
+
+
+def test_pages_are_shorter_on_a_cpu(folder: Path) -> None:
+    with Engine(str(folder), device="cpu", max_total_tokens=256) as engine:
+        assert engine.config.page_size == 8
+    with Engine(str(folder), device="cpu", max_total_tokens=256, page_size=4) as engine:
+        assert engine.config.page_size == 4
 
 
 def test_options_that_cannot_be_are_refused(folder: Path) -> None:

@@ -62,7 +62,9 @@ def test_the_kits_engines_run_and_their_rows_are_read_back(tmp_path: Path) -> No
     (tokenizer / "tokenizer.json").write_text(json.dumps(body))
     rows = tmp_path / "rows.jsonl"
     peers.run(kit, tmp_path, model, tokenizer, "W5", peers.PEERS, rows)
-    assert peers.figures_for(4096, rows) == ({"W5 prefill": (6, 4)}, "in this run")
+    assert peers.figures_for(8, rows) == ({"W5 prefill": (6, 4)}, "in this run")
+    with pytest.raises(SystemExit, match="no figures of sglang for a model of width 4096"):
+        peers.figures_for(4096, rows)
     assert peers.figures_for(4096, None)[0]["W7 64 new"] == (7.0, 6.2)
     with pytest.raises(SystemExit, match="sglang ended with status 3"):
         peers.run(kit, tmp_path, model, None, "W5", peers.PEERS, rows)

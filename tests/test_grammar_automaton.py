@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from sgl.grammar.expr import literal, union
 from sgl.grammar.jsontext import JSON_INTEGER, JSON_STRING, WHITESPACE
 from sgl.grammar.regex import compile_regex
 from sgl.grammar.shape import Array, CountedString, KeyPattern, Object, Text
-from sgl.grammar.tables import DEAD, UNKNOWN
+from sgl.grammar.tables import DEAD, UNKNOWN, Tables
 from sgl.grammar.threads import Builder, KeyOrder
 from sgl.grammar.values import value_node
 from tests.grammar_oracles import piece_vocabulary, shape_matcher
@@ -172,3 +173,25 @@ def test_members_of_a_choice_of_scalars_share_their_states() -> None:
     schema = FixedSchema((Text(union(literal(b'"red"'), literal(b'"rest"'))),))
     matcher = shape_matcher(schema, vocabulary)
     assert matcher.forced_bytes() == b'"re'
+
+
+@given(st.lists(st.tuples(st.booleans(), st.dictionaries(st.integers(0, 9), st.integers(0, 3))), max_size=30))
+def test_a_row_of_one_byte_is_filled_as_any_other(rows: list[tuple[bool, dict[int, int]]]) -> None:
+    """Bytes 0 to 9 stand for all; whatever came before, classes fall apart alike."""
+    one, other = Tables(), Tables()
+    for is_one, cells in rows:
+        chosen = dict(list(cells.items())[:1]) if is_one else cells
+        row = np.full(256, DEAD, np.int32)
+        for byte, entry in chosen.items():
+            row[byte] = entry
+        state = one.add_state(accepting=False)
+        assert other.add_state(accepting=False) == state
+        if is_one and chosen:
+            one.set_one(state, *next(iter(chosen.items())))
+        else:
+            one.set_row(state, row)
+        other.set_row(state, row)
+    assert one.num_classes == other.num_classes
+    assert (one.classes == other.classes).all()
+    used = slice(one.num_states), slice(one.num_classes)
+    assert (one.entries[used] == other.entries[used]).all()

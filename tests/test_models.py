@@ -277,7 +277,7 @@ def test_a_token_takes_as_many_bytes_as_the_cache_allocates(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 130])
+@pytest.mark.parametrize("rows", [0, 1, 5, 16, 17, 130, 512, 513, 1100])
 def test_packed_matrices_multiply_as_others(rows: int, has_bias: bool, dtype: torch.dtype) -> None:
     x, matrix, bias = (torch.randn(shape).to(dtype) for shape in ((rows, 2 * 96), (40, 96), (40,)))
     x = x[:, ::2]

@@ -156,6 +156,7 @@ def test_what_is_no_http_gets_a_400_like_any_other(server: LiveServer, half_clos
         head, _, body = answer.partition(b"\r\n\r\n")
         assert status(answer) == "400", answer
         assert b"application/json" in head
+        assert b"X-Request-Id: " in head
         error = json.loads(body)["error"]
         assert error["type"] == "invalid_request_error"
         assert error["code"] in (("bad_http", "client_closed") if half_close else ("bad_http",))

@@ -64,7 +64,7 @@ def run(
     kit: Path, parts: Path, model: Path, tokenizer: Path | None, only: str, engines: Iterable[str], rows: Path
 ) -> None:
     """These engines, one after another; what they measure is added to the file `rows`."""
-    vocab_size = ModelConfig.from_pretrained(model).vocab_size
+    config = ModelConfig.from_pretrained(model)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the kit has its own
     for peer in engines:
         with tempfile.TemporaryDirectory() as folder:
@@ -81,12 +81,14 @@ def run(
             ]
             if tokenizer:
                 cut.mkdir()
-                cut_tokenizer(tokenizer, vocab_size, cut)
+                cut_tokenizer(tokenizer, config.vocab_size, cut)
                 command += ["--tokenizer", str(cut), "--opt", COMPACT_JSON[peer]]
             status = subprocess.run(command, env=environment | {"OUT": str(out)}).returncode
             written = out / f"{peer}.jsonl"
+            lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
             with rows.open("a", encoding="utf-8") as file:
-                file.write(written.read_text(encoding="utf-8") if written.exists() else "")
+                for line in lines:
+                    print(json.dumps({"hidden_size": config.hidden_size, **json.loads(line)}), file=file)
         if status:
             raise SystemExit(f"{peer} ended with status {status}; what it measured before is in {rows}")
 
@@ -96,7 +98,11 @@ def figures_for(hidden_size: int, rows: Path | None) -> tuple[Figures, str]:
     if rows is None:
         return RECORDED.get(hidden_size, {}), "recorded in other runs"
     read = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
+    read = [row for row in read if row["hidden_size"] == hidden_size]
     each = [of_rows(row for row in read if row["engine"] == peer) for peer in PEERS]
+    for peer, figures in zip(PEERS, each, strict=True):
+        if not figures:
+            raise SystemExit(f"{rows} has no figures of {peer} for a model of width {hidden_size}")
     return {name: tuple(f[name] for f in each) for name in each[0] if name in each[1]}, "in this run"
 
 

@@ -36,7 +36,7 @@ class Finish:
         """While values are being worked out that may hold one another: the best known so far."""
         self._known: dict[tuple[Thread, int, int, Notes], bytes | None] = {}
         self._rests: dict[tuple[ObjectPlan, Seen, bytes], bytes | None] = {}
-        """Of objects of which no undeclared key matters: what `_keys` found."""
+        """Of objects where no undeclared key has been used that may not come again: what `_keys` found."""
         self._notes = NO_NOTES
         """Of the frame that is being brought to its end."""
 

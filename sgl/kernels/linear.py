@@ -15,7 +15,7 @@ from torch.nn import functional
 
 E4M3_MAX = 448.0
 _EXACT_BITS = 4  # of a number of rows, before the rest is rounded
-_MOST_ROWS = 512  # at a time: nearly as fast a row as more
+_MOST_ROWS = 512  # of one product: more at once are hardly faster
 MOST_PLAIN = 1 << 17  # numbers of a packed matrix that is also kept as it was
 _LEAST_SCALE = 1e-12  # of a row of zeros
 
@@ -67,7 +67,8 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
     if isinstance(matrix, PackedMatrix):
         if len(x) == 1 and matrix.plain is not None:
             return functional.linear(x, matrix.plain, bias)
-        # oneDNN keeps half a megabyte for each number of rows: there are few, the larger ones rounded up by an eighth.
+        # oneDNN keeps half a megabyte for each number of rows, so it sees few different ones: none above _MOST_ROWS,
+        # and the larger ones rounded up by an eighth.
         num_rows = len(x)
         if num_rows > _MOST_ROWS:
             return torch.cat([linear(part, matrix, bias) for part in torch.split(x, _MOST_ROWS)])

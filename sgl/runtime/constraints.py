@@ -189,7 +189,7 @@ class Constraints:
 
 
 def _num_processors() -> int:
-    """How many this process may use."""
+    """How many this process may run on; a container's share of their time is not looked at."""
     if hasattr(os, "sched_getaffinity"):  # not everywhere
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -48,6 +48,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.keep and not options.start:
         parser.error("--keep is a share of the weights that --start names")
+    if options.minutes <= 0 or (options.steps or 0) < 0:
+        parser.error("--minutes must be positive, and --steps at least 0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers encode side by side
     options.out.mkdir(parents=True, exist_ok=True)
     corpora = Corpora.read(options.corpora)

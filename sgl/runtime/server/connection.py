@@ -4,6 +4,7 @@ still room for one, and connections that never say anything whole are closed."""
 from __future__ import annotations
 
 import json
+import uuid
 
 from aiohttp import web
 
@@ -28,12 +29,13 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no HTTP, in the shape of all others."""
-        super().handle_error(request, status, exc, message)  # says so in the log, or that an answer has begun
+        """The answer to what is no HTTP, in the shape of all others. Raises ConnectionError if one has begun."""
+        super().handle_error(request, status, exc, message)  # logs it
         self.is_owed = False
         kind = "invalid_request_error" if status < 500 else "server_error"
-        what = " ".join(message.split()) if message else "internal error: the server's log has it"
-        response = json_response(described(what, kind, "bad_http" if status < 500 else None), status)
+        what = " ".join(message.split()).rstrip(" ^") if message else "internal error: the server's log has it"
+        body = described(what, kind, "bad_http" if status < 500 else None)
+        response = json_response(body, status, {"X-Request-Id": uuid.uuid4().hex})
         response.force_close()
         return response
 
@@ -45,5 +47,6 @@ class Connection(web.RequestHandler):
             )
             body = json.dumps(described(message, "invalid_request_error", "client_closed")).encode()
             head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            head += f"X-Request-Id: {uuid.uuid4().hex}\r\n"
             self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         super().eof_received()
