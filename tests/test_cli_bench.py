@@ -286,6 +286,16 @@ def test_chat_answers_line_by_line(
     assert "API key" in capsys.readouterr().err
 
 
+def test_chat_without_a_server_says_how_to_start_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["chat", "--url", "http://127.0.0.1:1"])
+    assert stopped.value.code == 1
+    assert "`sgl serve` starts a server" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", [".html", ".png"])
 def test_runs_are_drawn(
     server: LiveServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str
