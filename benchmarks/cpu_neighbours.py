@@ -10,13 +10,13 @@ core less beside the busy process, of all of it for the two engines together.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import subprocess
 import sys
 import time
 
 from sgl.runtime.config import EMBEDDED
+from sgl.runtime.constraints import num_processors
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.config import ModelConfig
 
@@ -41,7 +41,10 @@ def rates(checkpoint: str, seconds: float, engines: int) -> list[float]:
     """Of so many engines at once, each a process."""
     command = [sys.executable, __file__, checkpoint, "--serve", "--seconds", str(seconds)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(engines)]
-    return [float(process.communicate()[0]) for process in running]
+    printed = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        raise SystemExit("an engine failed; what it said stands above")
+    return [float(text) for text in printed]
 
 
 def main() -> None:
@@ -55,14 +58,13 @@ def main() -> None:
         serve(args.checkpoint, args.seconds)
         return
     [alone] = rates(args.checkpoint, args.seconds, 1)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_processors()
     print(f"alone: {alone:.2f} batches/s on {cores} cores", flush=True)
     busy = subprocess.Popen([sys.executable, "-c", BUSY])
     try:
         [beside] = rates(args.checkpoint, args.seconds, 1)
     finally:
         busy.kill()
-    cores = os.cpu_count() or 1
     print(
         f"beside a busy process: {beside:.2f} batches/s, {beside / (alone * (cores - 0.5) / cores):.0%} of its share"
     )

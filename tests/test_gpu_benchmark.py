@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.gpu import __main__ as everything
 from benchmarks.gpu import peers, throughput
 from benchmarks.gpu.workloads import Figure
 
@@ -80,3 +81,19 @@ def test_ratios_say_how_many_times_better_than_the_better_peer() -> None:
     picture = throughput._picture([faster, slower], {"W4 step of 64": (7.5, 6.0)}, "recorded")
     texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
     assert {"80% of the floor", "1.20x the better"} <= set(texts)
+
+
+@pytest.mark.parametrize("with_peers", [True, False])
+def test_one_command_runs_the_peers_first_and_shows_them_everywhere(
+    with_peers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(everything.subprocess, "run", lambda command, check: commands.append(command))
+    kit = ["--peers", "KIT", "PARTS"] if with_peers else []
+    monkeypatch.setattr("sys.argv", ["gpu", "MODEL", "TOKENIZER", "--out", str(tmp_path / "out"), *kit])
+    everything.main()
+    modules = [command[2].removeprefix("benchmarks.gpu.") for command in commands]
+    assert modules == ["peers"] * with_peers + ["throughput", "constrained"]
+    rows = str(tmp_path / "out" / "peers.jsonl")
+    assert all((rows in command) == with_peers for command in commands)
+    assert (tmp_path / "out").is_dir()

@@ -132,7 +132,7 @@ class Constraints:
         self._eos_ids = frozenset(eos_ids)
         self._whitespace = whitespace
         self._deadline = deadline
-        self._num_closers = min(_MAX_CLOSERS, max(1, _num_processors() - 2)) if on_device else 0
+        self._num_closers = min(_MAX_CLOSERS, max(1, num_processors() - 2)) if on_device else 0
         self._service: CompileService | None = None
         self._lock = threading.Lock()
         self._encode = lru_cache(_KNOWN_TEXTS)(self._tokens_of)
@@ -188,7 +188,7 @@ class Constraints:
             return self._service
 
 
-def _num_processors() -> int:
+def num_processors() -> int:
     """How many this process may run on; a container's share of their time is not looked at."""
     if hasattr(os, "sched_getaffinity"):  # not everywhere
         return len(os.sched_getaffinity(0))

@@ -11,7 +11,6 @@ import hmac
 import logging
 import re
 import time
-import uuid
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -19,7 +18,7 @@ from aiohttp import web
 from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.errors import NotThere, described, error_response, json_response
-from sgl.runtime.server.identity import request_id
+from sgl.runtime.server.identity import new_identity, request_id
 from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
@@ -69,7 +68,7 @@ class _Guard:
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request through its handler."""
         given = request.headers.get("X-Request-Id", "")
-        identity = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        identity = given if _REQUEST_ID.fullmatch(given) else new_identity()
         request_id.set(identity)
         began = time.monotonic()
         metrics, tracer = self._service.metrics, self._service.tracer

@@ -1,14 +1,15 @@
-"""A client's connection: aiohttp's, but for clients that stop sending too early. They get an answer where there is
-still room for one, and connections that never say anything whole are closed."""
+"""A client's connection: aiohttp's, but for clients that stop sending too early or send what is no HTTP. They get an
+answer in the shape of all others where there is still room for one, and connections that never say anything whole are
+closed."""
 
 from __future__ import annotations
 
 import json
-import uuid
 
 from aiohttp import web
 
 from sgl.runtime.server.errors import described, json_response
+from sgl.runtime.server.identity import new_identity, working_for
 
 
 class Connection(web.RequestHandler):
@@ -30,12 +31,14 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """The answer to what is no HTTP, in the shape of all others. Raises ConnectionError if one has begun."""
-        super().handle_error(request, status, exc, message)  # logs it
+        identity = new_identity()
+        with working_for(identity):
+            super().handle_error(request, status, exc, message)  # logs it
         self.is_owed = False
         kind = "invalid_request_error" if status < 500 else "server_error"
         what = " ".join(message.split()).rstrip(" ^") if message else "internal error: the server's log has it"
         body = described(what, kind, "bad_http" if status < 500 else None)
-        response = json_response(body, status, {"X-Request-Id": uuid.uuid4().hex})
+        response = json_response(body, status, {"X-Request-Id": identity})
         response.force_close()
         return response
 
@@ -47,6 +50,6 @@ class Connection(web.RequestHandler):
             )
             body = json.dumps(described(message, "invalid_request_error", "client_closed")).encode()
             head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
-            head += f"X-Request-Id: {uuid.uuid4().hex}\r\n"
+            head += f"X-Request-Id: {new_identity()}\r\n"
             self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         super().eof_received()
