@@ -153,7 +153,7 @@ def test_what_was_captured_attends_for_later_steps(
     if variant not in backend.variants(num_rows):
         pytest.skip("no such variant for these rows")
     ones = np.ones(num_rows, np.int32)
-    backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), variant)
+    backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), variant, ())
     captured = backend._planned_step
     for real in (num_rows, num_rows - 2):
         for shared, num_groups in ((0, 1), (1, 1), (20, 1), (3, 2), (7, 5)):
@@ -166,7 +166,7 @@ def test_what_was_captured_attends_for_later_steps(
             if wanted != variant:
                 continue
             kv_lens[real:], table[real:] = 1, 0
-            backend.plan_decode(AttentionStep(ones, kv_lens, table), variant)
+            backend.plan_decode(AttentionStep(ones, kv_lens, table), variant, ())
             backend._planned_step = captured  # a replay knows nothing of the plans that follow it
             case.kv_lens, case.page_table = kv_lens, table
             for window in windows:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
-from sgl.runtime.runner.graphs import buckets
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
 from tests.test_attention import Case
@@ -138,7 +137,7 @@ def test_captured_attention_replays_other_steps_of_as_many_rows() -> None:
         needs_flashinfer(case)
         backend = flashinfer.FlashInferAttention(case.shape, max_graph_rows=70, max_pages=64)
         ones = np.ones(num_rows, np.int32)
-        backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), 0)
+        backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), 0, ())
         backend.run(case.query, case.key_cache, case.value_cache)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -149,7 +148,7 @@ def test_captured_attention_replays_other_steps_of_as_many_rows() -> None:
             step = AttentionStep(ones, kv_lens, case.page_table)
             actual.fill_(torch.nan)
             with no_waiting():
-                backend.plan_decode(step, 0)
+                backend.plan_decode(step, 0, ())
                 graph.replay()
             oracle.plan(step)
             assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache)) < 1e-2
@@ -173,7 +172,7 @@ def test_a_captured_step_attends_to_common_keys_once(prefill: flashinfer.Prefill
     backend = flashinfer.FlashInferAttention(case.shape, prefill=prefill, max_graph_rows=num_rows, max_pages=80)
     backend._least_saved, backend._num_sms = 1000, 1
     ones = np.ones(num_rows, np.int32)
-    backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), 1)
+    backend.plan_decode(AttentionStep(ones, ones, np.zeros((num_rows, 1), np.int32)), 1, ())
     backend.run(case.query, case.key_cache, case.value_cache)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -188,7 +187,7 @@ def test_a_captured_step_attends_to_common_keys_once(prefill: flashinfer.Prefill
         step = AttentionStep(ones, kv_lens, table)
         actual.fill_(torch.nan)
         with no_waiting():
-            backend.plan_decode(step, 1)
+            backend.plan_decode(step, 1, ())
             graph.replay()
         oracle.plan(step)
         expected = oracle.run(case.query, case.key_cache, case.value_cache)
@@ -212,17 +211,16 @@ class Driver:
         if not torch_attention:
             backend = flashinfer.FlashInferAttention(shape, max_graph_rows=graph_rows, max_pages=8)
         kv = KVCache(model.config, 8 * len(prompts) + 1, 16, model.dtype, model.device)
-        self.runner = ModelRunner(
-            model, kv, backend, max_rows=len(prompts), max_pages=8, device=model.device, max_graph_rows=graph_rows
-        )
+        limits = {"max_rows": len(prompts), "max_pages": 8, "max_graph_rows": graph_rows, "max_graph_tokens": 1500}
+        self.runner = ModelRunner(model, kv, backend, device=model.device, **limits)
         if graph_rows:
             self.runner.warm_up(64)
         self.logits: list[torch.Tensor] = []
         sampler = self.runner._sampler
 
-        def note(logits: torch.Tensor, batch: Batch) -> Any:
+        def note(logits: torch.Tensor, batch: Batch, placed: Any = None) -> Any:
             self.logits.append(logits.clone())
-            return sampler(logits, batch)
+            return sampler(logits, batch, placed)
 
         note.next_tokens = sampler.next_tokens  # type: ignore[attr-defined]
         note.setup = sampler.setup  # type: ignore[attr-defined]
@@ -287,6 +285,33 @@ def test_replayed_steps_equal_launched_ones_and_the_float32_oracle(model_path: P
         assert error_of(ours, same) < max(errors)
 
 
+def test_replayed_steps_with_prompts_equal_launched_ones_and_the_float32_oracle(model_path: Path) -> None:
+    """Prompts alone and beside decodes, of numbers of tokens within a bucket, at its edge and past the last one."""
+    rng = np.random.default_rng(1)
+    model = load(model_path, "bfloat16")
+    lengths = [2, 14, 15, 16, 90, 3, *[100] * 16, 7]
+    prompts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in lengths]
+    replayed = Driver(model, prompts, graph_rows=32, torch_attention=False)
+    launched = Driver(model, prompts, graph_rows=0, torch_attention=False)
+    oracle = Driver(load(model_path, "float32"), prompts, graph_rows=0, torch_attention=True)
+    everyone = [replayed, launched, oracle]
+    graphs = replayed.runner._prompt_graphs
+    assert graphs is not None
+    assert graphs.holds(1408)
+    assert not graphs.holds(1606)
+    for rows in (range(1), range(2), range(3), range(4), range(6), range(6), range(22), range(23)):
+        with no_waiting():
+            pending, *_ = [driver.step(rows) for driver in everyone[:2]]
+        oracle.step(rows)
+        ours, same, exact = (driver.logits[-1] for driver in everyone)
+        errors = [error_of(ours, exact), error_of(same, exact)]
+        assert max(errors) < 4e-2
+        assert error_of(ours, same) < max(errors)
+        tokens = pending.wait().next_tokens  # the same for all
+        for driver in everyone:
+            driver.runner._sampler.next_tokens[: len(rows)] = torch.tensor(tokens, device="cuda")
+
+
 def test_decode_steps_never_wait_for_the_device(model_path: Path) -> None:
     model = load(model_path, "bfloat16")
     driver = Driver(model, [[1, 2, 3]] * 5, graph_rows=8, torch_attention=False)
@@ -297,14 +322,6 @@ def test_decode_steps_never_wait_for_the_device(model_path: Path) -> None:
         flying.wait()
         flying = following
     flying.wait()
-
-
-def test_buckets_pad_little_where_products_count() -> None:
-    sizes = buckets(512)
-    assert sizes[:4] == [1, 2, 4, 8]
-    assert sizes[-1] == 512
-    assert buckets(100)[-1] == 100
-    assert all((b - a - 1) / b < 0.1 for a, b in pairwise(sizes) if a >= 160)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +366,7 @@ def test_an_engine_keeps_to_its_gpu(tmp_path: Path) -> None:
     with Engine(path, device="cpu", **common) as engine:
         expected = [result["output_ids"] for result in engine.generate(prompt=prompts, sampling_params=params)][::2]
     for options in (exact, {}):
+        gc.collect()  # what other tests left
         allocated = torch.cuda.memory_allocated(0)
         with Engine(path, device="cuda:1", **common, **options) as later:
             later.generate(prompt=prompts, sampling_params=params)

@@ -157,10 +157,10 @@ def test_what_was_captured_attends_for_later_steps(
     case = Case([(1, 300)] * 3, windows=(window,), device=DEVICE)
     backend = TritonAttention(case.shape, max_graph_rows=3, max_pages=19)
     ones = np.ones(3, np.int32)
-    backend.plan_decode(AttentionStep(ones, ones, np.zeros((3, 1), np.int32)), 0)
+    backend.plan_decode(AttentionStep(ones, ones, np.zeros((3, 1), np.int32)), 0, ())
     captured = backend._decodes
     for longest in (300, 1, 70):
         case.kv_lens = rng.integers(1, longest + 1, 3).astype(np.int32)
-        backend.plan_decode(case.step, 0)
+        backend.plan_decode(case.step, 0, ())
         backend._decodes = captured
         near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))

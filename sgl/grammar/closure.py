@@ -55,8 +55,12 @@ class Closed:
         live = tables.entries[: tables.num_states][:, tables.classes] >= 0
         counts = live.sum(1)
         accepting = tables.accepting[: tables.num_states]
-        self.only_byte: list[int] = np.where((counts == 1) & ~accepting, live.argmax(1), _CHOICE).tolist()
+        only = np.where((counts == 1) & ~accepting, live.argmax(1), _CHOICE)
+        self.only_byte: list[int] = only.tolist()
         """By state, the one byte that leads on where the text may not end; negative where there is a choice."""
+        behind = tables.entries[np.arange(len(only)), tables.classes[only]]
+        self._only_state: list[int] = np.where((only >= 0) & (behind <= TARGET_MASK), behind, _CHOICE).tolist()
+        """By state, where that byte leads; negative where more than the state changes."""
         self.is_last: list[bool] = (accepting & (counts == 0)).tolist()
         """By state, whether the text is complete and nothing can follow."""
 
@@ -87,12 +91,16 @@ class Closed:
     def run(self, place: Place) -> tuple[bytes, Place]:
         """What every continuation of a place begins with, and where it leads."""
         forced = bytearray()
-        while len(forced) < _MAX_RUN and (byte := self.only_byte[place.state]) >= 0:
-            following = advance(self, place, bytes([byte]))
-            assert following is not None, "the byte leads on"
+        state = place.state
+        while len(forced) < _MAX_RUN and (byte := self.only_byte[state]) >= 0:
             forced.append(byte)
-            place = following
-        return bytes(forced), place
+            if self._only_state[state] >= 0:
+                state = self._only_state[state]
+                continue
+            following = advance(self, place._replace(state=state), bytes([byte]))
+            assert following is not None, "the byte leads on"
+            place, state = following, following.state
+        return bytes(forced), place._replace(state=state)
 
     def expand(self, state: int) -> None:
         """As `Automaton.expand`: there is nothing left to do."""

@@ -69,16 +69,19 @@ class ClosedRuns:
         """Token ids that every continuation of a place begins with."""
         forced, end = self._run(place)
         kept: list[int] = []
-        at = 0
-        if not forced or self._spills(end, forced):  # asked first: cutting takes longer
+        left = forced
+        if not forced or self._may_spill(end, forced):  # asked first: cutting takes longer
             return kept
         for token_id in _cut(forced, self._vocabulary, output_ids, encode):
             data = self._vocabulary.token_bytes[token_id]
-            if not forced.startswith(data, at) or (at and self._spills(end, forced[at:])):
+            if not left.startswith(data) or (kept and self._may_spill(end, left)):
                 break  # another cut of what follows may begin here
             kept.append(token_id)
-            at += len(data)
+            left = left[len(data) :]
         return kept
+
+    def _may_spill(self, end: Place, forced: bytes) -> bool:
+        return self._vocabulary.trie.has_prefix(forced) and self._spills(end, forced)
 
 
 def _cut(
@@ -106,13 +109,12 @@ def _cut(
 
 
 def _spills(closed: Closed, vocabulary: Vocabulary, end: Place, forced: bytes) -> bool:
-    """Whether a token begins with forced bytes, behind which the text is at `end`, and is allowed to go on."""
+    """Whether a token that begins with forced bytes, behind which the text is at `end`, is allowed to go on. Some
+    token does begin with them."""
     trie = vocabulary.trie
     node = ROOT
     for byte in forced:
         node = trie.child(node, byte)
-        if node < 0:
-            return False
     reached = [(node, end)]
     while reached:
         node, place = reached.pop()

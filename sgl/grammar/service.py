@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from time import monotonic
@@ -38,6 +39,7 @@ _WORKER_BYTES = 8 << 30
 MAX_CLOSED_STATES = 5000
 """Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
 _CLOSING_SECONDS = 1.0
+_ANSWER_BYTES = 1 << 20
 _COLLECT_EVERY = 32  # constraints
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
 
@@ -56,17 +58,19 @@ class CompileService:
         num_threads: int = 2,
         num_closers: int = 0,
         patience: float = 0.1,
+        prepare: Callable[[ClosedGrammar], None] = lambda _: None,
     ) -> None:
         """Seconds: `deadline` for one constraint, `moment` that it may take in a thread before it is tried in the
         process, `failures_kept` for which a failure is remembered. With `num_closers`, so many processes close
         automata, and grammars that are small enough come as ClosedGrammar; where that takes longer than `patience`,
-        only to those who ask later."""
+        only to those who ask later. `prepare` is called with each of these before anybody has it."""
         self.vocabulary = vocabulary
         self.deadline = deadline
         self.moment = moment
         self.max_grammars = max_grammars
         self.failures_kept = failures_kept
         self.patience = patience
+        self._prepare = prepare
         self._flights: OrderedDict[Constraint, Future[Grammar | ClosedGrammar]] = OrderedDict()
         self._under_way: set[Future[Grammar | ClosedGrammar]] = set()
         self._failed_at: dict[Constraint, float] = {}
@@ -143,7 +147,9 @@ class CompileService:
             raise
 
     def _with(self, closed: Closed, constraint: Constraint) -> ClosedGrammar:
-        return ClosedGrammar(closed, self.vocabulary, lambda: build(constraint, self.vocabulary))
+        grammar = ClosedGrammar(closed, self.vocabulary, lambda: build(constraint, self.vocabulary))
+        self._prepare(grammar)
+        return grammar
 
     def _close(self, constraint: Constraint) -> Closed | None:
         """The closed automaton, if it is small enough and nobody has to wait for it."""
@@ -282,6 +288,8 @@ class _Process:
         if self._process is None or self._connection is None or self._process.poll() is not None:
             # Not by multiprocessing, which would run the user's main module again.
             ours, theirs = socket.socketpair()
+            # An answer at a time, so that reading it takes few turns of the interpreter's lock
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
             code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({theirs.fileno()})"
             self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
             theirs.close()

@@ -9,6 +9,7 @@ the plain tokens below as one range and goes on in the second trie, a thirtieth 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
@@ -37,6 +38,7 @@ class Trie:
 
     def __init__(self, token_bytes: Sequence[bytes], plain: BoolArray, chars: Int32Array) -> None:
         order = sorted((i for i, data in enumerate(token_bytes) if data), key=token_bytes.__getitem__)
+        self._in_order = [token_bytes[i] for i in order]
         ids = np.array(order, np.int32)
         is_plain = plain[ids] if len(ids) else np.zeros(0, np.bool_)
         full = _Levels(token_bytes, ids)
@@ -112,6 +114,11 @@ class Trie:
         widths = self.child_end[: self.full_size] - self.child_start[: self.full_size]
         parents = np.repeat(np.arange(self.full_size), widths)
         return parents << 8 | self.byte[1 : self.full_size]
+
+    def has_prefix(self, data: bytes) -> bool:
+        """Whether a token begins with `data`."""
+        at = bisect_left(self._in_order, data)
+        return at < len(self._in_order) and self._in_order[at].startswith(data)
 
     def child(self, node: int, byte: int) -> int:
         """The child of a node by its byte; -1 if there is none."""

@@ -69,11 +69,12 @@ def rotate_and_store(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slots: torch.Tensor,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`qkv.rotate_and_store` for contiguous tokens of qkv and pages of the caches."""
+    """`qkv.rotate_and_store` for contiguous tokens of qkv and of out, and pages of the caches."""
     num_tokens, num_all, head_dim = qkv.shape
     cos, sin = rotary
-    query = qkv.new_empty(num_tokens, num_heads, head_dim)
+    query = qkv.new_empty(num_tokens, num_heads, head_dim) if out is None else out
     half = head_dim // 2
     _rotate_and_store[(num_tokens, triton.cdiv(num_all, _HEADS))](
         qkv,

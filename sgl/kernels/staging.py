@@ -19,11 +19,14 @@ _KERNEL_BYTES = 1 << 18  # up to which a kernel copies sooner than a copy engine
 
 
 class Uploader:
-    """Copies small host arrays to the device, all arrays of a call in one copy."""
+    """Copies small host arrays to the device, all arrays of a call in one copy. Copies of up to `most` bytes find
+    their buffers there: a pinned one takes milliseconds to make."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, most: int = 0) -> None:
         self._device = device
         self._buffers: list[tuple[torch.Tensor, torch.cuda.Event] | None] = [None] * _BUFFERS
+        if most and device.type == "cuda":
+            self._buffers = [_pinned(most) for _ in range(_BUFFERS)]
         self._next = 0
 
     def upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
@@ -45,18 +48,21 @@ class Uploader:
         self._copy(target, tuple(np.ascontiguousarray(array) for array in arrays))
 
     def _copy(self, target: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> None:
-        staging, view, event = self._buffer(sum(_aligned(array.nbytes) for array in arrays))
+        size = sum(_aligned(array.nbytes) for array in arrays)
+        if not size:
+            return
+        staging, view, event = self._buffer(size)
         offset = 0
         for array in arrays:
             view[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
             offset += _aligned(array.nbytes)
-        if offset > _KERNEL_BYTES:
-            target[:offset].copy_(staging[:offset], non_blocking=True)
-        elif offset:
+        if size > _KERNEL_BYTES:
+            target[:size].copy_(staging[:size], non_blocking=True)
+        else:
             # Triton is imported where a kernel of it runs.
             from sgl.kernels import staging_triton
 
-            staging_triton.copy_(target[:offset].view(torch.int64), staging[:offset].view(torch.int64))
+            staging_triton.copy_(target[:size].view(torch.int64), staging[:size].view(torch.int64))
         event.record()
 
     def _buffer(self, size: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8], torch.cuda.Event]:
@@ -66,10 +72,13 @@ class Uploader:
         if held is not None:
             held[1].synchronize()  # long past in steady state
         if held is None or len(held[0]) < size:
-            staging = torch.empty(max(2 * size, 1 << 16), dtype=torch.uint8, pin_memory=True)
-            held = (staging, torch.cuda.Event())  # type: ignore[no-untyped-call]
-            self._buffers[index] = held
+            self._buffers[index] = held = _pinned(max(2 * size, 1 << 16))
         return held[0], held[0].numpy(), held[1]
+
+
+def _pinned(num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True), event
 
 
 def carve(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[torch.Tensor]:
@@ -80,6 +89,12 @@ def carve(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[to
         parts.append(part if array.ndim == 1 else part.view(array.shape))
         offset += _aligned(array.nbytes)
     return parts
+
+
+@functools.cache
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """NumPy's name of a dtype."""
+    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 @functools.cache

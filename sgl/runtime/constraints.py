@@ -166,6 +166,10 @@ class Constraints:
             raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
         return self._started().submit(make_constraint(given, whitespace=self._whitespace))
 
+    def _prepare(self, grammar: ClosedGrammar) -> None:
+        """Find how all of its texts begin: many requests would look for that within one step."""
+        ClosedCursor(grammar, self._encode).forced([])
+
     def close(self) -> None:
         """End what compiles."""
         if self._service is not None:
@@ -184,7 +188,9 @@ class Constraints:
                 vocabulary = Vocabulary.from_tokenizer(
                     self._tokenizer.hf, eos_ids=self._eos_ids, logits_width=self._vocab_size
                 )
-                self._service = CompileService(vocabulary, deadline=self._deadline, num_closers=self._num_closers)
+                self._service = CompileService(
+                    vocabulary, deadline=self._deadline, num_closers=self._num_closers, prepare=self._prepare
+                )
             return self._service
 
 

@@ -97,6 +97,8 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     assert config.max_running_requests is not None
     assert config.chunked_prefill_size is not None
     max_pages = -(-config.context_length // page_size)
+    budget = config.chunked_prefill_size
+    step_tokens = config.context_length if budget == -1 else min(budget, num_pages * page_size)
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
         eos_ids = frozenset((tokenizer.eos_id,))
@@ -109,10 +111,10 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
         device=device,
         eos_ids=eos_ids,
         max_graph_rows=config.cuda_graph_max_bs or 0,
+        max_graph_tokens=step_tokens,
     )
     if device.type == "cuda":
-        budget = config.chunked_prefill_size
-        runner.warm_up(config.context_length if budget == -1 else min(budget, num_pages * page_size))
+        runner.warm_up(step_tokens)
         _settle(device)
     limits = Limits(
         max_running_requests=config.max_running_requests,

@@ -7,12 +7,16 @@ position up to its own (and not further back than the layer's window).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+MAX_INPUTS = 4
+"""What else a step of decodes has for each row, see `GraphAttention.plan_decode`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,30 @@ class GraphAttention(AttentionBackend, Protocol):
     It may have several ways to attend, called variants and numbered from 0, each captured by itself.
     """
 
+    def run(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        window: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `AttentionBackend.run`; the result is written to `out` where it is given."""
+        ...
+
     def variants(self, num_rows: int) -> range:
         """What to capture for steps of so many rows."""
 
     def variant(self, step: AttentionStep) -> int:
         """The best variant for these rows of one query token."""
 
-    def plan_decode(self, step: AttentionStep, variant: int) -> None:
+    def plan_decode(
+        self, step: AttentionStep, variant: int, inputs: Sequence[npt.NDArray[np.int64]]
+    ) -> list[torch.Tensor]:
         """Like `plan`, for rows of one query token each. Runs that were captured after it do what they should when
         they are replayed after it with another step, of as many rows and the same variant. Rows at the end that
-        `variant` was not asked about may be added as padding. Never waits for the device."""
+        `variant` was not asked about may be added as padding. Never waits for the device.
+
+        inputs: int64 [B], MAX_INPUTS of them at most, which the same copy brings to the device; for steps of as many
+        rows always to where they are then, which is returned."""
+        ...

@@ -8,15 +8,17 @@ is merged by whichever program ends last. The kernel is in decode_triton.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl.kernels.attention.base import AttentionShape, AttentionStep
-from sgl.kernels.attention.ragged import Int32Array, RaggedRows
-from sgl.kernels.staging import Uploader, carve
+from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
+from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
+from sgl.kernels.staging import ALIGNMENT, Uploader, carve
 
 _TILE = 32  # keys that a program takes at a time
 _LEAST_SHARE = 128  # keys; smaller shares cost more to merge than they save
@@ -38,31 +40,40 @@ class Shares:
         """Keys begins[row] ≤ key < ends[row] of every row, none empty; first_pages: where its pages begin; tile: keys
         that are not cut."""
         tiles = -(-(ends - begins) // tile)
-        stops = np.cumsum(tiles)
+        stops = tiles.cumsum()
         firsts = stops - tiles
         total = int(stops[-1])
-        costs = np.cumsum(_ROW_COST + tile * tiles)
+        costs = (tiles * tile + _ROW_COST).cumsum()
         share = max(_LEAST_SHARE, -(-int(costs[-1]) // num_programs))
         edges = np.minimum(np.arange(num_programs + 1) * share, costs[-1])
-        row = np.minimum(np.searchsorted(costs, edges, side="right"), len(tiles) - 1)
+        row = np.minimum(costs.searchsorted(edges, side="right"), len(tiles) - 1)
         # The nearest tile; what lies in a row's cost of beginning is its first
-        spent = edges - (costs[row] - tile * tiles[row])
+        spent = edges - (costs - tiles * tile)[row]
         edges = firsts[row] + np.maximum(spent + tile // 2, 0) // tile
-        cuts = np.union1d(firsts, edges[edges < total])
-        rows = np.searchsorted(firsts, cuts, side="right") - 1
-        first_keys = begins[rows] + (cuts - firsts[rows]) * tile
-        end_keys = np.minimum(ends[rows], first_keys + np.diff(cuts, append=total) * tile)
-        first_programs = np.searchsorted(edges, firsts[rows], side="right") - 1
-        num_parts = np.searchsorted(edges, stops[rows] - 1, side="right") - first_programs
-        segments = np.stack((rows, first_keys, end_keys, first_pages[rows], first_programs, num_parts), axis=1)
-        return Shares(np.searchsorted(cuts, edges).astype(np.int32), segments.astype(np.int32))
+        is_cut = np.zeros(total + 1, np.bool_)
+        is_cut[firsts] = is_cut[edges] = is_cut[total] = True
+        cuts = is_cut.nonzero()[0]
+        cuts, next_cuts = cuts[:-1], cuts[1:]
+        rows = firsts.searchsorted(cuts, side="right") - 1
+        first_programs = edges.searchsorted(firsts, side="right") - 1
+        num_parts = edges.searchsorted(stops - 1, side="right") - first_programs
+        begins_at = begins - firsts * tile
+        segments = np.empty((len(cuts), 6), np.int32)
+        segments[:, 0] = rows
+        segments[:, 1] = begins_at[rows] + cuts * tile
+        segments[:, 2] = np.minimum(ends[rows], begins_at[rows] + next_cuts * tile)
+        for column, of_row in enumerate((first_pages, first_programs, num_parts), 3):
+            segments[:, column] = of_row[rows]
+        return Shares(cuts.searchsorted(edges).astype(np.int32), segments)
 
     @property
     def programs(self) -> Int32Array:
         """[num_programs, 8] each program's first segment, its number, and that of the first one that is not its own:
         what a program reads first, in one piece."""
-        numbers = np.stack((self.starts[:-1], self.starts[1:]), axis=1)
-        return np.concatenate((self.segments[np.minimum(numbers[:, 0], len(self.segments) - 1)], numbers), axis=1)
+        programs = np.empty((len(self.starts) - 1, 8), np.int32)
+        programs[:, 6], programs[:, 7] = self.starts[:-1], self.starts[1:]
+        programs[:, :6] = self.segments[np.minimum(programs[:, 6], len(self.segments) - 1)]
+        return programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +112,9 @@ class DecodeAttention:
         self._counters = torch.zeros(self.num_programs * shape.num_kv_heads, dtype=torch.int32).to(shape.device)
         num_integers = max_graph_rows * max_pages
         num_integers += len(shape.windows) * (6 * max_graph_rows + 14 * self.num_programs)
-        self._graph_inputs = torch.zeros(4 * num_integers + 32 * (1 + len(shape.windows)), dtype=torch.uint8)
+        num_integers += MAX_INPUTS * 2 * max_graph_rows
+        num_arrays = MAX_INPUTS + 1 + 2 * len(shape.windows)
+        self._graph_inputs = torch.zeros(4 * num_integers + ALIGNMENT * num_arrays, dtype=torch.uint8)
         self._graph_inputs = self._graph_inputs.to(shape.device)
 
     def plan(self, step: AttentionStep, num_rows: int, skipped: Int32Array | None = None) -> DecodePlan:
@@ -109,11 +122,16 @@ class DecodeAttention:
         arrays = self._host(step, num_rows, skipped)
         return self._plan(num_rows, self._uploader.upload(*arrays))
 
-    def plan_for_graph(self, step: AttentionStep, skipped: Int32Array | None = None) -> DecodePlan:
-        """Like `plan` for all rows, at addresses that depend on their number alone."""
-        arrays = self._host(step, len(step.q_lens), skipped)
+    def plan_for_graph(
+        self, step: AttentionStep, inputs: Sequence[Int64Array], skipped: Int32Array | None = None
+    ) -> tuple[DecodePlan, list[torch.Tensor]]:
+        """Like `plan` for all rows, at addresses that depend on their number alone, and with the inputs of
+        `GraphAttention.plan_decode`."""
+        assert len(inputs) <= MAX_INPUTS, "there is room for so many"
+        arrays: tuple[npt.NDArray[Any], ...] = (*inputs, *self._host(step, len(step.q_lens), skipped))
         self._uploader.upload_into(self._graph_inputs, *arrays)
-        return self._plan(len(step.q_lens), carve(self._graph_inputs, arrays))
+        placed = carve(self._graph_inputs, arrays)
+        return self._plan(len(step.q_lens), placed[len(inputs) :]), placed[: len(inputs)]
 
     def run(
         self,

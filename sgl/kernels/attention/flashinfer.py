@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,7 +23,7 @@ import torch
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.decode import Common, DecodeAttention, DecodePlan
 from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
-from sgl.kernels.attention.ragged import Int32Array, RaggedRows, starts
+from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows, starts
 from sgl.kernels.staging import Uploader, carve
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class FlashInferAttention:
         self._groups = self._find_groups(step, num_rows) if len(self.variants(num_rows)) > 1 else []
         return 1 if self._groups else 0
 
-    def plan_decode(self, step: AttentionStep, variant: int) -> None:
+    def plan_decode(self, step: AttentionStep, variant: int, inputs: Sequence[Int64Array]) -> list[torch.Tensor]:
         """See `GraphAttention.plan_decode`."""
         num_rows = len(step.q_lens)
         groups = self._groups if variant else []
@@ -204,8 +205,9 @@ class FlashInferAttention:
             before = self._graph_plans.setdefault(num_rows, list(part.plan))
             assert before == list(part.plan), "captured launches read the plan where it was"
             shared = _Shared(tokens, places, part)
-        decodes = self._decode.plan_for_graph(step, self._skipped(num_rows, groups))
+        decodes, placed = self._decode.plan_for_graph(step, inputs, self._skipped(num_rows, groups))
         self._planned_step = _Planned(decodes, shared, {}, None)
+        return placed
 
     def _find_groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
         """Groups of the first rows, decodes, whose common prefix is worth attending to once for all of them."""
@@ -277,11 +279,12 @@ class FlashInferAttention:
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         window: int | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
+        """See `GraphAttention.run`."""
         step = self._planned_step
         assert step is not None, "planned before it is run"
-        out = torch.empty_like(query)
+        out = torch.empty_like(query) if out is None else out
         num_decodes = 0
         if step.decodes is not None:
             num_decodes = step.decodes.num_rows

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sgl.kernels.attention.base import AttentionStep
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

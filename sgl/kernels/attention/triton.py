@@ -9,6 +9,7 @@ keys that they see with an online softmax. Imported only where Triton is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ import triton.language as tl
 
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan
-from sgl.kernels.attention.ragged import Int32Array, RaggedRows
+from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
 from sgl.kernels.staging import Uploader
 
 _TILE = 64  # query tokens times query heads of a kv head in a program
@@ -67,9 +68,11 @@ class TritonAttention:
         """See `GraphAttention.variant`."""
         return 0
 
-    def plan_decode(self, step: AttentionStep, variant: int) -> None:
+    def plan_decode(self, step: AttentionStep, variant: int, inputs: Sequence[Int64Array]) -> list[torch.Tensor]:
         """See `GraphAttention.plan_decode`."""
-        self._decodes, self._prompts = self._decode.plan_for_graph(step), None
+        self._decodes, placed = self._decode.plan_for_graph(step, inputs)
+        self._prompts = None
+        return placed
 
     def run(
         self,
@@ -77,9 +80,10 @@ class TritonAttention:
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         window: int | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
-        out = torch.empty_like(query)
+        """See `GraphAttention.run`."""
+        out = torch.empty_like(query) if out is None else out
         num_decodes = 0
         if self._decodes is not None:
             num_decodes = self._decodes.num_rows

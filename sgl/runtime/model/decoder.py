@@ -6,6 +6,8 @@ device in here.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional
 
@@ -20,6 +22,16 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.weights import LayerWeights, Weights
+
+
+@dataclass(slots=True)
+class Flow:
+    """T tokens on their way through the layers."""
+
+    residual: torch.Tensor  # [T, hidden]
+    rotary: tuple[torch.Tensor, torch.Tensor]  # of their positions
+    slots: torch.Tensor  # int64 [T]
+    rest: torch.Tensor | None = None  # what is not yet in the residual
 
 
 class Decoder:
@@ -67,48 +79,64 @@ class Decoder:
         hidden], the others ending with their keys and values in the last layer; None: all of them. captured: the
         launches are for a CUDA graph, so that it does not count how long one takes.
         """
-        config = self.config
-        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        residual = functional.embedding(input_ids, self.weights.embedding)
+        flow = self.enter(input_ids, positions, slots)
         if len(input_ids) == 1 and self.device.type == "cuda":
-            return self._forward_single(residual, rotary, kv, slots, attention)
-        rest: torch.Tensor | None = None  # what is not yet in the residual
-        for index, layer in enumerate(self.weights.layers):
-            x = add_rms_norm(rest, residual, layer.input_norm, config.rms_norm_eps)
-            keys, values = kv.keys[index], kv.values[index]
-            qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
-            norm, eps = self._qk_norms[index], config.rms_norm_eps
-            query = rotate_and_store(qkv, config.num_heads, rotary, norm, eps, keys, values, slots)
-            if wanted is not None and index == config.num_layers - 1:
-                if not len(wanted):
-                    return residual.new_empty(0, config.hidden_size)
-                residual = residual.index_select(0, wanted)
-                x = attention.run(query, keys, values, config.windows[index]).index_select(0, wanted)
-            else:
-                x = attention.run(query, keys, values, config.windows[index])
-            rest = linear_add(x.flatten(1), layer.output, layer.output_bias, residual, captured=captured)
-            x = add_rms_norm(rest, residual, layer.post_attention_norm, config.rms_norm_eps)
-            x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            rest = linear_add(x, layer.down, layer.down_bias, residual, captured=captured)
-        return add_rms_norm(rest, residual, self.weights.norm, config.rms_norm_eps)
+            return self._forward_single(flow, kv, attention)
+        last = self.config.num_layers - 1
+        for index in range(last):
+            x = self._attend(index, self.before_attention(index, flow, kv), kv, attention)
+            self.after_attention(index, flow, x, captured=captured)
+        query = self.before_attention(last, flow, kv)
+        if wanted is not None and not len(wanted):
+            return flow.residual[:0]
+        return self.leave(flow, self._attend(last, query, kv, attention), wanted, captured=captured)
 
-    def _forward_single(
-        self,
-        residual: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor],
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
+    def enter(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> Flow:
+        """Tokens before the first layer; arguments as for `forward`."""
+        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
+        return Flow(functional.embedding(input_ids, self.weights.embedding), rotary, slots)
+
+    def before_attention(
+        self, index: int, flow: Flow, kv: KVCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """A layer up to its attention: the queries [T, num_heads, head_dim], written to `out` where it is given."""
+        config, layer = self.config, self.weights.layers[index]
+        x = add_rms_norm(flow.rest, flow.residual, layer.input_norm, config.rms_norm_eps)
+        flow.rest = None
+        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        norm, eps, keys, values = self._qk_norms[index], config.rms_norm_eps, kv.keys[index], kv.values[index]
+        return rotate_and_store(qkv, config.num_heads, flow.rotary, norm, eps, keys, values, flow.slots, out)
+
+    def after_attention(self, index: int, flow: Flow, x: torch.Tensor, *, captured: bool) -> None:
+        """A layer from its attention's x [T, num_heads, head_dim] on."""
+        layer = self.weights.layers[index]
+        rest = linear_add(x.flatten(1), layer.output, layer.output_bias, flow.residual, captured=captured)
+        x = add_rms_norm(rest, flow.residual, layer.post_attention_norm, self.config.rms_norm_eps)
+        x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+        flow.rest = linear_add(x, layer.down, layer.down_bias, flow.residual, captured=captured)
+
+    def leave(
+        self, flow: Flow, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
+    ) -> torch.Tensor:
+        """The last layer from its attention on and the last norm, of the tokens that are wanted: [N, hidden]."""
+        if wanted is not None:
+            flow.residual, x = flow.residual.index_select(0, wanted), x.index_select(0, wanted)
+        self.after_attention(self.config.num_layers - 1, flow, x, captured=captured)
+        return add_rms_norm(flow.rest, flow.residual, self.weights.norm, self.config.rms_norm_eps)
+
+    def _attend(self, index: int, query: torch.Tensor, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
+        return attention.run(query, kv.keys[index], kv.values[index], self.config.windows[index])
+
+    def _forward_single(self, flow: Flow, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
         """`forward` of one token, whose products only read their matrices."""
         config = self.config
-        eps = config.rms_norm_eps
+        eps, residual = config.rms_norm_eps, flow.residual
         for index, layer in enumerate(self.weights.layers):
             keys, values = kv.keys[index], kv.values[index]
             qkv = project(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias).view(1, -1, config.head_dim)
             norm = self._qk_norms[index]
-            query = rotate_and_store(qkv, config.num_heads, rotary, norm, eps, keys, values, slots)
-            x = attention.run(query, keys, values, config.windows[index])
+            query = rotate_and_store(qkv, config.num_heads, flow.rotary, norm, eps, keys, values, flow.slots)
+            x = self._attend(index, query, kv, attention)
             project_add_(x.flatten(1), layer.output, layer.output_bias, residual)
             x = project_gated(residual, layer.post_attention_norm, eps, layer.gate_up, layer.gate_up_bias)
             project_add_(x, layer.down, layer.down_bias, residual)

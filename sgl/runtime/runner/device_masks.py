@@ -7,8 +7,9 @@ back.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -26,6 +27,14 @@ _COPY_BYTES = 4 << 20
 assert MAX_OPENED == MAX_OPEN, "what cursors leave to others is walked here"
 
 
+class _Home(NamedTuple):
+    """Where an automaton is."""
+
+    closed: Closed  # which keeps its id in use
+    tensors: AutomatonTensors
+    addresses: list[int]  # its row of `GrammarTensors.addresses`
+
+
 class DeviceMasks:
     """Walks one vocabulary for at most `max_rows` requests a step.
 
@@ -37,8 +46,8 @@ class DeviceMasks:
         self._vocabulary = vocabulary_tensors(vocabulary, device)
         self._arena = torch.empty(max_rows * MAX_BYTES, dtype=torch.uint8, device=device)
         self._used = 0
-        self._homes: dict[int, tuple[Closed, AutomatonTensors]] = {}  # by id, which the automaton keeps in use
-        self._uploader = Uploader(device)
+        self._homes: dict[int, _Home] = {}  # by the automaton's id
+        self._uploader = Uploader(device, _COPY_BYTES + MAX_BYTES)
 
     def walk(self, standings: Collection[Standing], masks: torch.Tensor, rows: Int32Array) -> None:
         """Write the mask of each place to its row, int32 [N], each at most once, of masks, int32 [rows, words]. Does
@@ -46,11 +55,13 @@ class DeviceMasks:
         self._settle({id(closed): closed for closed, _ in standings})
         numbers: dict[int, int] = {}
         places = [(numbers.setdefault(id(closed), len(numbers)), place) for closed, place in standings]
-        automata = [self._homes[key][1] for key in numbers]
+        homes = [self._homes[key] for key in numbers]
         arrays = places_arrays(places, MAX_DEPTH)
-        *on_device, index, addresses = self._uploader.upload(*arrays, rows, addresses_of(automata))
+        addresses = np.array([home.addresses for home in homes], np.int64)
+        *on_device, index, addresses_there = self._uploader.upload(*arrays, rows, addresses)
         # One kernel for all: that of grammars with stacks and counters.
-        grammars = GrammarTensors(automata, addresses, has_stacks=True, has_counters=True)
+        automata = [home.tensors for home in homes]
+        grammars = GrammarTensors(automata, addresses_there, has_stacks=True, has_counters=True)
         find_masks_(masks, index, Places(*on_device), grammars, self._vocabulary)
 
     def _settle(self, wanted: dict[int, Closed]) -> None:
@@ -67,7 +78,8 @@ class DeviceMasks:
         for closed, its, size in zip(missing, arrays, sizes, strict=True):
             assert size <= MAX_BYTES, "larger ones are not closed"
             home = self._arena[self._used : self._used + size]
-            self._homes[id(closed)] = closed, AutomatonTensors(*carve(home, tuple(its)))
+            tensors = AutomatonTensors(*carve(home, tuple(its)))
+            self._homes[id(closed)] = _Home(closed, tensors, addresses_of([tensors])[0].tolist())
             self._used += size
         # Few copies: each would wait for one of few staging buffers, which steps under way still read.
         at, together, length = self._used - sum(sizes), list[npt.NDArray[Any]](), 0

@@ -10,17 +10,26 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from sgl.kernels.attention.base import AttentionStep, GraphAttention
-from sgl.kernels.staging import Uploader, carve
+from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep, GraphAttention
+from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 
 logger = logging.getLogger(__name__)
+
+
+class Replayed(NamedTuple):
+    """A step's logits float32 [B, vocab] and, int64 [B], its request rows and the positions of the tokens to come."""
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    positions: torch.Tensor
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -48,12 +57,11 @@ class DecodeGraphs:
         self._buckets = buckets(max_rows)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and variant of attention
         self._uploader = Uploader(model.device)
-        self._inputs = torch.zeros(3 * 8 * max_rows + 64, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float32, device=model.device)
 
-    def run(self, batch: Batch, pages: Int32Array) -> torch.Tensor | None:
-        """float32 [B, vocab] logits of the step, good until the next run; None if it is no step to replay: of one
-        token for every row, nothing scored, and not too many rows. Never waits for the device.
+    def run(self, batch: Batch, pages: Int32Array) -> Replayed | None:
+        """What comes of the step, good until the next run; None if it is no step to replay: of one token for every row,
+        nothing scored, and not too many rows. Never waits for the device.
 
         pages: the batch's rows of the page table, [B, max_pages].
         """
@@ -74,14 +82,13 @@ class DecodeGraphs:
                 *(each[given].astype(np.int64) for each in (batch.rows, batch.token_ids))
             )
             self._next_tokens.index_copy_(0, index, ids)
-        inputs = np.zeros((3, bucket), np.int64)
-        inputs[0, :num_rows] = batch.rows
-        inputs[1] = kv_lens - 1
-        inputs[2] = _slots(inputs[1], pages, self._kv.page_size)
-        self._uploader.upload_into(self._inputs, inputs)
-        self._attention.plan_decode(AttentionStep(np.ones(bucket, np.int32), kv_lens, pages), variant)
+        rows, after = np.zeros(bucket, np.int64), kv_lens.astype(np.int64)
+        rows[:num_rows] = batch.rows
+        inputs = rows, after - 1, _slots(after - 1, pages, self._kv.page_size), after
+        step = AttentionStep(np.ones(bucket, np.int32), kv_lens, pages)
+        placed = self._attention.plan_decode(step, variant, inputs)
         self._graphs[bucket, variant].replay()
-        return self._logits[:num_rows]
+        return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -93,9 +100,10 @@ class DecodeGraphs:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
         for bucket in reversed(self._buckets):
             ones = np.ones(bucket, np.int32)
-            (inputs,) = carve(self._inputs, (np.empty((3, bucket), np.int64),))
+            step = AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32))
+            nothing = (np.zeros(bucket, np.int64),) * MAX_INPUTS
             for variant in self._attention.variants(bucket):
-                self._attention.plan_decode(AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32)), variant)
+                inputs = self._attention.plan_decode(step, variant, nothing)
                 self._forward(inputs)  # compiles and loads what a capture may not
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool, stream=stream):
@@ -110,8 +118,8 @@ class DecodeGraphs:
             (free_before - torch.cuda.mem_get_info()[0]) / 2**30,
         )
 
-    def _forward(self, inputs: torch.Tensor) -> None:
-        rows, positions, slots = inputs.unbind()
+    def _forward(self, inputs: list[torch.Tensor]) -> None:
+        rows, positions, slots, _ = inputs
         token_ids = self._next_tokens.index_select(0, rows)
         hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, captured=True)
         self._model.logits(hidden, out=self._logits[: len(hidden)])

@@ -44,25 +44,37 @@ class MaskTable:
 
         Arrays must never change once they were handed in. Does not wait for the device.
         """
-        keys = [_key(mask) for mask in masks]
+        found = np.full(len(masks), -1, np.int32)
         arrays: dict[int | Standing, Int32Array] = {}
         places: dict[Standing, None] = {}
-        for key, mask in zip(keys, masks, strict=True):
-            if key is None:
-                continue
-            if key in self._known:
-                self._known.move_to_end(key)
+        new: list[tuple[int, int | Standing]] = []
+        for i, mask in enumerate(masks):
+            key: int | Standing
+            if isinstance(mask, Standing):
+                key = mask
             elif isinstance(mask, np.ndarray):
-                arrays[key] = mask
-            elif isinstance(mask, Standing):
-                places[mask] = None
+                key = id(mask)
+            else:
+                continue
+            try:
+                self._known.move_to_end(key)
+            except KeyError:
+                new.append((i, key))
+                if isinstance(mask, Standing):
+                    places[mask] = None
+                else:
+                    arrays[key] = mask
+            else:
+                found[i] = self._known[key][0]
         if arrays:
             index, rows = self._uploader.upload(self._room_for(arrays), np.stack(list(arrays.values())))
             self.rows.index_copy_(0, index, rows)
         if places:
             assert self._walker is not None, "places are handed in where they can be walked"
             self._walker.walk(places, self.rows, self._room_for(places).astype(np.int32))
-        return np.array([-1 if key is None else self._known[key][0] for key in keys], np.int32)
+        for i, key in new:
+            found[i] = self._known[key][0]
+        return found
 
     def _room_for(self, masks: Mapping[Any, Int32Array | None]) -> Int64Array:
         """Rows for new masks; those of the same step are the most recently used, so none of them gives way."""
@@ -74,9 +86,3 @@ class MaskTable:
             self._known[key] = row, array
             rows[i] = row
         return rows
-
-
-def _key(mask: TokenMask | None) -> int | Standing | None:
-    if isinstance(mask, np.ndarray):
-        return id(mask)
-    return mask if isinstance(mask, Standing) else None

@@ -5,7 +5,7 @@ All index arithmetic is NumPy on the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,12 @@ from sgl.runtime.batch import FROM_DEVICE, Batch, Int64Array
 __all__ = ["PackedStep", "Uploader", "pack"]
 
 
-@dataclass(slots=True)
-class PackedStep:
+class PackedStep(NamedTuple):
     """Host indices of one step; T = q_lens.sum() tokens."""
 
+    token_ids: Int64Array  # [T], 0 where the device fills in
     positions: Int64Array  # [T]
     slots: Int64Array  # [T] where each token's keys and values go: page * page_size + offset
-    token_ids: Int64Array  # [T], 0 where the device fills in
     from_device: Int64Array  # indices into T that take the row's last sampled token
     from_rows: Int64Array  # their request rows
     last: Int64Array  # [S] index into T of each token that is sampled behind

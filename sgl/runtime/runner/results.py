@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from sgl.kernels import sampling
+from sgl.kernels.staging import numpy_dtype
 from sgl.runtime.batch import Batch, Int32Array, Int64Array, Logprobs, StepResult
 from sgl.runtime.runner.pack import Uploader
 
@@ -147,7 +148,7 @@ class Downloader:
             start += len(flat)
         event.record()
         size = start
-        layout = [(tensor.shape, torch.empty(0, dtype=_landing(tensor)).numpy().dtype) for tensor in tensors]
+        layout = [(tensor.shape, numpy_dtype(_landing(tensor))) for tensor in tensors]
 
         def land() -> list[npt.NDArray[Any]]:
             event.synchronize()

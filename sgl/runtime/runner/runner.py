@@ -21,6 +21,7 @@ from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.graphs import DecodeGraphs
 from sgl.runtime.runner.pack import Uploader, pack
+from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import Downloader, PendingStep, score_inputs
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
@@ -37,7 +38,8 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
 
 class ModelRunner:
     """Runs `model` for at most `max_rows` request rows of at most `max_pages` pages each. With `max_graph_rows`,
-    `attention` is a GraphAttention and decode steps of so many rows are replayed from CUDA graphs."""
+    `attention` is a GraphAttention and decode steps of so many rows are replayed from CUDA graphs, as are other steps
+    of `max_graph_tokens` or fewer."""
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class ModelRunner:
         device: torch.device,
         eos_ids: Collection[int] = (),
         max_graph_rows: int = 0,
+        max_graph_tokens: int = 0,
     ) -> None:
         self._model = model
         self._kv = kv
@@ -61,9 +64,12 @@ class ModelRunner:
         self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids)
         self._threads = StepThreads(model.weights.num_multiplied) if device.type == "cpu" else None
         self._graphs: DecodeGraphs | None = None
+        self._prompt_graphs: PromptGraphs | None = None
         if max_graph_rows:
             graph_attention = cast(GraphAttention, attention)
             self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows)
+            if max_graph_tokens > 1:
+                self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
 
     @torch.inference_mode()
     def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> PendingStep:
@@ -86,26 +92,30 @@ class ModelRunner:
         self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
         num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
         pages = self._page_table[batch.rows, :num_pages]
-        logits = None if self._graphs is None else self._graphs.run(batch, pages)
-        inputs = None
-        if logits is None:
+        replayed = None if self._graphs is None else self._graphs.run(batch, pages)
+        inputs = logits = placed = None
+        if replayed is not None:
+            logits, *placed = replayed
+        else:
             hidden, sampling = self._forward(batch, pages)
             vocab_size = self._model.config.vocab_size
             inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
-            logits = self._model.logits(sampling) if len(sampling) else None
+            if len(sampling):
+                logits = self._model.logits(sampling)
         if under_way is not None:
             under_way()
         if logits is None:
-            nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
+            nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
             return PendingStep(batch, nothing, None, inputs, self._downloader)
-        sampled = self._sampler(logits, batch)
+        sampled = self._sampler(logits, batch, placed)
         return PendingStep(batch, sampled.ids, sampled.logprobs, inputs, self._downloader)
 
     def warm_up(self, num_tokens: int) -> None:
         """Compile, load and capture whatever steps will need, with prompts of num_tokens in all: everything that
         they read and write is on the dummy page. To be called before the first step."""
-        if self._graphs is not None:
-            self._graphs.capture()
+        for graphs in (self._graphs, self._prompt_graphs):
+            if graphs is not None:
+                graphs.capture()
         most = self._page_table.shape[1] * self._kv.page_size
         num_rows = len(self._page_table)
 
@@ -133,16 +143,21 @@ class ModelRunner:
         """Hidden states after the last norm of the batch's tokens if any is scored, else of those sampled from; and
         those sampled from, [S, hidden_size]."""
         packed = pack(batch, pages, self._kv.page_size)
-        token_ids, positions, slots, from_device, from_rows, last = self._uploader.upload(
-            packed.token_ids, packed.positions, packed.slots, packed.from_device, packed.from_rows, packed.last
-        )
+        num_tokens = len(packed.token_ids)
+        graphs = self._prompt_graphs
+        if graphs is not None and not graphs.holds(num_tokens):
+            graphs = None
+        upload = self._uploader.upload if graphs is None else graphs.place
+        token_ids, positions, slots, from_device, from_rows, last = upload(*packed)
         if len(packed.from_device):
-            sampled = self._sampler.next_tokens.index_select(0, from_rows)
-            token_ids = token_ids.index_copy(0, from_device, sampled)
+            token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
         self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens, pages))
-        is_every_token_wanted = bool(batch.score_targets) or len(last) == len(token_ids)
+        is_every_token_wanted = bool(batch.score_targets) or len(last) == num_tokens
         wanted = None if is_every_token_wanted else last
-        hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, wanted)
+        if graphs is None:
+            hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, wanted)
+        else:
+            hidden = graphs.run(num_tokens, wanted)
         if len(last) == len(hidden):
             return hidden, hidden
         return hidden, hidden.index_select(0, last)

@@ -7,7 +7,7 @@ none cuts off a tail, no penalty table if nobody has a penalty. Called by the ru
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,11 +116,14 @@ class Sampler:
         self._ints.index_copy_(0, index, new_ints)
         self._set_occurrences([setup for setup in setups if setup.params.has_penalties])
 
-    def __call__(self, logits: torch.Tensor, batch: Batch) -> SampleOutput:
+    def __call__(
+        self, logits: torch.Tensor, batch: Batch, placed: Sequence[torch.Tensor] | None = None
+    ) -> SampleOutput:
         """Sample at the batch's S positions, in its order, and note the tokens in `next_tokens`; of rows with drafts,
         whose next tokens the host says, any.
 
-        logits: float32 [S, V], contiguous; changed in place. Never waits for the device.
+        logits: float32 [S, V], contiguous; changed in place. placed: int64 [S] each, the request rows and the positions
+        of the tokens to be sampled, if they are on the device already. Never waits for the device.
         """
         sampling_rows, behind = batch.sampling
         assert logits.shape == (len(sampling_rows), self._vocab_size), "a row of logits for each position"
@@ -128,20 +131,18 @@ class Sampler:
         positions = batch.kv_lens[sampling_rows].astype(np.int64) - behind  # of the tokens being sampled
         wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
         penalised = np.flatnonzero(self._has_penalties[rows])
-        edits = self._edits(rows, positions)
+        index, places = placed or self._uploader.upload(rows, positions)
         spans, given_ids = lay_out(batch, [(b, 1) for b in sampling_rows[wants_logprobs].tolist()])
-        on_device = self._uploader.upload(
-            rows, positions, wants_logprobs, given_ids, penalised, rows[penalised], *edits
-        )
-        index, places, logprob_index, given, penalised_index, penalised_rows, edit_rows, edit_ids, values = (
-            on_device
-        )
-
-        raw = logits.index_select(0, logprob_index) if spans else None
+        if spans:
+            logprob_index, given = self._uploader.upload(wants_logprobs, given_ids)
+            raw = logits.index_select(0, logprob_index)
         if len(penalised):
+            penalised_index, penalised_rows = self._uploader.upload(penalised, rows[penalised])
             self._penalize(logits, penalised_index, penalised_rows)
-        if len(values):
-            sampling.add_edits_(logits, edit_rows, edit_ids, values)
+        if self._biases or self._ending:
+            edits = self._edits(rows, positions)
+            if len(edits[0]):
+                sampling.add_edits_(logits, *self._uploader.upload(*edits))
         masks = None
         known: list[tuple[int, int]] = []
         if batch.token_masks is not None:
@@ -165,7 +166,7 @@ class Sampler:
             self.next_tokens.index_copy_(0, index, ids)
         if len(penalised):
             self._count(penalised_rows, ids.index_select(0, penalised_index))
-        if raw is None:
+        if not spans:
             return SampleOutput(ids, None)
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
 

@@ -1,0 +1,144 @@
+"""CUDA graphs of steps with prompts: all launches between two layers' attentions as one.
+
+A step of few tokens computes for less time than its launches take, one by one, on a slow host. How its rows lie only
+matters to attention, which is launched; the rest of a layer depends on the number of tokens alone, and is replayed. A
+step is padded to the next bucket with tokens that are written to the dummy page and that nothing attends to.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from typing import Any
+
+import numpy as np
+import torch
+
+from sgl.kernels.attention.base import GraphAttention
+from sgl.kernels.staging import ALIGNMENT, Uploader, carve
+from sgl.runtime.batch import Int64Array
+from sgl.runtime.model.decoder import Decoder, Flow
+from sgl.runtime.model.kv_cache import KVCache
+
+logger = logging.getLogger(__name__)
+
+_LARGE_WORK = (
+    1 << 38
+)  # weights of a layer times tokens: a millisecond of an H200, by when launching has long caught up
+_MOST_TOKENS = 4096
+_NUM_ARRAYS = 6  # of a PackedStep,
+_NUM_INPUTS = 3  # the first of which graphs read
+
+
+def token_buckets(num_weights: int, most: int) -> list[int]:
+    """Numbers of tokens to capture for layers of so many weights, `most` at most. The weights' bytes decide what few
+    tokens take; above 256, at most an eighth of a step is padding."""
+    most = min(most, _MOST_TOKENS, max(64, _LARGE_WORK // num_weights // 128 * 128))
+    sizes, size = [], 16
+    while size < most:
+        sizes.append(size)
+        size += max(32 - size % 32, (1 << size.bit_length() - 1) // 8)
+    return [*sizes, most]
+
+
+class PromptGraphs:
+    """Steps of at most `max_tokens` tokens, or of fewer where a layer is so large that launching it takes no longer
+    than computing it. Capture before the first step; `place` and `run` each step, with the attention planned between.
+    """
+
+    def __init__(self, model: Decoder, kv: KVCache, attention: GraphAttention, max_tokens: int) -> None:
+        self._model = model
+        self._kv = kv
+        self._attention = attention
+        config = model.config
+        self._buckets = token_buckets(max(1, model.weights.num_multiplied // config.num_layers), max_tokens)
+        most = self._buckets[-1]
+        self._uploader = Uploader(model.device)
+        num_bytes = _NUM_ARRAYS * (8 * most + ALIGNMENT)
+        self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
+        heads = most, config.num_heads, config.head_dim
+        self._query = torch.zeros(heads, dtype=model.dtype, device=model.device)
+        self._attended = torch.zeros(heads, dtype=model.dtype, device=model.device)
+        self._residual = torch.zeros(most, config.hidden_size, dtype=model.dtype, device=model.device)
+        self._pieces: dict[int, tuple[Flow, list[torch.cuda.CUDAGraph]]] = {}
+
+    def holds(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens is replayed. One token has kernels of its own."""
+        return 1 < num_tokens <= self._buckets[-1]
+
+    def place(self, *step: Int64Array) -> list[torch.Tensor]:
+        """Copy a PackedStep to where graphs read it; its arrays there, the first of them padded."""
+        read = np.zeros((_NUM_INPUTS, self._bucket(len(step[0]))), np.int64)
+        read[:, : len(step[0])] = step[:_NUM_INPUTS]
+        arrays = *read, *step[_NUM_INPUTS:]
+        self._uploader.upload_into(self._inputs, *arrays)
+        return carve(self._inputs, arrays)
+
+    def run(self, num_tokens: int, wanted: torch.Tensor | None) -> torch.Tensor:
+        """Hidden states after the last norm as of `Decoder.forward`, of a step that is placed and planned."""
+        flow, pieces = self._pieces[self._bucket(num_tokens)]
+        query, attended = self._query[:num_tokens], self._attended[:num_tokens]
+        config, kv = self._model.config, self._kv
+        for index, piece in enumerate(pieces):
+            piece.replay()
+            if index == len(pieces) - 1 and wanted is not None and not len(wanted):
+                return self._residual[:0]
+            self._attention.run(query, kv.keys[index], kv.values[index], config.windows[index], attended)
+        last = Flow(self._residual[:num_tokens], flow.rotary, flow.slots)
+        return self._model.leave(last, attended, wanted)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record every bucket, largest first, so that the smaller ones find room in the memory of the largest."""
+        began = time.monotonic()
+        free_before = torch.cuda.mem_get_info()[0]
+        pool = torch.cuda.graph_pool_handle()
+        # Of this GPU: torch's own for captures is of the first that captured anything
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for bucket in reversed(self._buckets):
+                self._capture(bucket, pool)
+        torch.cuda.synchronize()
+        logger.info(
+            "captured steps of up to %d tokens with prompts in %d CUDA graphs: %.1f s, %.2f GiB",
+            self._buckets[-1],
+            sum(len(pieces) for _, pieces in self._pieces.values()),
+            time.monotonic() - began,
+            (free_before - torch.cuda.mem_get_info()[0]) / 2**30,
+        )
+
+    def _capture(self, bucket: int, pool: Any) -> None:
+        inputs = carve(self._inputs, (np.empty(bucket, np.int64),) * _NUM_INPUTS)
+        flow = self._enter(inputs)
+        for index in range(min(2, self._model.config.num_layers)):  # compiles and loads what a capture may not
+            self._piece(index, flow)
+        pieces = []
+        for index in range(self._model.config.num_layers):
+            # Not by torch.cuda.graph, which waits for the device and gives memory back each time.
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=pool)
+            try:
+                if not index:
+                    flow = self._enter(inputs)
+                self._piece(index, flow)
+            finally:
+                graph.capture_end()
+            pieces.append(graph)
+        self._pieces[bucket] = flow, pieces
+
+    def _enter(self, inputs: list[torch.Tensor]) -> Flow:
+        flow = self._model.enter(*inputs)
+        flow.residual = self._residual[: len(flow.slots)].copy_(flow.residual)
+        return flow
+
+    def _piece(self, index: int, flow: Flow) -> None:
+        """From the attention of the layer before to that of this one."""
+        num_tokens = len(flow.slots)
+        if index:
+            self._model.after_attention(index - 1, flow, self._attended[:num_tokens], captured=True)
+        self._model.before_attention(index, flow, self._kv, self._query[:num_tokens])
+
+    def _bucket(self, num_tokens: int) -> int:
+        return self._buckets[bisect_left(self._buckets, num_tokens)]

@@ -1,0 +1,36 @@
+"""What is captured in CUDA graphs; what becomes of it is for test_gpu.py."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from sgl.runtime.runner.graphs import buckets
+from sgl.runtime.runner.prompt_graphs import token_buckets
+
+
+def test_decodes_are_padded_little_where_products_count() -> None:
+    sizes = buckets(512)
+    assert sizes[:4] == [1, 2, 4, 8]
+    assert sizes[-1] == 512
+    assert buckets(100)[-1] == 100
+    assert all((b - a - 1) / b < 0.1 for a, b in pairwise(sizes) if a >= 160)
+
+
+@pytest.mark.parametrize("most", [2, 16, 17, 100, 1000, 8448, 10**6])
+@pytest.mark.parametrize("num_weights", [100, 15_700_000, 218_000_000, 855_000_000, 10**11])
+def test_steps_with_prompts_are_padded_little_where_products_count(num_weights: int, most: int) -> None:
+    sizes = token_buckets(num_weights, most)
+    assert sizes == sorted(set(sizes))
+    assert (
+        min(most, 64) <= sizes[-1] <= most
+    )  # launching so few takes longer than computing them, whatever the model
+    assert len(sizes) < 50
+    assert all((b - a - 1) / b <= 1 / 8 for a, b in pairwise(sizes) if a >= 256)
+
+
+def test_large_layers_are_launched_for_fewer_tokens() -> None:
+    small, large = token_buckets(15_700_000, 8448)[-1], token_buckets(218_000_000, 8448)[-1]
+    assert large < small
+    assert large >= 1024
