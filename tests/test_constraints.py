@@ -187,13 +187,13 @@ def test_a_text_that_the_vocabulary_cannot_spell_is_refused(tmp_path: Path) -> N
 
 def test_prompts_are_computed_while_constraints_compile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gates = {name: threading.Event() for name in ("ab", "abc", "(a", "abcd")}
-    compile_now = CompileService._compile
+    compile_now = CompileService._compile_in_time
 
     def compile_later(self: CompileService, constraint: Any) -> Any:
         assert gates[json.loads(constraint.source)].wait(60)
         return compile_now(self, constraint)
 
-    monkeypatch.setattr(CompileService, "_compile", compile_later)
+    monkeypatch.setattr(CompileService, "_compile_in_time", compile_later)
     with Engine(folder, dtype="float32", check_ledger=True) as engine, ThreadPoolExecutor(8) as threads:
 
         def ask(regex: str, **options: Any) -> Future[Any]:

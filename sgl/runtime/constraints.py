@@ -22,7 +22,8 @@ from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, Encode, MatcherCursor
 from sgl.grammar.jump import Jump
-from sgl.grammar.service import MAX_CLOSED_STATES, CompileService
+from sgl.grammar.process import MAX_CLOSED_STATES
+from sgl.grammar.service import CompileService
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import JsonWhitespace
 from sgl.runtime.sampling_params import SamplingParams

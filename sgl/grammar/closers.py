@@ -1,0 +1,135 @@
+"""Closes automata in processes side by side, all of them looked after by one thread.
+
+A thread for each would be so many that want the interpreter's lock whenever the scheduler's thread lets go of it, which
+torch does at every launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from sgl.grammar.closure import Closed
+from sgl.grammar.compiler import Constraint
+from sgl.grammar.process import GrammarProcess
+from sgl.grammar.time_limit import OutOfTime
+
+Answer = Closed | BaseException | None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    constraint: Constraint
+    ended: Callable[[Answer], None]
+    came_late: Callable[[Answer], None]
+    is_late: bool = False
+    patient_until: float = 0.0  # monotonic seconds; from when a process takes it up
+    until: float = 0.0
+
+    @property
+    def due(self) -> float:
+        """When it is to be looked at, answered or not."""
+        return self.until if self.is_late else min(self.patient_until, self.until)
+
+
+class Closers:
+    """`num_processes` processes; seconds: `deadline` for one constraint, `patience` that anybody waits for it. Both
+    count from when a process takes it up. Safe from any thread."""
+
+    def __init__(self, num_processes: int, *, deadline: float, patience: float) -> None:
+        self._deadline = deadline
+        self._patience = patience
+        self._processes = [GrammarProcess(None) for _ in range(num_processes)]
+        self._at_rest = list(self._processes)
+        self._busy: dict[GrammarProcess, _Job] = {}
+        self._waiting: deque[_Job] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="closers", daemon=True)
+        self._thread.start()
+
+    def start(self) -> None:
+        """Start the processes, which would otherwise start when they are first needed."""
+        for process in self._processes:
+            process.start()
+
+    def close_automaton(
+        self, constraint: Constraint, ended: Callable[[Answer], None], came_late: Callable[[Answer], None]
+    ) -> None:
+        """Begin to close the automaton of a constraint. `ended` is called once in the thread of this object, and must
+        not raise: with the closed automaton, with what it failed with, or with None if it is too large or takes longer
+        than anybody waits; then `came_late` is called once with what comes of it."""
+        self._waiting.append(_Job(constraint, ended, came_late))
+        self._rouse()
+
+    def close(self) -> None:
+        """End the thread and the processes. Nothing is called from then on, but for what is being called."""
+        self._is_over = True
+        self._rouse()
+        for process in self._processes:
+            process.kill()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake
+            self._wake.send(b"\0")
+
+    def _run(self) -> None:
+        while not self._is_over:
+            while self._waiting and self._at_rest:
+                self._ask(self._at_rest.pop(), self._waiting.popleft())
+            due = min((job.due for job in self._busy.values()), default=None)
+            ready = self._selector.select(None if due is None else max(due - monotonic(), 0.0))
+            for key, _ in ready:
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        self._woken.recv(4096)
+                else:
+                    self._end(key.data)
+            now = monotonic()
+            for process in [process for process, job in self._busy.items() if job.due <= now]:
+                self._is_due(process, self._busy[process], now)
+        self._selector.close()
+        self._woken.close()
+        self._wake.close()
+
+    def _ask(self, process: GrammarProcess, job: _Job) -> None:
+        now = monotonic()
+        job.patient_until, job.until = now + self._patience, now + self._deadline
+        try:
+            connection = process.ask(job.constraint, job.until)
+        except BaseException as error:
+            self._at_rest.append(process)
+            job.ended(error)
+        else:
+            self._busy[process] = job
+            self._selector.register(connection, selectors.EVENT_READ, process)
+
+    def _is_due(self, process: GrammarProcess, job: _Job, now: float) -> None:
+        if now >= job.until:
+            process.kill(for_good=False)
+            self._end(process, OutOfTime(self._deadline))
+        else:
+            job.is_late = True
+            job.ended(None)
+
+    def _end(self, process: GrammarProcess, answer: Answer = None) -> None:
+        """Take the answer of a process, or that it was killed over one."""
+        job = self._busy.pop(process)
+        self._selector.unregister(process.connection)
+        if answer is None:
+            try:
+                answer = process.answer(self._deadline)
+            except BaseException as error:
+                answer = error
+        self._at_rest.append(process)
+        (job.came_late if job.is_late else job.ended)(answer)

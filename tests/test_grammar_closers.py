@@ -1,0 +1,108 @@
+"""Processes that close automata: what becomes of those that hang or die, and of who waits for them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.grammar.closers import Closers
+from sgl.grammar.closure import Closed
+from sgl.grammar.compiler import make_constraint
+from sgl.grammar.time_limit import OutOfTime
+
+
+class Ask:
+    """What came of a constraint, in its order."""
+
+    def __init__(self, closers: Closers, **kind: Any) -> None:
+        self.found: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        told = (self.told(name) for name in ("ended", "came late"))
+        closers.close_automaton(make_constraint(kind), *told)
+
+    def told(self, name: str) -> Callable[[Any], None]:
+        return lambda answer: self.found.put((name, answer))
+
+    def next(self) -> tuple[str, Any]:
+        return self.found.get(timeout=30)
+
+
+@contextmanager
+def closers(**options: float) -> Iterator[Closers]:
+    made = Closers(1, **{"deadline": 30.0, "patience": 30.0} | options)
+    made.start()
+    ready = Ask(made, regex="ready")
+    if ready.next() == ("ended", None):
+        ready.next()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def stopped(closers: Closers) -> int:
+    """The process, which from now on does nothing."""
+    [process] = closers._processes
+    assert process._process is not None
+    os.kill(process._process.pid, signal.SIGSTOP)
+    return process._process.pid
+
+
+def test_automata_are_closed_one_after_another_and_errors_come_as_they_are() -> None:
+    with closers() as its:
+        asked = [Ask(its, regex=f"[0-9]{{3}}-{i}") for i in range(20)]
+        wrong = Ask(its, regex="(a")
+        for each in asked:
+            name, answer = each.next()
+            assert name == "ended"
+            assert isinstance(answer, Closed)
+        assert isinstance(wrong.next()[1], RegexSyntaxError)
+        assert not its._busy
+        assert len(its._at_rest) == 1
+
+
+def test_who_waits_longer_than_patience_is_told_and_gets_it_later() -> None:
+    with closers(patience=0.05) as its:
+        pid = stopped(its)
+        slow = Ask(its, regex="[ab]{4}")
+        assert slow.next() == ("ended", None)
+        os.kill(pid, signal.SIGCONT)
+        name, answer = slow.next()
+        assert name == "came late"
+        assert isinstance(answer, Closed)
+
+
+def test_a_process_that_hangs_is_killed_at_the_deadline_and_the_next_one_works() -> None:
+    with closers(deadline=1.5) as its:
+        stopped(its)
+        stuck, other = Ask(its, regex="[ab]{4}"), Ask(its, regex="[ab]{5}")
+        name, answer = stuck.next()
+        assert name == "ended"
+        assert isinstance(answer, OutOfTime)
+        assert isinstance(other.next()[1], Closed)
+        assert stuck.found.empty()
+
+
+def test_a_process_that_dies_ends_its_constraint_alone() -> None:
+    with closers() as its:
+        pid = stopped(its)
+        dead, other = Ask(its, regex="[ab]{4}"), Ask(its, regex="[ab]{5}")
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(dead.next()[1], GrammarTooLarge)
+        assert isinstance(other.next()[1], Closed)
+
+
+def test_nothing_is_told_after_the_end() -> None:
+    with closers() as its:
+        stopped(its)
+        asked = Ask(its, regex="[ab]{4}")
+    its._thread.join(30)
+    assert not its._thread.is_alive()
+    with pytest.raises(queue.Empty):
+        asked.found.get(timeout=0.05)
