@@ -89,13 +89,13 @@ class Closers:
                 self._ask(self._at_rest.pop(), self._waiting.popleft())
             due = min((job.due for job in self._busy.values()), default=None)
             ready = self._selector.select(None if due is None else max(due - monotonic(), 0.0))
+            now = monotonic()  # what answers while these are read is not late
             for key, _ in ready:
                 if key.data is None:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(4096)
                 else:
                     self._end(key.data)
-            now = monotonic()
             for process in [process for process, job in self._busy.items() if job.due <= now]:
                 self._is_due(process, self._busy[process], now)
         self._selector.close()
