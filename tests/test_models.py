@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from sgl.kernels import linear as linear_module
 from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
-from sgl.kernels.linear import PackedMatrix, linear
+from sgl.kernels.linear import PackedMatrix, linear, prepare
 from sgl.kernels.norm import add_rms_norm, rms_norm
 from sgl.kernels.rope import apply_rotary, rotary_rows
 from sgl.runtime.model import weights as weights_module
@@ -291,6 +291,32 @@ def test_packed_matrices_multiply_as_others(rows: int, has_bias: bool, dtype: to
         actual = linear(x, its, bias if has_bias else None)
         assert actual.dtype == dtype
         torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("num_threads", "most"), [(1, 22), (4, 37)])
+def test_onednn_meets_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch, num_threads: int, most: int) -> None:
+    """It keeps half a megabyte for each; those up to what was prepared are met then."""
+    if not PackedMatrix.can_hold(torch.empty(8, 8)):
+        pytest.skip("oneDNN packs nothing here")
+    met: set[int] = set()
+
+    def product(x: torch.Tensor, *_: object) -> torch.Tensor:
+        met.add(len(x))
+        return x
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", product)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    monkeypatch.setattr(linear_module, "_HAS_THREADS", True)
+    matrix = PackedMatrix(torch.empty(1, 1), None)
+    prepare(matrix, None, 66)
+    prepared = set(met)
+    for num_rows in range(1, 8193):
+        if num_rows == 67:
+            assert met == prepared
+        x = torch.arange(num_rows, dtype=torch.float32)[:, None]
+        assert torch.equal(linear(x, matrix, None), x)
+    assert len(met) == most
+    assert max(met) == 512
 
 
 @pytest.mark.parametrize("tied", [False, True])

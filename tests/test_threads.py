@@ -81,6 +81,15 @@ def test_a_step_takes_as_many_threads_as_it_has_work_for(
     assert taken.count(expected) >= 18
 
 
+def test_what_onednn_keeps_is_prepared_either_way(alone: ThreadPoolExecutor) -> None:
+    def work() -> tuple[list[tuple[int, int]], int]:
+        prepared: list[tuple[int, int]] = []
+        begin(6_000_000, 4).prepare(lambda num_tokens: prepared.append((torch.get_num_threads(), num_tokens)))
+        return prepared, torch.get_num_threads()
+
+    assert alone.submit(work).result() == ([(1, 66), (4, 66)], 4)
+
+
 @pytest.mark.parametrize("with_two", [0.5, 0.97, 3.0])
 def test_small_steps_go_the_way_that_takes_less_time(
     alone: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, with_two: float

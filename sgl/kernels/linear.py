@@ -14,8 +14,12 @@ import torch
 from torch.nn import functional
 
 E4M3_MAX = 448.0
-_EXACT_BITS = 4  # of a number of rows, before the rest is rounded
-_MOST_ROWS = 512  # of one product: more at once are hardly faster
+# oneDNN keeps half a megabyte for each shape of matrix, number of rows and number of threads that it meets, so it
+# meets few numbers of rows: rounded up, where that costs little, and cut.
+_STEPS = (1, 2, 2, 2, 2, 4, 4, 8, 32, 64)  # what 1, 2, up to 4, up to 8, ... up to 512 rows are rounded up to
+_PARTS = (512,)  # rows that a product's parts have, but for the last: more at once are hardly faster
+_RARE_PARTS = (512, 64)  # with one thread of several, seldom taken for many rows: a fifth slower between these
+_HAS_THREADS = torch.get_num_threads() > 1
 MOST_PLAIN = 1 << 17  # numbers of a packed matrix that is also kept as it was
 _LEAST_SCALE = 1e-12  # of a row of zeros
 
@@ -67,13 +71,11 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
     if isinstance(matrix, PackedMatrix):
         if len(x) == 1 and matrix.plain is not None:
             return functional.linear(x, matrix.plain, bias)
-        # oneDNN keeps half a megabyte for each number of rows, so it sees few different ones: none above _MOST_ROWS,
-        # and the larger ones rounded up by an eighth.
         num_rows = len(x)
-        if num_rows > _MOST_ROWS:
-            return torch.cat([linear(part, matrix, bias) for part in torch.split(x, _MOST_ROWS)])
-        step = 1 << max(0, num_rows.bit_length() - _EXACT_BITS)
-        padded = functional.pad(x, (0, 0, 0, -num_rows % step)) if num_rows % step else x
+        if num_rows > _RARE_PARTS[-1] and len(parts := _parts(num_rows)) > 1:
+            return torch.cat([linear(part, matrix, bias) for part in torch.split(x, parts)])
+        num_padding = _rounded(num_rows) - num_rows
+        padded = functional.pad(x, (0, 0, 0, num_padding)) if num_padding else x
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(padded, matrix.values, bias, "none", [], "")
         return product[:num_rows]
     values, scales = quantize_rows(x)
@@ -88,6 +90,28 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
         )
     wide = functional.linear(values.float(), matrix.values.float()) * scales * matrix.scales.t()
     return (wide if bias is None else wide + bias.float()).to(x.dtype)
+
+
+def _rounded(num_rows: int) -> int:
+    step = _STEPS[(num_rows - 1).bit_length()]
+    return -(-num_rows // step) * step
+
+
+def _parts(num_rows: int) -> list[int]:
+    """Rows of the parts that a product is made in."""
+    parts = []
+    for size in _RARE_PARTS if _HAS_THREADS and torch.get_num_threads() == 1 else _PARTS:
+        parts += [size] * (num_rows // size)
+        num_rows %= size
+    return [*parts, num_rows] if num_rows else parts
+
+
+def prepare(matrix: Matrix, bias: torch.Tensor | None, most_rows: int) -> None:
+    """Let oneDNN meet the products of up to most_rows with this number of threads: what it keeps, it keeps now."""
+    if isinstance(matrix, PackedMatrix):
+        _, width = matrix.values.shape
+        for num_rows in sorted({_rounded(its) for its in range(1, min(most_rows, _PARTS[0]) + 1)}):
+            linear(torch.zeros(num_rows, width, dtype=matrix.values.dtype), matrix, bias)
 
 
 def linear_add(

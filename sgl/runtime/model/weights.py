@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from sgl.kernels.linear import Fp8Matrix, Matrix, PackedMatrix
+from sgl.kernels.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
 from sgl.runtime.model.config import ModelConfig
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
@@ -79,6 +79,13 @@ class Weights:
                 setattr(layer, name, _packed(matrix))
         if self.lm_head is not self.embedding or self.embedding.nbytes <= _MAX_HELD_TWICE:
             self.lm_head = _packed(self.lm_head)
+
+    def prepare(self, most_rows: int) -> None:
+        """See `linear.prepare`; all layers' matrices have the same shapes."""
+        layer = self.layers[0]
+        for name in _MATRICES:
+            prepare(getattr(layer, name), getattr(layer, f"{name}_bias"), most_rows)
+        prepare(self.lm_head, None, most_rows)
 
 
 def _packed(matrix: Matrix) -> Matrix:

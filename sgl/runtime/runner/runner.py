@@ -62,7 +62,10 @@ class ModelRunner:
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
         self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids)
-        self._threads = StepThreads(model.weights.num_multiplied) if device.type == "cpu" else None
+        self._threads: StepThreads | None = None
+        if device.type == "cpu":
+            self._threads = StepThreads(model.weights.num_multiplied)
+            self._threads.prepare(model.weights.prepare)
         self._graphs: DecodeGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
         if max_graph_rows:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -44,6 +45,13 @@ class StepThreads:
         self._trial: _Trial | None = None  # of the step under way
         self._num_tokens = 0
         self._began = self._ran_before = 0.0
+
+    def prepare(self, work: Callable[[int], None]) -> None:
+        """Do work, which is given the tokens of the largest small step, with one thread and with all: what oneDNN
+        keeps for either would else come trial by trial, for many thousands of requests, and count as their time."""
+        for num_threads in sorted({1, self._all}):
+            torch.set_num_threads(num_threads)
+            work((MANY_MULTIPLICATIONS - 1) // self._per_token)
 
     def choose(self, num_tokens: int, *, is_streamed: bool) -> None:
         """As many as a step of num_tokens is worth, which begins; but for large ones, a streamed one leaves a core to
