@@ -47,8 +47,7 @@ class Closed:
     """All of an automaton, in arrays: walked like one (`place.advance`), and never in need of more."""
 
     def __init__(self, automaton: Automaton, ends: Ends) -> None:
-        tables = automaton.tables
-        self.tables = tables
+        self.tables = tables = automaton.tables.trimmed()  # it never grows, and is sent between processes
         self.start = start_of(automaton)
         self._ends = ends
         self.arrays = device_arrays(tables, automaton.plain_limits(np.arange(tables.num_states)))

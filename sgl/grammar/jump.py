@@ -8,8 +8,7 @@ tokenised like one without. If one token is left of that text, it is likely: a d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +59,9 @@ class ClosedRuns:
 
     def __init__(self, closed: Closed, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._run = lru_cache(_KNOWN_RUNS)(closed.run)
-        self._spills = lru_cache(_KNOWN_RUNS)(partial(_spills, closed, vocabulary))
+        self._closed = closed
+        self._runs: dict[Place, tuple[bytes, Place]] = {}
+        self._spills: dict[tuple[Place, bytes], bool] = {}
 
     def forced_tokens(
         self, place: Place, output_ids: Sequence[int], encode: Callable[[str], Sequence[int]]
@@ -80,8 +80,25 @@ class ClosedRuns:
             left = left[len(data) :]
         return kept
 
+    def _run(self, place: Place) -> tuple[bytes, Place]:
+        if place not in self._runs:
+            _make_room(self._runs)
+            self._runs[place] = self._closed.run(place)
+        return self._runs[place]
+
     def _may_spill(self, end: Place, forced: bytes) -> bool:
-        return self._vocabulary.trie.has_prefix(forced) and self._spills(end, forced)
+        if not self._vocabulary.trie.has_prefix(forced):
+            return False
+        key = end, forced
+        if key not in self._spills:
+            _make_room(self._spills)
+            self._spills[key] = _spills(self._closed, self._vocabulary, end, forced)
+        return self._spills[key]
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    if len(known) >= _KNOWN_RUNS:
+        known.clear()
 
 
 def _cut(

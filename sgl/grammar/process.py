@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import pickle
 import resource
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +32,7 @@ MAX_CLOSED_STATES = 5000
 """Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
 _CLOSING_SECONDS = 1.0
 _ANSWER_BYTES = 1 << 20
+_ALIGNMENT = 16  # bytes, of arrays in an answer
 _COLLECT_EVERY = 32  # constraints
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
 
@@ -83,7 +87,7 @@ class GrammarProcess:
         """The closed automaton, None if it was too large or the constraint was only to be tried. Raises the
         GrammarError that it ended in, OutOfTime where the process itself noticed the deadline."""
         try:
-            answer: Closed | GrammarError | None = self.connection.recv()
+            answer: Closed | GrammarError | None = _received(self.connection)
         except (EOFError, OSError) as died:
             raise self._died() from died
         if isinstance(answer, OutOfTime):
@@ -146,9 +150,33 @@ def serve(descriptor: int) -> None:
             answer = GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
         except GrammarError as error:
             answer = error
-        connection.send(answer)
+        _send(connection, answer)
         if number % _COLLECT_EVERY == 0:
             gc.collect()
+
+
+def _send(connection: Connection, answer: object) -> None:
+    """Arrays go as they are behind the rest, to be read by `_received` into the place where they stay."""
+    arrays: list[pickle.PickleBuffer] = []
+    rest = pickle.dumps(answer, 5, buffer_callback=arrays.append)
+    parts = [array.raw() for array in arrays]
+    connection.send((rest, [len(part) for part in parts]))
+    data = b"".join(bytes(part) + bytes(-len(part) % _ALIGNMENT) for part in parts)
+    while data:
+        data = data[os.write(connection.fileno(), data) :]
+
+
+def _received(connection: Connection) -> Any:
+    rest, sizes = connection.recv()
+    starts = list(itertools.accumulate((size + -size % _ALIGNMENT for size in sizes), initial=0))
+    data = memoryview(bytearray(starts[-1]))
+    length = 0
+    while length < len(data):
+        num_read = os.readv(connection.fileno(), [data[length:]])
+        if not num_read:
+            raise EOFError
+        length += num_read
+    return pickle.loads(rest, buffers=[data[at : at + size] for at, size in zip(starts, sizes, strict=False)])
 
 
 def with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:

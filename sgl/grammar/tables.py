@@ -24,6 +24,7 @@ up to date by `entries[:num_states, :num_classes]` and the others, whenever `ver
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Final
 
 import numpy as np
@@ -75,6 +76,16 @@ class Tables:
         self.returns: Int32Array = np.full((4, 4), UNKNOWN, np.int32)
         self._first_bytes = np.zeros(256, np.intp)  # of each class
         self._is_alone = bytes(256)  # by byte: whether its class has no other
+
+    def trimmed(self) -> Tables:
+        """A copy without room to grow."""
+        other = copy(self)
+        num_states = self.num_states
+        other.entries = self.entries[:num_states, : self.num_classes].copy()
+        other.symbols, other.gates = self.symbols[:num_states].copy(), self.gates[:num_states].copy()
+        other.accepting = self.accepting[:num_states].copy()
+        other.returns = self.returns[: self.num_symbols, : self.num_results].copy()
+        return other
 
     @property
     def nbytes(self) -> int:
