@@ -98,11 +98,13 @@ class Constrained:
             self._compare("W6 first" if not rep else "W6 warm", free / 256 / 64, [256] * 64, [PERSON] * 64)
 
     def own_schemas(self, count: int, first: int) -> None:
-        """W7: every request under its own schema, then the same lengths free."""
-        schemas = [bounded(first + i) for i in range(count)]
-        self.engine.flush_cache()
-        for state in ("new", *["seen"] * self.reps):
-            self._compare(f"W7 {count} {state}", None, [256] * count, schemas)
+        """W7: every request under its own schema, then the same lengths free; other schemas each time they are new."""
+        for rep in range(self.reps):
+            schemas = [bounded(first + rep * count + i) for i in range(count)]
+            self.engine.flush_cache()
+            self._compare(f"W7 {count} new", None, [256] * count, schemas)
+        for _ in range(self.reps):
+            self._compare(f"W7 {count} seen", None, [256] * count, schemas)
 
     def _compare(self, name: str, free: float | None, lengths: list[int], schemas: list[dict[str, Any]]) -> None:
         before = self._counters()
@@ -177,7 +179,7 @@ def main() -> None:
                 bench.one_schema()
             if "W7" in arguments.only:
                 for k, count in enumerate(map(int, arguments.counts.split(","))):
-                    bench.own_schemas(count, 1000 * k)
+                    bench.own_schemas(count, 10_000 * k)
             options = dataclasses.asdict(engine.config)
     print("\n".join(bench.table(of_peers, where)))
     if arguments.json:
