@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sgl.grammar.automaton import ENDLESS, OPEN_BRACE, OPEN_BRACKET, Automaton
 from sgl.grammar.finish import Finish
-from sgl.grammar.place import Place, advance, start_of
+from sgl.grammar.place import Frame, Place, advance, start_of
 from sgl.grammar.tables import AT, BELOW, COUNTER, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN, Tables
 
 Level = int
@@ -74,8 +74,10 @@ class Closed:
         """So many bytes suffice to end the text behind every token that may follow at a place and opens at most so
         many frames."""
         most_within, ahead, behind, ahead_behind = self._ends
+        if place.stack is None:
+            return min(ahead[place.state], (most_opened + 1) * most_within)
         frames = []
-        frame = place.stack
+        frame: Frame | None = place.stack
         while frame is not None:
             frames.append(frame.symbol)
             frame = frame.parent

@@ -41,6 +41,9 @@ class Cursor(Protocol):
     def accept(self, token_id: int) -> bool:
         """Go on by a token; False, and nothing changed, if it is not allowed."""
 
+    def accept_all(self, token_ids: Sequence[int]) -> bool:
+        """Go on by tokens that `forced` told."""
+
     def forced(self, output_ids: Sequence[int]) -> Jump:
         """What follows the output; see `jump.py`."""
 
@@ -69,6 +72,10 @@ class MatcherCursor:
     def accept(self, token_id: int) -> bool:
         """See `Cursor`."""
         return self._matcher.accept(token_id)
+
+    def accept_all(self, token_ids: Sequence[int]) -> bool:
+        """See `Cursor`."""
+        return all(map(self._matcher.accept, token_ids))
 
     def forced(self, output_ids: Sequence[int]) -> Jump:
         """See `Cursor`."""
@@ -148,7 +155,16 @@ class ClosedCursor:
             self._is_finished = True
             return True
         data = self._tokens[token_id] if token_id < len(self._tokens) else b""
-        place = advance(self._closed, self._place, data) if data and not self._is_finished else None
+        return bool(data) and not self._is_finished and self._follow(data)
+
+    def accept_all(self, token_ids: Sequence[int]) -> bool:
+        """See `Cursor`."""
+        if self._host is not None and not self._host.accept_all(token_ids):
+            return False
+        return self._follow(b"".join([self._tokens[token_id] for token_id in token_ids]))
+
+    def _follow(self, data: bytes) -> bool:
+        place = advance(self._closed, self._place, data)
         if place is None:
             return False
         self._place = place

@@ -86,6 +86,14 @@ class Guide:
         if self._pinned:
             self._pinned.pop()
 
+    def accept_all(self, token_ids: Sequence[int]) -> None:
+        """Go on by tokens that `forced` told, at once."""
+        self.check()
+        self._behind = None
+        if not self._cursor.accept_all(token_ids):
+            raise GrammarError(f"the constraint does not allow tokens {list(token_ids)} here")
+        self._was_pinned = False
+
     def next_behind(self, draft: int, remaining: int) -> TokenMask | None:
         """As `next`, behind a draft that will be the next token, or not."""
         cursor = self._cursor.behind(draft)

@@ -348,11 +348,14 @@ class EngineLoop:
             guide.pin(forced)
             return None
         reason = None
-        for num_read, token in enumerate(forced, 1):
-            reason = self._read(submission, token)
-            if reason is not None:
-                forced = forced[:num_read]
-                break
+        if submission.is_incremental or not request.stop_ids.isdisjoint(forced):
+            for num_read, token in enumerate(forced, 1):
+                reason = self._read(submission, token)
+                if reason is not None:
+                    forced = forced[:num_read]
+                    break
+        else:
+            guide.accept_all(forced)
         self.scheduler.append(request, forced, draft)
         if reason is None and guide.is_complete():
             reason = FinishReason("stop")
