@@ -54,6 +54,7 @@ class Closers:
         for end in (self._woken, self._wake):
             end.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._sleeps = False
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="closers", daemon=True)
         self._thread.start()
@@ -70,7 +71,8 @@ class Closers:
         not raise: with the closed automaton, with what it failed with, or with None if it is too large or takes longer
         than anybody waits; then `came_late` is called once with what comes of it."""
         self._waiting.append(_Job(constraint, ended, came_late))
-        self._rouse()
+        if self._sleeps and self._at_rest:  # else it will look; a system call would let others have the interpreter
+            self._rouse()
 
     def close(self) -> None:
         """End the thread and the processes. Nothing is called from then on, but for what is being called."""
@@ -88,7 +90,11 @@ class Closers:
             while self._waiting and self._at_rest:
                 self._ask(self._at_rest.pop(), self._waiting.popleft())
             due = min((job.due for job in self._busy.values()), default=None)
+            self._sleeps = True
+            if self._waiting and self._at_rest:  # what came before that was set
+                continue
             ready = self._selector.select(None if due is None else max(due - monotonic(), 0.0))
+            self._sleeps = False
             now = monotonic()  # what answers while these are read is not late
             for key, _ in ready:
                 if key.data is None:
