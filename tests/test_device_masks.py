@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import time
@@ -240,6 +241,41 @@ def walking(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     synchronous = request.param == "synchronous"
     with Engine(folder, dtype="float32", check_ledger=True, disable_overlap_schedule=synchronous) as engine:
         yield engine
+
+
+def test_an_engine_that_cannot_start_leaves_no_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Intake, "walks_masks", property(lambda self: True))
+    services: list[CompileService] = []
+    started = CompileService.start
+
+    def start(self: CompileService) -> None:
+        services.append(self)
+        started(self)
+
+    def no_room(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(CompileService, "start", start)
+    monkeypatch.setattr(MaskTable, "__init__", no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        Engine(folder, dtype="float32")
+    [service] = services
+    assert service._closers is not None
+    service._closers._thread.join(30)
+    assert not service._closers._thread.is_alive()
+    assert all(process._process is None for process in service._closers._processes)
+
+
+def test_a_service_that_nobody_has_ends_its_processes() -> None:
+    service = CompileService(vocabulary(), num_closers=2)
+    service.start()
+    assert service._closers is not None
+    thread, processes = service._closers._thread, service._closers._processes
+    del service
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert all(process._process is None for process in processes)
 
 
 def test_an_engine_that_walks_masks_gives_the_same_tokens(folder: Path, walking: Engine) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
+import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +18,7 @@ from sgl.errors import GrammarTooLarge, RegexSyntaxError
 from sgl.grammar.closers import Closers
 from sgl.grammar.closure import Closed
 from sgl.grammar.compiler import make_constraint
+from sgl.grammar.process import Channel
 from sgl.grammar.time_limit import OutOfTime
 
 
@@ -34,8 +38,8 @@ class Ask:
 
 
 @contextmanager
-def closers(**options: float) -> Iterator[Closers]:
-    made = Closers(1, **{"deadline": 30.0, "patience": 30.0} | options)
+def closers(num_processes: int = 1, **options: float) -> Iterator[Closers]:
+    made = Closers(num_processes, **{"deadline": 30.0, "patience": 30.0} | options)
     made.start()
     ready = Ask(made, regex="ready")
     if ready.next() == ("ended", None):
@@ -52,6 +56,11 @@ def stopped(closers: Closers) -> int:
     assert process._process is not None
     os.kill(process._process.pid, signal.SIGSTOP)
     return process._process.pid
+
+
+def until_taken_up(closers: Closers) -> None:
+    while not closers._channels:
+        time.sleep(0.001)
 
 
 def test_automata_are_closed_one_after_another_and_errors_come_as_they_are() -> None:
@@ -93,15 +102,32 @@ def test_a_process_that_dies_ends_its_constraint_alone() -> None:
     with closers() as its:
         pid = stopped(its)
         dead, other = Ask(its, regex="[ab]{4}"), Ask(its, regex="[ab]{5}")
+        until_taken_up(its)
         os.kill(pid, signal.SIGKILL)
         assert isinstance(dead.next()[1], GrammarTooLarge)
         assert isinstance(other.next()[1], Closed)
+
+
+def test_half_an_answer_holds_up_nobody_else() -> None:
+    with closers(num_processes=2, deadline=3.0) as its:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        its._processes[0]._channel = its._processes[1]._channel = Channel(ours)  # whichever is taken first
+        stuck = Ask(its, regex="[ab]{4}")
+        theirs.recv(1 << 16)
+        theirs.sendall(struct.pack("<qq", 1, 1000) + b"half")
+        for process in its._at_rest:
+            process.kill(for_good=False)  # and so starts anew
+        assert isinstance(Ask(its, regex="[ab]{5}").next()[1], Closed)
+        assert stuck.found.empty()
+        assert isinstance(stuck.next()[1], OutOfTime)
 
 
 def test_nothing_is_told_after_the_end() -> None:
     with closers() as its:
         stopped(its)
         asked = Ask(its, regex="[ab]{4}")
+        until_taken_up(its)
     its._thread.join(30)
     assert not its._thread.is_alive()
     with pytest.raises(queue.Empty):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from sgl import grammar
 from sgl.errors import GrammarError, GrammarTooLarge, RegexSyntaxError, UnsupportedSchema
 from sgl.grammar import JSON_OBJECT, Grammar, Vocabulary
 from sgl.grammar.compiler import MAX_SOURCE, make_constraint
+from sgl.grammar.process import Channel
 from sgl.grammar.service import CompileService
 from sgl.grammar.time_limit import OutOfTime, check_time, time_limit
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
@@ -296,7 +298,8 @@ def test_what_outlives_the_deadline_is_killed_and_the_service_goes_on(monkeypatc
     service = CompileService(PIECES, deadline=0.3)
     try:
         # A trial that never answers stands for one that is stuck where no check stands.
-        monkeypatch.setattr(service._trial, "_started", _Silent)
+        monkeypatch.setattr(service._trial, "_channel", _silent())
+        monkeypatch.setattr(service._trial, "_started", lambda: service._trial._channel)
         monkeypatch.setattr(service, "moment", 0.0)
         with pytest.raises(GrammarTooLarge):
             service.submit(make_constraint({"regex": "stuck"})).result(30)
@@ -306,12 +309,12 @@ def test_what_outlives_the_deadline_is_killed_and_the_service_goes_on(monkeypatc
         service.close()
 
 
-class _Silent:
-    def send(self, _: object) -> None:
-        """As a connection's."""
-
-    def poll(self, _: float) -> bool:
-        return False
+def _silent() -> Channel:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    channel = Channel(ours)
+    channel.other_end = theirs  # type: ignore[attr-defined]  # kept open
+    return channel
 
 
 def test_time_limits_nest_and_end() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels.attention import decode
-from sgl.kernels.attention.base import AttentionStep
+from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep
 from sgl.kernels.attention.decode import Common, DecodeAttention, Shares
 from tests.test_attention import Case
 
@@ -157,10 +157,13 @@ def test_what_was_captured_attends_for_later_steps(
     case = Case([(1, 300)] * 3, windows=(window,), device=DEVICE)
     backend = TritonAttention(case.shape, max_graph_rows=3, max_pages=19)
     ones = np.ones(3, np.int32)
-    backend.plan_decode(AttentionStep(ones, ones, np.zeros((3, 1), np.int32)), 0, ())
+    nothing = [np.zeros(3, np.int64)] * MAX_INPUTS
+    placed = backend.plan_decode(AttentionStep(ones, ones, np.zeros((3, 1), np.int32)), 0, nothing)
     captured = backend._decodes
     for longest in (300, 1, 70):
         case.kv_lens = rng.integers(1, longest + 1, 3).astype(np.int32)
-        backend.plan_decode(case.step, 0, ())
+        inputs = list(rng.integers(0, 1000, (MAX_INPUTS, 3)))
+        backend.plan_decode(case.step, 0, inputs)
+        assert [array.tolist() for array in placed] == [array.tolist() for array in inputs]
         backend._decodes = captured
         near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))

@@ -17,7 +17,7 @@ from time import monotonic
 
 from sgl.grammar.closure import Closed
 from sgl.grammar.compiler import Constraint
-from sgl.grammar.process import GrammarProcess
+from sgl.grammar.process import Channel, GrammarProcess
 from sgl.grammar.time_limit import OutOfTime
 
 Answer = Closed | BaseException | None
@@ -48,6 +48,7 @@ class Closers:
         self._processes = [GrammarProcess(None) for _ in range(num_processes)]
         self._at_rest = list(self._processes)
         self._busy: dict[GrammarProcess, _Job] = {}
+        self._channels: dict[GrammarProcess, Channel] = {}  # of busy ones
         self._waiting: deque[_Job] = deque()
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
@@ -75,7 +76,7 @@ class Closers:
             self._rouse()
 
     def close(self) -> None:
-        """End the thread and the processes. Nothing is called from then on, but for what is being called."""
+        """End the thread and the processes. Nothing is called from then on, but for what is just being called."""
         self._is_over = True
         self._rouse()
         for process in self._processes:
@@ -87,7 +88,7 @@ class Closers:
 
     def _run(self) -> None:
         while not self._is_over:
-            while self._waiting and self._at_rest:
+            while self._waiting and self._at_rest and not self._is_over:
                 self._ask(self._at_rest.pop(), self._waiting.popleft())
             due = min((job.due for job in self._busy.values()), default=None)
             self._sleeps = True
@@ -100,10 +101,11 @@ class Closers:
                 if key.data is None:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(4096)
-                else:
-                    self._end(key.data)
+                elif not self._is_over:
+                    self._get_on(key.data)
             for process in [process for process, job in self._busy.items() if job.due <= now]:
-                self._is_due(process, self._busy[process], now)
+                if not self._is_over:
+                    self._is_due(process, self._busy[process], now)
         self._selector.close()
         self._woken.close()
         self._wake.close()
@@ -111,14 +113,29 @@ class Closers:
     def _ask(self, process: GrammarProcess, job: _Job) -> None:
         now = monotonic()
         job.patient_until, job.until = now + self._patience, now + self._deadline
+        self._busy[process] = job
         try:
-            connection = process.ask(job.constraint, job.until)
+            channel = process.ask(job.constraint, job.until)
         except BaseException as error:
-            self._at_rest.append(process)
-            job.ended(error)
+            self._end(process, error)
         else:
-            self._busy[process] = job
-            self._selector.register(connection, selectors.EVENT_READ, process)
+            self._selector.register(channel, channel.events, process)
+            self._channels[process] = channel
+            self._get_on(process)
+
+    def _get_on(self, process: GrammarProcess) -> None:
+        """Send and read what can be sent and read."""
+        try:
+            answer = process.answer(self._deadline)
+        except BaseException as error:
+            self._end(process, error)
+            return
+        if answer is not None:
+            self._end(process, answer[0])
+        else:
+            channel = self._channels[process]
+            if self._selector.get_key(channel).events != channel.events:
+                self._selector.modify(channel, channel.events, process)
 
     def _is_due(self, process: GrammarProcess, job: _Job, now: float) -> None:
         if now >= job.until:
@@ -128,14 +145,10 @@ class Closers:
             job.is_late = True
             job.ended(None)
 
-    def _end(self, process: GrammarProcess, answer: Answer = None) -> None:
-        """Take the answer of a process, or that it was killed over one."""
-        job = self._busy.pop(process)
-        self._selector.unregister(process.connection)
-        if answer is None:
-            try:
-                answer = process.answer(self._deadline)
-            except BaseException as error:
-                answer = error
+    def _end(self, process: GrammarProcess, answer: Answer) -> None:
+        """Let the process rest, and tell what came of its job."""
+        job, channel = self._busy.pop(process), self._channels.pop(process, None)
+        if channel is not None:
+            self._selector.unregister(channel)
         self._at_rest.append(process)
         (job.came_late if job.is_late else job.ended)(answer)

@@ -6,16 +6,17 @@ same processes close automata (`closure.py`), several side by side.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
-import os
 import pickle
 import resource
+import selectors
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any
 
@@ -32,9 +33,72 @@ MAX_CLOSED_STATES = 5000
 """Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
 _CLOSING_SECONDS = 1.0
 _ANSWER_BYTES = 1 << 20
-_ALIGNMENT = 16  # bytes, of arrays in an answer
+_ALIGNMENT = 16  # bytes, of arrays in a message
+_HEADER = struct.Struct("<qq")  # of a message: its parts, and all bytes behind
 _COLLECT_EVERY = 32  # constraints
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
+
+
+class Channel:
+    """Whole messages over a socket. Of a non-blocking one, `flush` and `receive` do what can be done now."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._out = memoryview(b"")
+        self._expect(_HEADER.size, is_header=True)
+
+    def put(self, message: object) -> None:
+        """To be sent, behind what is; its arrays go as they are, to stay where they will be read."""
+        arrays: list[pickle.PickleBuffer] = []
+        rest = pickle.dumps(message, 5, buffer_callback=arrays.append)
+        parts = [rest, *(array.raw() for array in arrays)]
+        table = np.array([len(part) for part in parts], np.int64).tobytes()
+        body = b"".join(bytes(part) + bytes(-len(part) % _ALIGNMENT) for part in (table, *parts))
+        self._out = memoryview(bytes(self._out) + _HEADER.pack(len(parts), len(body)) + body)
+
+    def flush(self) -> bool:
+        """Whether all is sent."""
+        with contextlib.suppress(BlockingIOError):
+            while self._out:
+                self._out = self._out[self._socket.send(self._out) :]
+        return not self._out
+
+    def receive(self) -> tuple[Any] | None:
+        """The next message, if it is complete. Raises EOFError if none will come."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                num_read = self._socket.recv_into(self._in[self._num_read :])
+                if not num_read:
+                    raise EOFError
+                self._num_read += num_read
+                if self._num_read < len(self._in):
+                    continue
+                if not self._is_header:
+                    return (self._unpacked(),)
+                self._num_parts, size = _HEADER.unpack(self._in)
+                self._expect(size, is_header=False)
+        return None
+
+    def _unpacked(self) -> Any:
+        body, at, parts = self._in, 8 * self._num_parts, []
+        for size in np.frombuffer(body[:at], np.int64).tolist():
+            at += -at % _ALIGNMENT
+            parts.append(body[at : at + size])
+            at += size
+        self._expect(_HEADER.size, is_header=True)
+        return pickle.loads(parts[0], buffers=parts[1:])
+
+    def _expect(self, size: int, *, is_header: bool) -> None:
+        self._in, self._num_read, self._is_header = memoryview(bytearray(size)), 0, is_header
+
+    def fileno(self) -> int:
+        """The socket's, for selectors."""
+        return self._socket.fileno()
+
+    @property
+    def events(self) -> int:
+        """What to wait for before the next `flush` or `receive`."""
+        return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
 
 
 class GrammarProcess:
@@ -44,57 +108,63 @@ class GrammarProcess:
     def __init__(self, vocabulary: Vocabulary | None) -> None:
         self.vocabulary = vocabulary
         self._turn = threading.Lock()
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._asked: Connection | None = None
+        self._channel: Channel | None = None
         self._is_closed = False
 
     def start(self) -> None:
         """Start it now."""
-        self._started()
-
-    @property
-    def connection(self) -> Connection:
-        """Where it was asked last."""
-        assert self._asked is not None, "it was asked"
-        return self._asked
+        with contextlib.suppress(EOFError):
+            self._started()
 
     def run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
-        """`ask` and wait for the `answer`; threads take turns. Raises OutOfTime too, and kills it, where that is not
+        """`ask`, and wait for the answer; threads take turns. Raises OutOfTime too, and kills it, where that is not
         there by `until`, in monotonic seconds."""
         if not self._turn.acquire(timeout=max(until - monotonic(), 0.0)):
             raise OutOfTime(deadline)
         try:
-            if not self.ask(constraint, until).poll(max(until - monotonic(), 0.0)):
-                self.kill(for_good=False)
-                raise OutOfTime(deadline)
-            return self.answer(deadline)
+            channel = self.ask(constraint, until)
+            with selectors.DefaultSelector() as selector:
+                while (answer := self.answer(deadline)) is None:
+                    selector.register(channel, channel.events)
+                    if not selector.select(max(until - monotonic(), 0.0)):
+                        self.kill(for_good=False)
+                        raise OutOfTime(deadline)
+                    selector.unregister(channel)
+            return answer[0]
         finally:
             self._turn.release()
 
-    def ask(self, constraint: Constraint, until: float) -> Connection:
-        """Begin to work on a constraint: where there will be something to read, `answer` does not wait. Raises
-        GrammarTooLarge if it has died."""
+    def ask(self, constraint: Constraint, until: float) -> Channel:
+        """Begin to work on a constraint: whenever the channel is ready for what it waits for, `answer` gets on. Raises
+        GrammarTooLarge if it cannot be started."""
         try:
-            self._asked = self._started()
-            self._asked.send((constraint, max(until - monotonic(), 0.0)))
+            channel = self._started()
+            channel.put((constraint, max(until - monotonic(), 0.0)))
         except (EOFError, OSError) as died:
             raise self._died() from died
-        return self._asked
+        return channel
 
-    def answer(self, deadline: float) -> Closed | None:
-        """The closed automaton, None if it was too large or the constraint was only to be tried. Raises the
-        GrammarError that it ended in, OutOfTime where the process itself noticed the deadline."""
+    def answer(self, deadline: float) -> tuple[Closed | None] | None:
+        """The closed automaton, its place empty if it was too large or the constraint was only to be tried; or None as
+        long as it has not come. Never waits. Raises the GrammarError that it ended in, OutOfTime where the process
+        itself noticed the deadline, GrammarTooLarge if it has died."""
+        channel = self._channel
         try:
-            answer: Closed | GrammarError | None = _received(self.connection)
+            if channel is None:
+                raise EOFError
+            received = channel.receive() if channel.flush() else None
         except (EOFError, OSError) as died:
             raise self._died() from died
+        if received is None:
+            return None
+        answer: Closed | GrammarError | None = received[0]
         if isinstance(answer, OutOfTime):
             raise OutOfTime(deadline)
         if isinstance(answer, GrammarError):
             raise answer
-        return answer
+        return (answer,)
 
     def _died(self) -> GrammarTooLarge:
         self.kill(for_good=False)
@@ -102,43 +172,48 @@ class GrammarProcess:
 
     def kill(self, *, for_good: bool = True) -> None:
         """End the process, whatever it does."""
-        self._is_closed |= for_good
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        with self._lock:
+            self._is_closed |= for_good
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
-    def _started(self) -> Connection:
-        with self._starting:
+    def _started(self) -> Channel:
+        with self._lock:
             if self._is_closed:
                 raise EOFError
-            if self._process is None or self._connection is None or self._process.poll() is not None:
+            if self._process is None or self._channel is None or self._process.poll() is not None:
                 # Not by multiprocessing, which would run the user's main module again.
                 ours, theirs = socket.socketpair()
-                # An answer in one piece, so that reading it takes few turns of the interpreter's lock
+                ours.setblocking(False)
+                # An answer in few pieces, so that reading it takes few turns of the interpreter's lock
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
                 code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
                 arguments = [sys.executable, "-c", f"{code}; serve({theirs.fileno()})"]
                 self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
                 theirs.close()
-                self._connection = Connection(ours.detach())
-                self._connection.send(self.vocabulary)
-            return self._connection
+                self._channel = Channel(ours)
+                self._channel.put(self.vocabulary)
+                self._channel.flush()
+            return self._channel
 
 
 def serve(descriptor: int) -> None:
     """The process, which ends with its parent: answers each constraint that comes through the socket as
     `GrammarProcess.answer` says."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
-    connection = Connection(descriptor)
-    vocabulary: Vocabulary | None = connection.recv()
+    channel = Channel(socket.socket(fileno=descriptor))
+    with contextlib.suppress(EOFError, OSError):
+        _answer_all(channel)
+
+
+def _answer_all(channel: Channel) -> None:
+    vocabulary: Vocabulary | None = _next(channel)
     gc.freeze()
     gc.disable()  # a fifth of the time otherwise
     for number in itertools.count(1):
-        try:
-            constraint, seconds = connection.recv()
-        except EOFError:
-            return
+        constraint, seconds = _next(channel)
         answer: Closed | GrammarError | None = None
         try:
             with time_limit(seconds):
@@ -150,33 +225,16 @@ def serve(descriptor: int) -> None:
             answer = GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
         except GrammarError as error:
             answer = error
-        _send(connection, answer)
+        channel.put(answer)
+        channel.flush()
         if number % _COLLECT_EVERY == 0:
             gc.collect()
 
 
-def _send(connection: Connection, answer: object) -> None:
-    """Arrays go as they are behind the rest, to be read by `_received` into the place where they stay."""
-    arrays: list[pickle.PickleBuffer] = []
-    rest = pickle.dumps(answer, 5, buffer_callback=arrays.append)
-    parts = [array.raw() for array in arrays]
-    connection.send((rest, [len(part) for part in parts]))
-    data = b"".join(bytes(part) + bytes(-len(part) % _ALIGNMENT) for part in parts)
-    while data:
-        data = data[os.write(connection.fileno(), data) :]
-
-
-def _received(connection: Connection) -> Any:
-    rest, sizes = connection.recv()
-    starts = list(itertools.accumulate((size + -size % _ALIGNMENT for size in sizes), initial=0))
-    data = memoryview(bytearray(starts[-1]))
-    length = 0
-    while length < len(data):
-        num_read = os.readv(connection.fileno(), [data[length:]])
-        if not num_read:
-            raise EOFError
-        length += num_read
-    return pickle.loads(rest, buffers=[data[at : at + size] for at, size in zip(starts, sizes, strict=False)])
+def _next(channel: Channel) -> Any:
+    received = channel.receive()
+    assert received is not None, "its socket waits"
+    return received[0]
 
 
 def with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:

@@ -11,7 +11,9 @@ For walks that cannot stop to ask for more, all of an automaton is worked out, i
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
@@ -27,11 +29,13 @@ from sgl.grammar.process import GrammarProcess, with_first_mask
 from sgl.grammar.time_limit import OutOfTime, time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
+logger = logging.getLogger(__name__)
+
 Flight = Future[Grammar | ClosedGrammar]
 
 
 class CompileService:
-    """Hands out compiled grammars. Safe from any thread; `close` ends its threads and process."""
+    """Hands out compiled grammars. Safe from any thread; `close` ends its threads and processes."""
 
     def __init__(
         self,
@@ -55,25 +59,25 @@ class CompileService:
         self.moment = moment
         self.max_grammars = max_grammars
         self.failures_kept = failures_kept
-        self.patience = patience
         self._prepare = prepare
         self._flights: OrderedDict[Constraint, Flight] = OrderedDict()
         self._under_way: set[Flight] = set()
         self._failed_at: dict[Constraint, float] = {}
         self._is_closed = False
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(max(num_threads, num_closers), "grammar")
+        self._threads = ThreadPoolExecutor(num_threads, "grammar")
         self._trial = GrammarProcess(vocabulary)
         fits = vocabulary.is_byte_complete and vocabulary.most_opened <= MAX_OPENED
         self._closers: Closers | None = None
         if num_closers > 0 and fits:
             self._closers = Closers(num_closers, deadline=deadline, patience=patience)
+            weakref.finalize(self, self._closers.close)  # its thread keeps it in use
 
     def submit(self, constraint: Constraint) -> Flight:
         """The grammar, closed or its first mask worked out; the same future for the same constraint.
 
-        Ends in GrammarTooLarge past the deadline, which counts from when a thread of the service takes it up, and in
-        EngineDead once the service is closed.
+        Ends in GrammarTooLarge past the deadline, which counts from when a thread or a process of the service takes it
+        up, and in EngineDead once the service is closed.
         """
         with self._lock:
             if self._is_closed:
@@ -95,7 +99,7 @@ class CompileService:
             return flight
 
     def close(self) -> None:
-        """End the threads and the process; flights under way end in EngineDead."""
+        """End the threads and the processes; flights under way end in EngineDead."""
         with self._lock:
             self._is_closed = True
             under_way, self._under_way = self._under_way, set()
@@ -120,8 +124,10 @@ class CompileService:
 
     def _closing_ended(self, flight: Flight, constraint: Constraint, answer: Answer) -> None:
         if answer is None:
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
+            try:
                 self._threads.submit(self._compile, flight, constraint)
+            except RuntimeError:  # closed meanwhile, or the interpreter ends
+                _abandoned(flight)
         else:
             self._land(flight, constraint, lambda: self._with(answer, constraint))
 
@@ -163,7 +169,10 @@ class CompileService:
         if isinstance(closed, BaseException):
             raise closed
         grammar = ClosedGrammar(closed, self.vocabulary, lambda: build(constraint, self.vocabulary))
-        self._prepare(grammar)
+        try:
+            self._prepare(grammar)
+        except Exception:  # it was only to save time later
+            logger.exception("a grammar could not be prepared")
         return grammar
 
     def _compile_in_time(self, constraint: Constraint) -> Grammar:

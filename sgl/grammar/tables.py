@@ -84,7 +84,7 @@ class Tables:
         other.entries = self.entries[:num_states, : self.num_classes].copy()
         other.symbols, other.gates = self.symbols[:num_states].copy(), self.gates[:num_states].copy()
         other.accepting = self.accepting[:num_states].copy()
-        other.returns = self.returns[: self.num_symbols, : self.num_results].copy()
+        other.returns = self.returns[: max(self.num_symbols, 1), : max(self.num_results, 1)].copy()
         return other
 
     @property

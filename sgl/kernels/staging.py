@@ -13,20 +13,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_BUFFERS = 8  # a buffer is written again so many uploads later; one event says whether its copy has been read
+_BUFFERS = 16  # a buffer is written again so many uploads later, of which a step makes up to 9
 ALIGNMENT = 16  # bytes, of every array in a copy
 _KERNEL_BYTES = 1 << 18  # up to which a kernel copies sooner than a copy engine
 
 
 class Uploader:
     """Copies small host arrays to the device, all arrays of a call in one copy. Copies of up to `most` bytes find
-    their buffers there: a pinned one takes milliseconds to make."""
+    their buffers there, num_buffers of them: a pinned one takes milliseconds to make."""
 
-    def __init__(self, device: torch.device, most: int = 0) -> None:
+    def __init__(self, device: torch.device, most: int = 0, num_buffers: int = _BUFFERS) -> None:
         self._device = device
-        self._buffers: list[tuple[torch.Tensor, torch.cuda.Event] | None] = [None] * _BUFFERS
+        self._buffers: list[tuple[torch.Tensor, torch.cuda.Event] | None] = [None] * num_buffers
         if most and device.type == "cuda":
-            self._buffers = [_pinned(most) for _ in range(_BUFFERS)]
+            self._buffers = [_pinned(most) for _ in range(num_buffers)]
         self._next = 0
 
     def upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
@@ -67,10 +67,10 @@ class Uploader:
 
     def _buffer(self, size: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8], torch.cuda.Event]:
         index = self._next
-        self._next = (index + 1) % _BUFFERS
+        self._next = (index + 1) % len(self._buffers)
         held = self._buffers[index]
         if held is not None:
-            held[1].synchronize()  # long past in steady state
+            held[1].synchronize()  # whether its copy has been read: long past in steady state
         if held is None or len(held[0]) < size:
             self._buffers[index] = held = _pinned(max(2 * size, 1 << 16))
         return held[0], held[0].numpy(), held[1]

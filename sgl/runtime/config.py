@@ -62,9 +62,9 @@ class EngineConfig:
     prefill_kernel: Literal["fa2", "fa3"] | None = None
     """FlashInfer's kernels for prompts. None: on Hopper the faster ones, measured once on a machine, else fa2."""
     disable_cuda_graph: bool = False
-    """Launch the kernels of decode steps one by one."""
+    """Launch all kernels one by one, those of decodes and of prompts."""
     cuda_graph_max_bs: PositiveInt | None = None
-    """Decode steps of more rows than this are not replayed from CUDA graphs. None: up to 512."""
+    """Decode steps of more rows than this are replayed layer by layer, like steps with prompts. None: up to 512."""
     page_size: PositiveInt | None = None
     """Tokens a KV page; prefixes are shared in whole pages. None: 16 on a GPU, 8 on a CPU."""
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None

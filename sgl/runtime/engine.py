@@ -93,7 +93,11 @@ class Engine:
             eos_ids=started.eos_ids,
         )
         if self._intake.walks_masks:
-            thread.call(lambda: started.runner.walk_masks(*self._intake.warm_up_masks()))
+            try:
+                thread.call(lambda: started.runner.walk_masks(*self._intake.warm_up_masks()))
+            except BaseException:
+                self._intake.close()
+                raise
         self._profiler = StepProfiler()
         self._rids: dict[str, list[int]] = {}
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 MAX_INPUTS = 4
-"""What else a step of decodes has for each row, see `GraphAttention.plan_decode`."""
+"""So many arrays may `GraphAttention.plan_decode` copy besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +101,5 @@ class GraphAttention(AttentionBackend, Protocol):
         `variant` was not asked about may be added as padding. Never waits for the device.
 
         inputs: int64 [B], MAX_INPUTS of them at most, which the same copy brings to the device; for steps of as many
-        rows always to where they are then, which is returned."""
+        rows, and as many of them, always to where they are then, which is returned."""
         ...

@@ -31,9 +31,8 @@ class Shares:
     """Who attends to what; int32. A segment is a run of keys of one row in one share."""
 
     starts: Int32Array  # [num_programs + 1] each program's first segment
-    segments: (
-        Int32Array  # [n, 5] row, first key, end, the first program that has keys of the row, and how many have
-    )
+    segments: Int32Array
+    """[n, 6] row, first key, end, the row's first page, the first program that has keys of it, and how many have."""
 
     @staticmethod
     def of(begins: Int32Array, ends: Int32Array, first_pages: Int32Array, num_programs: int, tile: int) -> Shares:

@@ -47,7 +47,8 @@ class DeviceMasks:
         self._arena = torch.empty(max_rows * MAX_BYTES, dtype=torch.uint8, device=device)
         self._used = 0
         self._homes: dict[int, _Home] = {}  # by the automaton's id
-        self._uploader = Uploader(device, _COPY_BYTES + MAX_BYTES)
+        self._uploader = Uploader(device)
+        self._large_uploader = Uploader(device, _COPY_BYTES + MAX_BYTES, num_buffers=4)
 
     def walk(self, standings: Collection[Standing], masks: torch.Tensor, rows: Int32Array) -> None:
         """Write the mask of each place to its row, int32 [N], each at most once, of masks, int32 [rows, words]. Does
@@ -87,7 +88,7 @@ class DeviceMasks:
             together += its
             length += size
             if length >= _COPY_BYTES:
-                self._uploader.upload_into(self._arena[at : at + length], *together)
+                self._large_uploader.upload_into(self._arena[at : at + length], *together)
                 at, together, length = at + length, [], 0
         if together:
-            self._uploader.upload_into(self._arena[at : at + length], *together)
+            self._large_uploader.upload_into(self._arena[at : at + length], *together)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +40,19 @@ def buckets(max_rows: int) -> list[int]:
     coarse = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160]
     sizes = [size for size in coarse if size < max_rows] + list(range(176, max_rows, 16))
     return [*sizes, max_rows]
+
+
+@contextmanager
+def capturing(what: str) -> Iterator[tuple[Any, torch.cuda.Stream]]:
+    """A pool of memory and a stream to capture with; says what it took."""
+    began = time.monotonic()
+    free_before = torch.cuda.mem_get_info()[0]
+    # A stream of this GPU: torch's own for captures is of the first that captured anything
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
+    yield torch.cuda.graph_pool_handle(), stream
+    torch.cuda.synchronize()
+    seconds, num_bytes = time.monotonic() - began, free_before - torch.cuda.mem_get_info()[0]
+    logger.info("captured %s as CUDA graphs: %.1f s, %.2f GiB", what, seconds, num_bytes / 2**30)
 
 
 class DecodeGraphs:
@@ -93,30 +108,18 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Record every bucket, largest first, so that the smaller ones find room in the memory of the largest."""
-        began = time.monotonic()
-        free_before = torch.cuda.mem_get_info()[0]
-        pool = torch.cuda.graph_pool_handle()
-        # Of this GPU: torch's own for captures is of the first that captured anything
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
-        for bucket in reversed(self._buckets):
-            ones = np.ones(bucket, np.int32)
-            step = AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32))
-            nothing = (np.zeros(bucket, np.int64),) * MAX_INPUTS
-            for variant in self._attention.variants(bucket):
-                inputs = self._attention.plan_decode(step, variant, nothing)
-                self._forward(inputs)  # compiles and loads what a capture may not
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=stream):
-                    self._forward(inputs)
-                self._graphs[bucket, variant] = graph
-        torch.cuda.synchronize()
-        logger.info(
-            "captured decode steps of up to %d rows in %d CUDA graphs: %.1f s, %.2f GiB",
-            self._buckets[-1],
-            len(self._graphs),
-            time.monotonic() - began,
-            (free_before - torch.cuda.mem_get_info()[0]) / 2**30,
-        )
+        with capturing(f"decode steps of up to {self._buckets[-1]} rows") as (pool, stream):
+            for bucket in reversed(self._buckets):
+                ones = np.ones(bucket, np.int32)
+                step = AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32))
+                nothing = (np.zeros(bucket, np.int64),) * MAX_INPUTS
+                for variant in self._attention.variants(bucket):
+                    inputs = self._attention.plan_decode(step, variant, nothing)
+                    self._forward(inputs)  # compiles and loads what a capture may not
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph, pool=pool, stream=stream):
+                        self._forward(inputs)
+                    self._graphs[bucket, variant] = graph
 
     def _forward(self, inputs: list[torch.Tensor]) -> None:
         rows, positions, slots, _ = inputs

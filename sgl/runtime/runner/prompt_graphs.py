@@ -7,8 +7,6 @@ step is padded to the next bucket with tokens that are written to the dummy page
 
 from __future__ import annotations
 
-import logging
-import time
 from bisect import bisect_left
 from typing import Any
 
@@ -20,8 +18,7 @@ from sgl.kernels.staging import ALIGNMENT, Uploader, carve
 from sgl.runtime.batch import Int64Array
 from sgl.runtime.model.decoder import Decoder, Flow
 from sgl.runtime.model.kv_cache import KVCache
-
-logger = logging.getLogger(__name__)
+from sgl.runtime.runner.graphs import capturing
 
 _LARGE_WORK = (
     1 << 38
@@ -52,10 +49,11 @@ class PromptGraphs:
         self._kv = kv
         self._attention = attention
         config = model.config
-        self._buckets = token_buckets(max(1, model.weights.num_multiplied // config.num_layers), max_tokens)
+        of_layers = model.weights.num_multiplied - config.vocab_size * config.hidden_size
+        self._buckets = token_buckets(max(1, of_layers // config.num_layers), max_tokens)
         most = self._buckets[-1]
-        self._uploader = Uploader(model.device)
         num_bytes = _NUM_ARRAYS * (8 * most + ALIGNMENT)
+        self._uploader = Uploader(model.device, num_bytes)
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
         heads = most, config.num_heads, config.head_dim
         self._query = torch.zeros(heads, dtype=model.dtype, device=model.device)
@@ -91,23 +89,12 @@ class PromptGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Record every bucket, largest first, so that the smaller ones find room in the memory of the largest."""
-        began = time.monotonic()
-        free_before = torch.cuda.mem_get_info()[0]
-        pool = torch.cuda.graph_pool_handle()
-        # Of this GPU: torch's own for captures is of the first that captured anything
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for bucket in reversed(self._buckets):
-                self._capture(bucket, pool)
-        torch.cuda.synchronize()
-        logger.info(
-            "captured steps of up to %d tokens with prompts in %d CUDA graphs: %.1f s, %.2f GiB",
-            self._buckets[-1],
-            sum(len(pieces) for _, pieces in self._pieces.values()),
-            time.monotonic() - began,
-            (free_before - torch.cuda.mem_get_info()[0]) / 2**30,
-        )
+        with capturing(f"steps of up to {self._buckets[-1]} tokens with prompts") as (pool, stream):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for bucket in reversed(self._buckets):
+                    self._capture(bucket, pool)
+            torch.cuda.empty_cache()  # what was computed beside captures lay in that stream's memory
 
     def _capture(self, bucket: int, pool: Any) -> None:
         inputs = carve(self._inputs, (np.empty(bucket, np.int64),) * _NUM_INPUTS)

@@ -47,9 +47,10 @@ class StepThreads:
         self._began = self._ran_before = 0.0
 
     def prepare(self, work: Callable[[int], None]) -> None:
-        """Do work, which is given the tokens of the largest small step, with one thread and with all: what oneDNN
-        keeps for either would else come trial by trial, for many thousands of requests, and count as their time."""
-        for num_threads in sorted({1, self._all}):
+        """Do work, which is given the tokens of the largest small step, with one thread, with all and with all but one.
+        What oneDNN keeps for each would else come trial by trial, for many thousands of requests, and count as their
+        time. Numbers between, of few tokens on many cores, come as they are met."""
+        for num_threads in sorted({1, max(1, self._all - 1), self._all}):
             torch.set_num_threads(num_threads)
             work((MANY_MULTIPLICATIONS - 1) // self._per_token)
 
