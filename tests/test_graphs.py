@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.runner.graphs import buckets
-from sgl.runtime.runner.prompt_graphs import token_buckets
+from sgl.runtime.runner.prompt_graphs import that_fit, token_buckets
+from tests.tiny_models import tiny_checkpoint
 
 
 def test_decodes_are_padded_little_where_products_count() -> None:
@@ -28,6 +31,17 @@ def test_steps_with_prompts_are_padded_little_where_products_count(num_weights: 
     )  # launching so few takes longer than computing them, whatever the model
     assert len(sizes) < 50
     assert all((b - a - 1) / b <= 1 / 8 for a, b in pairwise(sizes) if a >= 256)
+
+
+def test_graphs_of_steps_with_prompts_leave_most_of_the_memory(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 3072}
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, **sizes))
+    wanted = token_buckets(15_700_000, 8448)
+    assert that_fit(wanted, config, 2, 16 << 30) == wanted
+    few, one = that_fit(wanted, config, 2, 1 << 30), that_fit(wanted, config, 2, 0)
+    assert few == wanted[: len(few)]
+    assert 10 < len(few) < len(wanted)
+    assert one == wanted[:1]
 
 
 def test_large_layers_are_launched_for_fewer_tokens() -> None:

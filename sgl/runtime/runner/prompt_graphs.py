@@ -16,6 +16,7 @@ import torch
 from sgl.kernels.attention.base import GraphAttention
 from sgl.kernels.staging import ALIGNMENT, Uploader, carve
 from sgl.runtime.batch import Int64Array
+from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder, Flow
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.graphs import capturing
@@ -24,6 +25,7 @@ _LARGE_WORK = (
     1 << 38
 )  # weights of a layer times tokens: a millisecond of an H200, by when launching has long caught up
 _MOST_TOKENS = 4096
+_GRAPH_BYTES = 320 << 10  # of a graph of a layer, on an H200
 _NUM_ARRAYS = 6  # of a PackedStep,
 _NUM_INPUTS = 3  # the first of which graphs read
 
@@ -39,6 +41,19 @@ def token_buckets(num_weights: int, most: int) -> list[int]:
     return [*sizes, most]
 
 
+def that_fit(sizes: list[int], config: ModelConfig, itemsize: int, free_bytes: int) -> list[int]:
+    """The first of these numbers of tokens, for whose graphs a quarter of the free memory suffices; one at least."""
+    heads = 2 * config.num_heads + 2 * config.num_kv_heads
+    of_token = itemsize * (3 * config.intermediate_size + 6 * config.hidden_size + heads * config.head_dim)
+    num_fit = 1
+    while num_fit < len(sizes):
+        num_bytes = sizes[num_fit] * of_token + (num_fit + 1) * config.num_layers * _GRAPH_BYTES
+        if num_bytes > free_bytes // 4:
+            break
+        num_fit += 1
+    return sizes[:num_fit]
+
+
 class PromptGraphs:
     """Steps of at most `max_tokens` tokens, or of fewer where a layer is so large that launching it takes no longer
     than computing it. Capture before the first step; `place` and `run` each step, with the attention planned between.
@@ -50,7 +65,9 @@ class PromptGraphs:
         self._attention = attention
         config = model.config
         of_layers = model.weights.num_multiplied - config.vocab_size * config.hidden_size
-        self._buckets = token_buckets(max(1, of_layers // config.num_layers), max_tokens)
+        sizes = token_buckets(max(1, of_layers // config.num_layers), max_tokens)
+        free_bytes, _ = torch.cuda.mem_get_info(model.device)
+        self._buckets = that_fit(sizes, config, model.dtype.itemsize, free_bytes)
         most = self._buckets[-1]
         num_bytes = _NUM_ARRAYS * (8 * most + ALIGNMENT)
         self._uploader = Uploader(model.device, num_bytes)
