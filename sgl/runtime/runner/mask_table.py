@@ -78,11 +78,14 @@ class MaskTable:
 
     def _room_for(self, masks: Mapping[Any, Int32Array | None]) -> Int64Array:
         """Rows for new masks; those of the same step are the most recently used, so none of them gives way."""
-        rows = np.empty(len(masks), np.int64)
-        for i, (key, array) in enumerate(masks.items()):
-            row = len(self._known)
-            if row == len(self.rows):
+        rows = []
+        num_known, num_rows = len(self._known), len(self.rows)
+        for key, array in masks.items():
+            row = num_known
+            if row == num_rows:
                 row = self._known.popitem(last=False)[1][0]
+            else:
+                num_known += 1
             self._known[key] = row, array
-            rows[i] = row
-        return rows
+            rows.append(row)
+        return np.array(rows, np.int64)
