@@ -7,14 +7,17 @@ import queue
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.grammar import process
 from sgl.grammar.closers import Closers
 from sgl.grammar.closure import Closed
 from sgl.grammar.compiler import make_constraint
@@ -121,6 +124,39 @@ def test_half_an_answer_holds_up_nobody_else() -> None:
         assert isinstance(Ask(its, regex="[ab]{5}").next()[1], Closed)
         assert stuck.found.empty()
         assert isinstance(stuck.next()[1], OutOfTime)
+
+
+def test_garbage_is_looked_for_when_nobody_asks_or_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []  # after how many answers
+    answered = 0
+    fake = SimpleNamespace(freeze=lambda: None, disable=lambda: None, collect=lambda: collected.append(answered))
+    monkeypatch.setattr(process, "gc", fake)
+    monkeypatch.setattr(process, "_IDLE_SECONDS", 0.3)
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    worker = threading.Thread(target=process.serve_channel, args=(theirs,))
+    worker.start()
+    tell(ours, None)
+    for _ in range(process._COLLECT_ANYWAY + 10):
+        tell(ours, (make_constraint({"regex": "a"}), 10.0))
+        assert ours.receive() is not None
+        answered += 1
+    assert len(collected) == 1
+    assert process._COLLECT_ANYWAY - 1 <= collected[0] <= process._COLLECT_ANYWAY
+    for _ in range(process._COLLECT_AFTER):
+        tell(ours, (make_constraint({"regex": "a"}), 10.0))
+        assert ours.receive() is not None
+    end = time.monotonic() + 30
+    while len(collected) < 2:
+        assert time.monotonic() < end, "nobody asks"
+        time.sleep(0.01)
+    ours._socket.close()
+    worker.join(30)
+    assert not worker.is_alive()
+
+
+def tell(channel: Channel, message: Any) -> None:
+    channel.put(message)
+    assert channel.flush()
 
 
 def test_nothing_is_told_after_the_end() -> None:

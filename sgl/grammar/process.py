@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import pickle
 import resource
+import select
 import selectors
 import socket
 import struct
@@ -35,7 +35,8 @@ _CLOSING_SECONDS = 1.0
 _ANSWER_BYTES = 1 << 20
 _ALIGNMENT = 16  # bytes, of arrays in a message
 _HEADER = struct.Struct("<qq")  # of a message: its parts, and all bytes behind
-_COLLECT_EVERY = 32  # constraints
+_COLLECT_AFTER, _COLLECT_ANYWAY = 32, 128  # constraints: garbage of them is looked for while idle, and in any case
+_IDLE_SECONDS = 0.02
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
 
 
@@ -203,7 +204,11 @@ def serve(descriptor: int) -> None:
     """The process, which ends with its parent: answers each constraint that comes through the socket as
     `GrammarProcess.answer` says."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
-    channel = Channel(socket.socket(fileno=descriptor))
+    serve_channel(Channel(socket.socket(fileno=descriptor)))
+
+
+def serve_channel(channel: Channel) -> None:
+    """`serve`, without bounds on the process."""
     with contextlib.suppress(EOFError, OSError):
         _answer_all(channel)
 
@@ -212,8 +217,15 @@ def _answer_all(channel: Channel) -> None:
     vocabulary: Vocabulary | None = _next(channel)
     gc.freeze()
     gc.disable()  # a fifth of the time otherwise
-    for number in itertools.count(1):
+    num_since = 0  # garbage was looked for, which takes longer than anybody waits for an answer
+    while True:
+        if num_since >= _COLLECT_AFTER:
+            is_idle = not select.select([channel], [], [], _IDLE_SECONDS)[0]
+            if is_idle or num_since >= _COLLECT_ANYWAY:
+                gc.collect()
+                num_since = 0
         constraint, seconds = _next(channel)
+        num_since += 1
         answer: Closed | GrammarError | None = None
         try:
             with time_limit(seconds):
@@ -227,8 +239,6 @@ def _answer_all(channel: Channel) -> None:
             answer = error
         channel.put(answer)
         channel.flush()
-        if number % _COLLECT_EVERY == 0:
-            gc.collect()
 
 
 def _next(channel: Channel) -> Any:
