@@ -1,8 +1,8 @@
 """CUDA graphs of decode steps: the launches of a whole forward pass as one.
 
 One graph a bucket of rows. A step of fewer rows than its bucket is padded with rows that read and write the dummy
-page. A graph reads its inputs where they lay when it was captured: rows, positions and slots in one buffer that
-a step overwrites in stream order, and what the attention backend keeps for itself.
+page. A graph reads its inputs where they lay when it was captured: rows, positions and slots, which the attention
+backend copies to the device together with its plan, in stream order.
 """
 
 from __future__ import annotations

@@ -21,9 +21,7 @@ from sgl.runtime.model.decoder import Decoder, Flow
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.graphs import capturing
 
-_LARGE_WORK = (
-    1 << 38
-)  # weights of a layer times tokens: a millisecond of an H200, by when launching has long caught up
+_LARGE_WORK = 1 << 38  # weights of a layer times tokens: a millisecond of an H200; launching has caught up by then
 _MOST_TOKENS = 4096
 _GRAPH_BYTES = 320 << 10  # of a graph of a layer, on an H200
 _NUM_ARRAYS = 6  # of a PackedStep,
