@@ -212,6 +212,32 @@ def test_a_product_is_not_cut_where_its_tiles_fill_the_gpu() -> None:
     assert parts_triton.linear_parts(x, matrix, None, 29) is None
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "size", "width", "processors"), [(5, 48, 512, 3), (70, 130, 200, 6), (130, 40, 96, 2)]
+)
+def test_whole_sums_are_those_of_a_product(
+    tokens: int, size: int, width: int, processors: int, has_bias: bool
+) -> None:
+    x, matrix = draw(tokens, width, dtype=torch.float16), (draw(size, width) / width**0.5).half()
+    bias = draw(size, dtype=torch.float16, seed=5) if has_bias else None
+    on_device = None if bias is None else bias.to(DEVICE)
+    found = parts_triton.linear_whole(x.to(DEVICE), matrix.to(DEVICE), on_device, processors)
+    assert found is not None
+    expected = linear.linear(x.float(), matrix.float(), None if bias is None else bias.float())
+    check_sum(found, expected.half())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "processors"), [(257, 64, 20), (60, 64, 9), (60, 64, 20), (60, 1025, 10)]
+)
+def test_whole_sums_are_left_to_others_where_they_are_long_or_tiles_too_many_or_too_few(
+    tokens: int, width: int, processors: int
+) -> None:
+    x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, 320))
+    assert parts_triton.linear_whole(x, matrix, None, processors) is None
+
+
 def check_sum(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Sums of many products, in another order."""
     assert actual.dtype == expected.dtype

@@ -181,6 +181,14 @@ def test_trained_models_equal_transformers(name: str, checkpoint: Callable[[str]
     check(Paged(decoder, sequences, page_size=16).run(mixed(sequences)), expected, device)
 
 
+@pytest.mark.parametrize(("max_positions", "context_length"), [(64, 256), (512, 512)])
+def test_a_context_is_as_long_as_the_rope_or_the_config_says(
+    max_positions: int, context_length: int, tmp_path: Path
+) -> None:
+    path = tiny_checkpoint(tmp_path, max_position_embeddings=max_positions, rope_scaling=YARN)
+    assert ModelConfig.from_pretrained(path).context_length == context_length
+
+
 def test_dynamic_rope_beyond_the_original_context_equals_transformers_token_by_token(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0}
     path = tiny_checkpoint(tmp_path, max_position_embeddings=32, rope_scaling=rope)

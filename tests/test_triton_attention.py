@@ -30,13 +30,14 @@ def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @settings(max_examples=20)
 @given(
-    rows=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=4),
+    rows=st.lists(st.tuples(st.just(1) | st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=4),
     heads=st.sampled_from([(4, 2), (3, 3), (6, 2), (16, 1)]),
     page_size=st.sampled_from([1, 4, 16]),
     window=st.sampled_from([None, 1, 30]),
+    overlaps=st.booleans(),
 )
 def test_any_step_equals_attention_written_out(
-    rows: list[tuple[int, int]], heads: tuple[int, int], page_size: int, window: int | None
+    rows: list[tuple[int, int]], heads: tuple[int, int], page_size: int, window: int | None, overlaps: bool
 ) -> None:
     sizes = [(q, q + past) for q, past in rows]
     case = Case(
@@ -44,7 +45,8 @@ def test_any_step_equals_attention_written_out(
     )
     backend = TritonAttention(case.shape)
     backend.plan(case.step)
-    near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))
+    found = backend.run(case.query, case.key_cache, case.value_cache, window, overlaps=overlaps)
+    near(found, case.expected(window))
 
 
 @given(
@@ -142,7 +144,8 @@ def test_a_cache_in_eight_bits_is_widened_as_it_is_read() -> None:
     case.key_cache, case.value_cache = (cache.float() for cache in narrow)
     backend = TritonAttention(case.shape)
     backend.plan(case.step)
-    near(backend.run(case.query, narrow[0], narrow[1]), case.expected())
+    for overlaps in (False, True):
+        near(backend.run(case.query, narrow[0], narrow[1], overlaps=overlaps), case.expected())
 
 
 @pytest.mark.parametrize("num_programs", [1, 2, 40])
@@ -166,4 +169,6 @@ def test_what_was_captured_attends_for_later_steps(
         backend.plan_decode(case.step, 0, inputs)
         assert [array.tolist() for array in placed] == [array.tolist() for array in inputs]
         backend._decodes = captured
-        near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))
+        for overlaps in (False, True):
+            found = backend.run(case.query, case.key_cache, case.value_cache, window, overlaps=overlaps)
+            near(found, case.expected(window))

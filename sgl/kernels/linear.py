@@ -126,14 +126,36 @@ def linear_add(
         if captured:
             from sgl.kernels import parts_triton
 
-            processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-            parts = parts_triton.linear_parts(x, matrix, bias, processors)
+            parts = parts_triton.linear_parts(x, matrix, bias, _num_processors(x.device))
             if parts is not None:
                 return parts
         if bias is None:
             torch.addmm(residual, x, matrix.t(), out=residual)
             return None
     return linear(x, matrix, bias)
+
+
+def linear_overlapped(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """`linear` of a step that is captured, by a kernel that lets those behind it be set up while it runs, as torch's
+    does not; None where that one is faster."""
+    if not (launches_overlap(x.device) and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor)):
+        return None
+    from sgl.kernels import parts_triton
+
+    return parts_triton.linear_whole(x, matrix, bias, _num_processors(x.device))
+
+
+def launches_overlap(device: torch.device) -> bool:
+    """Whether a kernel can be set up there while those ahead of it run."""
+    if device.type != "cuda":
+        return False
+    from sgl.kernels import fused_triton
+
+    return bool(fused_triton.overlap(device)["overlaps"])
+
+
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,12 +1,14 @@
-"""Products of a few tokens with a matrix of few rows, cut along the sums as well: else most of a GPU would be idle.
+"""Products of a few tokens with a matrix of few rows, whose kernel is set up while the one ahead of it runs.
 
-A program multiplies a part of the columns. What the parts add up to is left to the norm that follows, which reads
-every number anyway. Imported only where Triton is.
+Where whole sums would leave most of a GPU idle, a program multiplies a part of the columns. What the parts add up to
+is left to the norm that follows, which reads every number anyway. Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,9 +17,23 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.fused_triton import overlap
 
-_TOKENS, _ROWS, _COLUMNS = 64, 64, 128  # of a program's tile
+
+class _Tiles(NamedTuple):
+    """What a program multiplies at a time, and with what."""
+
+    tokens: int
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+_PARTS = _Tiles(64, 64, 128, 4, 4)
 _MOST_PARTS = 4
-_WARPS, _STAGES = 4, 4
+# Of whole sums, for at most so many tokens; the fastest of 13 with Qwen3-0.6B's qkv matrix on an H200. With sums of
+# 2,048 or more cuBLAS is as fast for 64 tokens, and faster for more.
+_WIDEST_WHOLE = 1024
+_WHOLE = {64: _Tiles(64, 32, 128, 4, 5), 128: _Tiles(64, 64, 128, 4, 4), 256: _Tiles(128, 64, 64, 8, 5)}
 
 
 def linear_parts(
@@ -25,18 +41,49 @@ def linear_parts(
 ) -> torch.Tensor | None:
     """float32 [parts, T, n], with as many programs as there are multiprocessors, at most; None: one part would do."""
     num_tokens, width = x.shape
-    size = len(matrix)
-    token_tiles = triton.cdiv(num_tokens, _TOKENS)
-    rows = _ROWS
-    if token_tiles * triton.cdiv(size, rows) * _MOST_PARTS <= num_processors // 2:
-        rows //= 2
-    num_parts = min(_MOST_PARTS, num_processors // (token_tiles * triton.cdiv(size, rows)))
+    tiles, size = _PARTS, len(matrix)
+    if _count(tiles, num_tokens, size) * _MOST_PARTS <= num_processors // 2:
+        tiles = tiles._replace(rows=tiles.rows // 2)
+    num_parts = min(_MOST_PARTS, num_processors // _count(tiles, num_tokens, size))
     if num_parts < 2:
         return None
-    chunk = triton.cdiv(triton.cdiv(width, num_parts), _COLUMNS) * _COLUMNS
+    chunk = triton.cdiv(triton.cdiv(width, num_parts), tiles.columns) * tiles.columns
     num_parts = triton.cdiv(width, chunk)
     out = torch.empty(num_parts, num_tokens, size, dtype=torch.float32, device=x.device)
-    _linear_parts[(triton.cdiv(size, rows), token_tiles, num_parts)](
+    _launch(x, matrix, bias, out, tiles, chunk)
+    return out
+
+
+def linear_whole(
+    x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, num_processors: int
+) -> torch.Tensor | None:
+    """[T, n] in x's dtype; None where sums are long, or it takes more programs than there are multiprocessors, or no
+    more than half as many: other products are faster then."""
+    num_tokens, width = x.shape
+    tiles = next((tiles for most, tiles in _WHOLE.items() if num_tokens <= most), None)
+    if (
+        tiles is None
+        or width > _WIDEST_WHOLE
+        or not num_processors < 2 * _count(tiles, num_tokens, len(matrix)) <= 2 * num_processors
+    ):
+        return None
+    out = x.new_empty(num_tokens, len(matrix))
+    _launch(x, matrix, bias, out, tiles, triton.cdiv(width, tiles.columns) * tiles.columns)
+    return out
+
+
+def _count(tiles: _Tiles, num_tokens: int, size: int) -> int:
+    token_tiles: int = triton.cdiv(num_tokens, tiles.tokens)
+    return token_tiles * int(triton.cdiv(size, tiles.rows))
+
+
+def _launch(
+    x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tiles: _Tiles, chunk: int
+) -> None:
+    num_tokens, width = x.shape
+    size = len(matrix)
+    grid = triton.cdiv(size, tiles.rows), triton.cdiv(num_tokens, tiles.tokens), triton.cdiv(width, chunk)
+    _linear[grid](
         x,
         matrix,
         bias,
@@ -46,18 +93,17 @@ def linear_parts(
         width=width,
         chunk=chunk,
         has_bias=bias is not None,
-        block_tokens=_TOKENS,
-        block_rows=rows,
-        block_columns=_COLUMNS,
-        num_warps=_WARPS,
-        num_stages=_STAGES,
+        block_tokens=tiles.tokens,
+        block_rows=tiles.rows,
+        block_columns=tiles.columns,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
         **overlap(x.device),
     )
-    return out
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _linear_parts(
+def _linear(
     x,
     matrix,
     bias,
@@ -97,4 +143,4 @@ def _linear_parts(
     if has_bias:
         sums += tl.where(part == 0, tl.load(bias + row).to(tl.float32), 0.0)[None, :]
     to = out + (part * num_tokens + tokens).to(tl.int64)[:, None] * size + rows[None, :]
-    tl.store(to, sums, mask=is_token & is_row[None, :])
+    tl.store(to, sums.to(out.dtype.element_ty), mask=is_token & is_row[None, :])

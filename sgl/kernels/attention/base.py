@@ -83,8 +83,11 @@ class GraphAttention(AttentionBackend, Protocol):
         value_cache: torch.Tensor,
         window: int | None = None,
         out: torch.Tensor | None = None,
+        *,
+        overlaps: bool = False,
     ) -> torch.Tensor:
-        """As `AttentionBackend.run`; the result is written to `out` where it is given."""
+        """As `AttentionBackend.run`; the result is written to `out` where it is given. overlaps: rows of one query
+        token may be set up while the kernels ahead run, and then read keys and values of earlier steps."""
         ...
 
     def variants(self, num_rows: int) -> range:

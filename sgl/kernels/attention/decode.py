@@ -141,8 +141,11 @@ class DecodeAttention:
         window: int | None,
         out: torch.Tensor,
         common: Common | None = None,
+        *,
+        overlaps: bool = False,
     ) -> None:
-        """Attend for query [B, num_heads, head_dim], contiguous, and write to `out`, which lies like it."""
+        """Attend for query [B, num_heads, head_dim], contiguous, and write to `out`, which lies like it. overlaps: see
+        `GraphAttention.run`."""
         # Triton is imported where a kernel of it runs.
         from sgl.kernels.attention import decode_triton
 
@@ -157,6 +160,7 @@ class DecodeAttention:
             (programs, segments, plan.pages),
             self._shape.scale,
             _TILE,
+            overlaps=overlaps,
         )
 
     def _host(

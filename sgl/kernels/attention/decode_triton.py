@@ -31,6 +31,8 @@ def attend(
     plan: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
     tile: int,
+    *,
+    overlaps: bool,
 ) -> None:
     """`decode.DecodeAttention.run`. common: the tensors of `decode.Common`. scratch: room for what is to be merged, and
     counters, zero before and after. plan: programs and segments of `decode.Shares`, and pages."""
@@ -73,6 +75,7 @@ def attend(
         halves=halves,
         tile=tile,
         stages=_STAGES,
+        brings=overlaps and common is None,
         num_warps=_WARPS,
         **options,
     )
@@ -107,6 +110,7 @@ def _attend(
     halves: tl.constexpr,
     tile: tl.constexpr,
     stages: tl.constexpr,
+    brings: tl.constexpr,
     overlaps: tl.constexpr,
 ):
     program = tl.program_id(0)
@@ -121,8 +125,34 @@ def _attend(
     row, begin, end, first_page = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
     first_program, num_parts = tl.load(at + 4), tl.load(at + 5)
     first_segment, end_segment = tl.load(at + 6), tl.load(at + 7)
+    most = tl.full([lanes], float("-inf"), tl.float32)
+    total = tl.zeros([lanes], tl.float32)
+    sums = tl.zeros([lanes, block_dims], tl.float32)
     if overlaps:
         gdc_launch_dependents()
+    if brings:
+        # So are all keys but a row's last, which may be the last here: the first ones are on their way meanwhile
+        is_early = begin + tile < end
+        early = begin + tl.arange(0, tile)
+        early_page = tl.load(pages + first_page + early // page_size, mask=is_early, other=0).to(tl.int64)
+        at_early = early_page * page_stride + (early % page_size) * slot_stride + kv_head * head_stride
+        is_early_read = (is_dim & is_early)[None, :]
+        early_k = tl.load(key_cache + at_early[:, None] + dims[None, :], mask=is_early_read, other=0.0)
+        early_v = tl.load(value_cache + at_early[:, None] + dims[None, :], mask=is_early_read, other=0.0)
+        if overlaps:
+            gdc_wait()
+        if is_early:
+            early_heads = row.to(tl.int64) * num_heads + kv_head * group + lane
+            early_q = tl.load(query + early_heads[:, None] * head_dim + dims[None, :], mask=inside, other=0.0)
+            if halves:
+                early_q = early_q.to(tl.float16)
+            early_scores = tl.dot(early_q, tl.trans(early_k.to(early_q.dtype)), input_precision="ieee") * scale
+            most = tl.max(early_scores, 1)
+            early_shares = tl.exp2(early_scores - most[:, None])
+            total = tl.sum(early_shares, 1)
+            sums = tl.dot(early_shares.to(early_q.dtype), early_v.to(early_q.dtype), input_precision="ieee")
+            begin += tile
+    elif overlaps:
         _bring(pages + first_page + begin // page_size)
         gdc_wait()
     for segment in range(first_segment, end_segment):
@@ -134,9 +164,6 @@ def _attend(
         q = tl.load(query + at_query, mask=inside, other=0.0)
         if halves:
             q = q.to(tl.float16)
-        most = tl.full([lanes], float("-inf"), tl.float32)
-        total = tl.zeros([lanes], tl.float32)
-        sums = tl.zeros([lanes, block_dims], tl.float32)
         if has_common:
             place = tl.load(common_places + row)
             if (place >= 0) & (program == first_program):
@@ -210,6 +237,9 @@ def _attend(
             tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
         row, begin, end, first_page = next_row, next_begin, next_end, next_page
         first_program, num_parts = next_program, next_parts
+        most = tl.full([lanes], float("-inf"), tl.float32)
+        total = tl.zeros([lanes], tl.float32)
+        sums = tl.zeros([lanes, block_dims], tl.float32)
 
 
 @triton.jit

@@ -280,6 +280,8 @@ class FlashInferAttention:
         value_cache: torch.Tensor,
         window: int | None = None,
         out: torch.Tensor | None = None,
+        *,
+        overlaps: bool = False,
     ) -> torch.Tensor:
         """See `GraphAttention.run`."""
         step = self._planned_step
@@ -296,7 +298,9 @@ class FlashInferAttention:
                 lse = torch.empty(together.shape[:2], dtype=torch.float32, device=query.device)
                 self._attend(step.shared.part, together, key_cache, value_cache, None, common_out, lse)
                 common = Common(common_out, lse, step.shared.places)
-            self._decode.run(step.decodes, some, key_cache, value_cache, window, some_out, common)
+            self._decode.run(
+                step.decodes, some, key_cache, value_cache, window, some_out, common, overlaps=overlaps
+            )
         if step.prompts:
             part, some, some_out = step.prompts[window], query[num_decodes:], out[num_decodes:]
             if step.common is None:

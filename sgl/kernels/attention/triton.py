@@ -81,14 +81,16 @@ class TritonAttention:
         value_cache: torch.Tensor,
         window: int | None = None,
         out: torch.Tensor | None = None,
+        *,
+        overlaps: bool = False,
     ) -> torch.Tensor:
         """See `GraphAttention.run`."""
         out = torch.empty_like(query) if out is None else out
         num_decodes = 0
         if self._decodes is not None:
             num_decodes = self._decodes.num_rows
-            some = query[:num_decodes]
-            self._decode.run(self._decodes, some, key_cache, value_cache, window, out[:num_decodes])
+            some, some_out = query[:num_decodes], out[:num_decodes]
+            self._decode.run(self._decodes, some, key_cache, value_cache, window, some_out, overlaps=overlaps)
         if self._prompts is not None:
             self._run_prompts(self._prompts, query[num_decodes:], key_cache, value_cache, window, out[num_decodes:])
         return out

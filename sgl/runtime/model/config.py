@@ -240,10 +240,12 @@ def _rope(fields: _Fields) -> RopeConfig:
 
 
 def _context_length(fields: _Fields, rope: RopeConfig) -> int:
-    """Scaled types reach factor times the original length; llama3's max_position_embeddings is what it reaches."""
+    """Scaled types reach factor times the original length, or max_position_embeddings where that says more; llama3's
+    max_position_embeddings is what it reaches."""
+    max_positions = fields.integer("max_position_embeddings")
     if rope.type in ("linear", "dynamic", "yarn"):
-        return int(rope.original_context_length * rope.factor)
-    return fields.integer("max_position_embeddings")
+        return max(max_positions, int(rope.original_context_length * rope.factor))
+    return max_positions
 
 
 def _windows(fields: _Fields, family: Family, num_layers: int) -> list[int | None]:

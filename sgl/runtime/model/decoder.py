@@ -7,13 +7,14 @@ device in here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch.nn import functional
 
 from sgl.kernels.activation import silu_and_mul
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.linear import linear, linear_add
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
+from sgl.kernels.linear import launches_overlap, linear, linear_add, linear_overlapped
 from sgl.kernels.norm import add_rms_norm, rms_norm
 from sgl.kernels.qkv import rotate_and_store
 from sgl.kernels.rope import rotary_rows
@@ -32,6 +33,7 @@ class Flow:
     rotary: tuple[torch.Tensor, torch.Tensor]  # of their positions
     slots: torch.Tensor  # int64 [T]
     rest: torch.Tensor | None = None  # what is not yet in the residual
+    overlaps: bool = False  # attention may be set up while the kernels ahead run
 
 
 class Decoder:
@@ -81,15 +83,16 @@ class Decoder:
         """
         flow = self.enter(input_ids, positions, slots)
         if len(input_ids) == 1 and self.device.type == "cuda":
+            flow.overlaps = captured and launches_overlap(self.device)
             return self._forward_single(flow, kv, attention)
         last = self.config.num_layers - 1
         for index in range(last):
-            x = self._attend(index, self.before_attention(index, flow, kv), kv, attention)
-            self.after_attention(index, flow, x, captured=captured)
-        query = self.before_attention(last, flow, kv)
+            query = self.before_attention(index, flow, kv, captured=captured)
+            self.after_attention(index, flow, self._attend(index, flow, query, kv, attention), captured=captured)
+        query = self.before_attention(last, flow, kv, captured=captured)
         if wanted is not None and not len(wanted):
             return flow.residual[:0]
-        return self.leave(flow, self._attend(last, query, kv, attention), wanted, captured=captured)
+        return self.leave(flow, self._attend(last, flow, query, kv, attention), wanted, captured=captured)
 
     def enter(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> Flow:
         """Tokens before the first layer; arguments as for `forward`."""
@@ -97,13 +100,17 @@ class Decoder:
         return Flow(functional.embedding(input_ids, self.weights.embedding), rotary, slots)
 
     def before_attention(
-        self, index: int, flow: Flow, kv: KVCache, out: torch.Tensor | None = None
+        self, index: int, flow: Flow, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
     ) -> torch.Tensor:
         """A layer up to its attention: the queries [T, num_heads, head_dim], written to `out` where it is given."""
         config, layer = self.config, self.weights.layers[index]
         x = add_rms_norm(flow.rest, flow.residual, layer.input_norm, config.rms_norm_eps)
         flow.rest = None
-        qkv = linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured else None
+        flow.overlaps = qkv is not None
+        if qkv is None:
+            qkv = linear(x, layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(len(x), -1, config.head_dim)
         norm, eps, keys, values = self._qk_norms[index], config.rms_norm_eps, kv.keys[index], kv.values[index]
         return rotate_and_store(qkv, config.num_heads, flow.rotary, norm, eps, keys, values, flow.slots, out)
 
@@ -124,8 +131,13 @@ class Decoder:
         self.after_attention(self.config.num_layers - 1, flow, x, captured=captured)
         return add_rms_norm(flow.rest, flow.residual, self.weights.norm, self.config.rms_norm_eps)
 
-    def _attend(self, index: int, query: torch.Tensor, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
-        return attention.run(query, kv.keys[index], kv.values[index], self.config.windows[index])
+    def _attend(
+        self, index: int, flow: Flow, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
+    ) -> torch.Tensor:
+        keys, values, window = kv.keys[index], kv.values[index], self.config.windows[index]
+        if flow.overlaps:
+            return cast(GraphAttention, attention).run(query, keys, values, window, overlaps=True)
+        return attention.run(query, keys, values, window)
 
     def _forward_single(self, flow: Flow, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
         """`forward` of one token, whose products only read their matrices."""
@@ -136,7 +148,7 @@ class Decoder:
             qkv = project(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias).view(1, -1, config.head_dim)
             norm = self._qk_norms[index]
             query = rotate_and_store(qkv, config.num_heads, flow.rotary, norm, eps, keys, values, flow.slots)
-            x = self._attend(index, query, kv, attention)
+            x = self._attend(index, flow, query, kv, attention)
             project_add_(x.flatten(1), layer.output, layer.output_bias, residual)
             x = project_gated(residual, layer.post_attention_norm, eps, layer.gate_up, layer.gate_up_bias)
             project_add_(x, layer.down, layer.down_bias, residual)

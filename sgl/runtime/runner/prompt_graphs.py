@@ -140,7 +140,7 @@ class PromptGraphs:
         num_tokens = len(flow.slots)
         if index:
             self._model.after_attention(index - 1, flow, self._attended[:num_tokens], captured=True)
-        self._model.before_attention(index, flow, self._kv, self._query[:num_tokens])
+        self._model.before_attention(index, flow, self._kv, self._query[:num_tokens], captured=True)
 
     def _bucket(self, num_tokens: int) -> int:
         return self._buckets[bisect_left(self._buckets, num_tokens)]
