@@ -11,7 +11,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """Every device that the test is to hold on: "cpu", and "cuda" where there is one."""
     return str(request.param)
+
+
+@pytest.fixture
+def slowly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test's engine takes a hundredth of a second more a step: a long request runs for seconds, on any machine."""
+    from tests.live_server import slow_steps
+
+    with slow_steps(request.getfixturevalue("engine")):
+        yield
 
 
 @pytest.fixture(scope="session")

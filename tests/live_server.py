@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,28 @@ CHAT_TEMPLATE = (
 OPTIONS: dict[str, Any] = {"device": "cpu", "max_total_tokens": 8192, "random_seed": 1, "check_ledger": True}
 
 
-def chat_checkpoint(folder: Path) -> Path:
+def chat_checkpoint(folder: Path, context: int = 512) -> Path:
     """A tiny random model whose tokenizer has a chat template."""
-    path = tiny_checkpoint(folder, with_tokenizer=True, max_position_embeddings=512)
+    path = tiny_checkpoint(folder, with_tokenizer=True, max_position_embeddings=context)
     edit_json(path / "tokenizer_config.json", chat_template=CHAT_TEMPLATE)
     return path
+
+
+@contextlib.contextmanager
+def slow_steps(engine: Engine, seconds: float = 0.01) -> Iterator[None]:
+    """Every step takes so much longer: what a test does while a request runs, it does in time on any machine."""
+    runner: Any = engine._loop._runner
+    launch = runner.launch
+
+    def launch_later(*arguments: Any) -> Any:
+        time.sleep(seconds)
+        return launch(*arguments)
+
+    runner.launch = launch_later
+    try:
+        yield
+    finally:
+        runner.launch = launch
 
 
 class LocalEngine(EngineProcess):

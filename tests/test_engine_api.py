@@ -23,6 +23,7 @@ from sgl.errors import (
     TokenizerError,
 )
 from sgl.runtime.engine import Engine
+from tests.live_server import slow_steps
 from tests.pages import in_whole_pages
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
@@ -213,6 +214,7 @@ def test_streams_of_several_prompts_carry_their_index(engine: Engine) -> None:
     assert [texts[0], texts[1]] == [result["text"] for result in engine.generate([PROMPT, "The dog"], GREEDY)]
 
 
+@pytest.mark.usefixtures("slowly")
 def test_closing_or_dropping_a_stream_aborts_the_request(engine: Engine) -> None:
     aborted = engine.get_server_info()["internal_states"][0]["aborted"]
     stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 400}, stream=True)
@@ -224,6 +226,7 @@ def test_closing_or_dropping_a_stream_aborts_the_request(engine: Engine) -> None
     assert engine.get_server_info()["internal_states"][0]["aborted"] == aborted + 2
 
 
+@pytest.mark.usefixtures("slowly")
 def test_an_abort_by_rid_ends_the_call_with_what_there_was(engine: Engine) -> None:
     done: list[dict[str, Any]] = []
     params = {**GREEDY, "max_new_tokens": 490}
@@ -253,6 +256,7 @@ def test_asynchronous_calls_run_together_and_streams_iterate(engine: Engine) -> 
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("slowly")
 def test_cancelling_an_asynchronous_call_aborts_it(engine: Engine) -> None:
     async def main() -> None:
         task = asyncio.create_task(engine.async_generate(PROMPT, {**GREEDY, "max_new_tokens": 490}))
@@ -373,6 +377,7 @@ def test_a_prompt_over_the_context_says_both_lengths(engine: Engine) -> None:
     assert len(cut["output_ids"]) == 12
 
 
+@pytest.mark.usefixtures("slowly")
 def test_a_rid_in_use_is_refused(engine: Engine) -> None:
     stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 300}, stream=True, rid="taken")
     with pytest.raises(InvalidRequest, match="in use"):
@@ -380,6 +385,7 @@ def test_a_rid_in_use_is_refused(engine: Engine) -> None:
     stream.close()
 
 
+@pytest.mark.usefixtures("slowly")
 def test_a_timeout_raises_and_frees(engine: Engine) -> None:
     with pytest.raises(RequestTimeout):
         engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 490}, timeout=0.01)
@@ -430,10 +436,11 @@ def test_options_that_cannot_be_are_refused(folder: Path) -> None:
 
 def test_a_closed_engine_says_so(folder: Path) -> None:
     engine = Engine(str(folder), device="cpu")
-    stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 490}, stream=True)
-    next(stream)
-    engine.shutdown()
-    engine.shutdown()
+    with slow_steps(engine):
+        stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 490}, stream=True)
+        next(stream)
+        engine.shutdown()
+        engine.shutdown()
     with pytest.raises(EngineDead):
         list(stream)
     for params in (GREEDY, {"regex": "a"}):

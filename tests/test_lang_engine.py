@@ -17,6 +17,7 @@ import sgl
 from sgl.errors import EngineDead, InvalidRequest, ProgramError, RequestAborted
 from sgl.lang.chat import PrefixTemplate
 from sgl.runtime.engine import Engine
+from tests.live_server import slow_steps
 from tests.test_lang_defects import SOON, within
 from tests.tiny_models import calling_checkpoint, tiny_checkpoint
 
@@ -173,6 +174,7 @@ def test_errors_come_from_the_engine_with_their_cause(engine: Engine) -> None:
         assert caught.value.node == "1"
 
 
+@pytest.mark.usefixtures("slowly")
 def test_cancelling_frees_the_engine(engine: Engine) -> None:
     @sgl.function
     def endless(s):
@@ -197,9 +199,10 @@ def test_a_closed_engine_fails_what_runs_and_what_comes(folder: Path) -> None:
         s += "x" + sgl.gen("x", max_tokens=1500, ignore_eos=True)
 
     engine = Engine(str(folder), device="cpu", max_total_tokens=4096)
-    state = long.run(backend=engine)
-    time.sleep(0.1)
-    engine.shutdown()
+    with slow_steps(engine):
+        state = long.run(backend=engine)
+        time.sleep(0.1)
+        engine.shutdown()
     for one in (state, long.run(backend=engine)):
         with pytest.raises(ProgramError) as caught:
             within(SOON, lambda one=one: one["x"])

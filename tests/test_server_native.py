@@ -18,7 +18,7 @@ import pytest
 import requests
 
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 LONG = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
@@ -71,11 +71,15 @@ def wait_until_idle(engine: Engine, seconds: float = 20) -> None:
         time.sleep(0.005)
 
 
-def wait_until_running(engine: Engine, number: int = 1) -> None:
+def wait_until(engine: Engine, what: str, number: int = 1) -> None:
     deadline = time.monotonic() + 20
-    while engine.get_server_info()["internal_states"][0]["num_running_reqs"] < number:
-        assert time.monotonic() < deadline, "the request never ran"
+    while engine.get_server_info()["internal_states"][0][what] < number:
+        assert time.monotonic() < deadline, f"{what} never was {number}"
         time.sleep(0.002)
+
+
+def wait_until_running(engine: Engine, number: int = 1) -> None:
+    wait_until(engine, "num_running_reqs", number)
 
 
 def generate(server: LiveServer, **body: Any) -> Any:
@@ -273,6 +277,7 @@ def test_tokenize_and_detokenize_are_inverse(server: LiveServer) -> None:
     assert 2 not in literal
 
 
+@pytest.mark.usefixtures("slowly")
 def test_abort_request_ends_by_rid_and_flush_waits_for_nobody(server: LiveServer, engine: Engine) -> None:
     answers = []
     body = {"text": "hello" * 10, "sampling_params": LONG, "rid": "long"}
@@ -296,6 +301,7 @@ def test_profiles_hold_the_steps_between_start_and_stop(server: LiveServer) -> N
     assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
 
 
+@pytest.mark.usefixtures("slowly")
 def test_abort_all_ends_every_request(server: LiveServer, engine: Engine) -> None:
     answers = []
     body = {"text": ["hello", "a"], "sampling_params": LONG}
@@ -307,6 +313,7 @@ def test_abort_all_ends_every_request(server: LiveServer, engine: Engine) -> Non
     assert [r["meta_info"]["finish_reason"]["type"] for r in answers[0].json()] == ["abort", "abort"]
 
 
+@pytest.mark.usefixtures("slowly")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("how", ["close", "half-close", "reset"])
 def test_a_client_that_leaves_aborts_its_request(
@@ -360,14 +367,14 @@ def test_a_stalled_reader_is_given_up(another: Callable[..., LiveServer], engine
 
 def test_queue_full_is_429_with_retry_after(tmp_path: Path) -> None:
     options = {**OPTIONS, "max_running_requests": 1, "max_queued_requests": 1}
-    with Engine(str(chat_checkpoint(tmp_path)), **options) as engine:
+    with Engine(str(chat_checkpoint(tmp_path)), **options) as engine, slow_steps(engine):
         server = LiveServer(engine)
         try:
             body = {"text": "hello", "sampling_params": LONG}
             threads = [threading.Thread(target=server.post, args=("/generate", body)) for _ in range(2)]
-            for thread in threads:
+            for thread, what in zip(threads, ("num_running_reqs", "num_queue_reqs"), strict=True):
                 thread.start()
-                time.sleep(0.05)
+                wait_until(engine, what)
             for stream in (False, True):
                 answer = server.post("/generate", {**body, "stream": stream})
                 assert answer.status_code == 429

@@ -34,7 +34,8 @@ from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.service import Service
 from tests.live_server import chat_checkpoint
 
-LONG = {"text": "hello", "sampling_params": {"max_new_tokens": 480, "temperature": 0, "ignore_eos": True}}
+LONGEST = 1500
+LONG = {"text": "hello", "sampling_params": {"max_new_tokens": LONGEST, "temperature": 0, "ignore_eos": True}}
 
 
 class Served:
@@ -83,7 +84,7 @@ def _command(pid: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chat_checkpoint(tmp_path_factory.mktemp("model"))
+    return chat_checkpoint(tmp_path_factory.mktemp("model"), context=2048)
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_an_engine_process_answers_what_an_engine_answers(serve: Callable[..., S
         text = program.run(backend=engine, seed=5).text()
     assert [strip(result) for result in results] == [strip(result) for result in json.loads(json.dumps(expected))]
     assert program.run(backend=sgl.RuntimeEndpoint(server.url), seed=5).text() == text
-    answer = server.generate({"text": "x" * 600})
+    answer = server.generate({"text": "x" * 3000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 
     prompts = [f"{number:03d}" for number in range(500)]
@@ -235,7 +236,7 @@ def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Ser
         except requests.ConnectionError:
             break
     thread.join(20)
-    assert answers[0].json()["meta_info"]["completion_tokens"] == 480
+    assert answers[0].json()["meta_info"]["completion_tokens"] == LONGEST
     assert list(lines)[-2] == b"data: [DONE]"
     assert set(late) <= {200, 503}
     assert server.process.wait(30) == 0

@@ -128,6 +128,7 @@ def test_programs_have_a_span_for_each_node_that_computed(server: LiveServer, sp
         check_generation(node, spans)
 
 
+@pytest.mark.usefixtures("slowly")
 def test_failures_and_clients_that_leave_are_marked(
     server: LiveServer, engine: Engine, spans: InMemorySpanExporter
 ) -> None:
