@@ -57,6 +57,14 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU runs the plain torch references, as it does where its kernels cannot be compiled."""
+    from sgl.kernels import cpu
+
+    monkeypatch.setattr(cpu, "why_not", lambda: "the test says so")
+
+
+@pytest.fixture
 def slowly(request: pytest.FixtureRequest) -> Iterator[None]:
     """The test's engine takes a hundredth of a second more a step: a long request runs for seconds, on any machine."""
     from tests.live_server import slow_steps

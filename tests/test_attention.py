@@ -1,8 +1,11 @@
-"""The torch attention backend against attention written out row by row in float64."""
+"""The torch and the CPU's attention backends against attention written out row by row in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,9 +13,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels import cpu
+from sgl.kernels.attention import cpu as attention_cpu
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from sgl.kernels.attention.cpu import CpuAttention
 from sgl.kernels.attention.partition import rectangles, shared_prefixes
 from sgl.kernels.attention.torch import TorchAttention
+
+
+class Way(NamedTuple):
+    """To attend."""
+
+    backend: Callable[[AttentionShape], AttentionBackend]
+    device: str = "cpu"
+
+
+TORCH, COMPILED = Way(TorchAttention), Way(CpuAttention)
+
+
+def is_there(way: Way) -> Way:
+    if way is COMPILED and cpu.why_not() is not None:
+        pytest.skip(f"the CPU's kernels cannot be compiled: {cpu.why_not()}")
+    return way
+
+
+@pytest.fixture(params=[TORCH, pytest.param(Way(TorchAttention, "cuda"), marks=pytest.mark.gpu), COMPILED])
+def way(request: pytest.FixtureRequest) -> Way:
+    return is_there(request.param)
 
 
 class Case:
@@ -30,9 +57,12 @@ class Case:
         in_order: bool = False,
         windows: tuple[int | None, ...] = (None,),
         dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        way: Way = TORCH,
+        device: str | None = None,
         seed: int = 0,
     ) -> None:
+        device = device or way.device
+        self.way = way
         rng = np.random.default_rng(seed)
         self.q_lens = np.array([q for q, _ in rows], np.int32)
         self.kv_lens = np.array([kv for _, kv in rows], np.int32)
@@ -61,7 +91,7 @@ class Case:
         return AttentionStep(self.q_lens, self.kv_lens, self.page_table)
 
     def run(self, window: int | None = None) -> torch.Tensor:
-        backend = TorchAttention(self.shape)
+        backend = self.way.backend(self.shape)
         backend.plan(self.step)
         return backend.run(self.query, self.key_cache, self.value_cache, window)
 
@@ -92,6 +122,7 @@ class Case:
         torch.testing.assert_close(actual.double(), self.expected(window), atol=tolerance, rtol=tolerance)
 
 
+CPU = torch.device("cpu")
 DECODES = [(1, kv) for kv in (1, 5, 16, 17, 40, 33)]
 MIXED = [*DECODES, (7, 30), (20, 20), (3, 64), (1, 64)]
 
@@ -100,43 +131,62 @@ MIXED = [*DECODES, (7, 30), (20, 20), (3, 64), (1, 64)]
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("rows", [[(1, 23)], [(1, 32)], DECODES, [(13, 13)], [(5, 40)], MIXED])
 def test_every_mix_of_rows_attends_to_its_own_past(
-    rows: list[tuple[int, int]], page_size: int, in_order: bool, device: str
+    rows: list[tuple[int, int]], page_size: int, in_order: bool, way: Way
 ) -> None:
-    Case(rows, page_size=page_size, in_order=in_order, device=device).check()
+    Case(rows, page_size=page_size, in_order=in_order, way=way).check()
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 8), (6, 2, 16), (8, 1, 4), (1, 1, 64)])
-def test_heads_share_the_keys_of_their_group(num_heads: int, num_kv_heads: int, head_dim: int, device: str) -> None:
-    Case(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, device=device).check()
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"), [(4, 4, 8), (6, 2, 16), (9, 3, 24), (80, 1, 8), (1, 1, 256)]
+)
+def test_heads_share_the_keys_of_their_group(num_heads: int, num_kv_heads: int, head_dim: int, way: Way) -> None:
+    Case(MIXED, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, way=way).check()
+
+
+@pytest.mark.parametrize("head_dim", [4, 12, 264])
+def test_heads_of_any_size(head_dim: int, device: str) -> None:
+    case = Case(MIXED, head_dim=head_dim, device=device)
+    case.check()
+    assert "multiple of 8 and at most 256 numbers" in str(attention_cpu.why_not(replace(case.shape, device=CPU)))
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 31, 1000])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_window_hides_what_is_further_back(window: int, page_size: int, device: str) -> None:
-    Case(MIXED, page_size=page_size, windows=(None, window), device=device).check(window)
+def test_a_window_hides_what_is_further_back(window: int, page_size: int, way: Way) -> None:
+    Case(MIXED, page_size=page_size, windows=(None, window), way=way).check(window)
 
 
-def test_layers_with_and_without_a_window_share_a_plan() -> None:
-    case = Case(MIXED, windows=(None, 5, 9), shared=1)
-    backend = TorchAttention(case.shape)
+def test_layers_with_and_without_a_window_share_a_plan(way: Way) -> None:
+    case = Case([(1, 300 + i) for i in range(9)], windows=(None, 5, 9), shared=16, way=way)
+    backend = way.backend(case.shape)
     backend.plan(case.step)
     for window in (5, None, 9, None, 5):
         actual = backend.run(case.query, case.key_cache, case.value_cache, window)
         torch.testing.assert_close(actual.double(), case.expected(window), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("in_order", [False, True])
-@pytest.mark.parametrize("rows", [[(1, 300 + i) for i in range(24)], [(1 + i % 3, 280 + i) for i in range(24)]])
-def test_rows_that_share_a_prefix_attend_as_if_alone(rows: list[tuple[int, int]], in_order: bool) -> None:
-    case = Case(rows, shared=16, in_order=in_order)
-    backend = TorchAttention(case.shape)
+def layout(case: Case) -> Any:
+    """Of the keys that the rows share, as the CPU's backend plans it."""
+    backend = CpuAttention(case.shape)
     backend.plan(case.step)
-    [shared] = backend._plans[None].shared  # the case is meant to take that path
-    assert (shared.first_key is not None) == in_order
+    return backend._layouts[True]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1, 300 + i) for i in range(24)],
+        [(1 + i % 3, 280 + i) for i in range(24)],
+        [(8, 280 + i) for i in range(9)],
+    ],
+)
+def test_rows_that_share_a_prefix_attend_as_if_alone(rows: list[tuple[int, int]]) -> None:
+    case = Case(rows, shared=16, way=is_there(COMPILED))
+    assert layout(case).step.num_groups == 1, "the case is meant to take that path"
     case.check()
     start = 0
     for row, (q_len, _) in enumerate(rows):
-        alone = Case(rows, shared=16, in_order=in_order)
+        alone = Case(rows, shared=16, way=COMPILED)
         alone.q_lens, alone.kv_lens = case.q_lens[row : row + 1], case.kv_lens[row : row + 1]
         alone.page_table, alone.query = case.page_table[row : row + 1], case.query[start : start + q_len]
         torch.testing.assert_close(case.run()[start : start + q_len], alone.run(), atol=2e-6, rtol=2e-6)
@@ -145,30 +195,75 @@ def test_rows_that_share_a_prefix_attend_as_if_alone(rows: list[tuple[int, int]]
 
 def test_two_groups_and_loners_in_one_step() -> None:
     rows = [(1, 290 + i) for i in range(20)] + [(1, 30), (4, 12)] + [(1, 310)] * 3
-    case = Case(rows, num_kv_heads=4, head_dim=32)
+    case = Case(rows, num_kv_heads=4, head_dim=32, way=is_there(COMPILED))
     case.page_table[0:10:2, :18] = case.page_table[0, :18]
     case.page_table[1:10:2, :17] = case.page_table[1, :17]
     case.page_table[10:20, :12] = case.page_table[10, :12]
-    backend = TorchAttention(case.shape)
-    backend.plan(case.step)
-    assert len(backend._plans[None].shared) == 3
+    assert layout(case).step.num_groups == 3
     case.check()
 
 
-def test_a_long_prompt_is_cut_into_blocks_of_queries() -> None:
-    Case([(300, 310), (1, 290), (140, 140)], head_dim=4, num_heads=2, num_kv_heads=1).check()
+@pytest.mark.parametrize(
+    "change", ["none", "a shared page", "another row's length", "a page of its own", "a row less"]
+)
+def test_rows_that_go_on_keep_their_layout_and_others_get_one(change: str) -> None:
+    """A step after another one: as planned before, or anew where anything but the rows' ends is different."""
+    case = Case([(1, 300 + i) for i in range(6)], shared=10, way=is_there(COMPILED))
+    backend = CpuAttention(case.shape)
+    case.kv_lens -= 1
+    backend.plan(case.step)
+    before = backend._layouts[True]
+    case.kv_lens += 1
+    if change == "a shared page":
+        case.page_table[3, 4] = case.page_table[0, 15]
+    elif change == "another row's length":
+        case.kv_lens[2] -= 50
+    elif change == "a page of its own":
+        case.page_table[3, 15] = case.page_table[0, 15]
+    elif change == "a row less":
+        case.kv_lens, case.q_lens, case.page_table = case.kv_lens[1:], case.q_lens[1:], case.page_table[1:]
+        case.query = case.query[1:]
+    backend.plan(case.step)
+    assert (backend._layouts[True] is before) == (change in ("none", "a page of its own"))
+    actual = backend.run(case.query, case.key_cache, case.value_cache)
+    torch.testing.assert_close(actual.double(), case.expected(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_any_number_of_threads(num_threads: int, way: Way) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        Case([(150, 400), *((1, 290 + i) for i in range(16))], shared=9, head_dim=64, way=way).check()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_scores_of_any_size(scale: float, way: Way) -> None:
+    """Rising along the keys, so that each tile's are the largest so far, and falling."""
+    for order in (1, -1):
+        case = Case([(1, 300), (9, 200)], num_heads=2, num_kv_heads=1, way=way)
+        for kv_len, pages in zip(case.kv_lens, case.page_table, strict=True):
+            used = torch.from_numpy(pages[: -(-kv_len // 16)]).to(case.key_cache.device).long()
+            steps = order * torch.arange(len(used) * 16).to(case.key_cache)
+            case.key_cache[used] = (steps * scale / 8).view(len(used), 16, 1, 1).expand(-1, -1, 1, 8)
+        case.query.abs_()
+        torch.testing.assert_close(case.run().double(), case.expected(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_long_prompt_is_cut_into_blocks_of_queries(way: Way) -> None:
+    Case([(300, 310), (1, 290), (140, 140)], num_heads=2, num_kv_heads=1, way=way).check()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype, device: str) -> None:
     Case(MIXED, dtype=dtype, device=device).check()
-    Case(
-        [(1, 290 + i) for i in range(16)], shared=16, num_kv_heads=4, head_dim=32, dtype=dtype, device=device
-    ).check()
+    assert "computes in float32" in str(attention_cpu.why_not(Case([(1, 1)], dtype=dtype).shape))
 
 
-def test_unwritten_slots_of_the_last_page_do_not_matter() -> None:
-    case = Case([(1, 18), (3, 7)])
+def test_unwritten_slots_of_the_last_page_do_not_matter(way: Way) -> None:
+    case = Case([(1, 18), (3, 7)], way=way)
     before = case.run()
     for row, kv_len in enumerate(case.kv_lens):
         last = case.page_table[row, (kv_len - 1) // 16]
@@ -177,10 +272,10 @@ def test_unwritten_slots_of_the_last_page_do_not_matter() -> None:
     assert torch.equal(case.run(), before)
 
 
-def test_planning_again_forgets_the_step_before() -> None:
-    backend = TorchAttention(Case([(1, 1)]).shape)
+def test_planning_again_forgets_the_step_before(way: Way) -> None:
+    backend = way.backend(Case([(1, 1)], way=way).shape)
     for rows in ([(1, 300 + i) for i in range(20)], [(5, 9)], MIXED):
-        case = Case(rows, shared=18 if rows[0][1] > 290 else 0)
+        case = Case(rows, shared=18 if rows[0][1] > 290 else 0, way=way)
         backend.plan(case.step)
         actual = backend.run(case.query, case.key_cache, case.value_cache)
         torch.testing.assert_close(actual.double(), case.expected(), atol=1e-5, rtol=1e-5)
@@ -227,11 +322,16 @@ def test_any_step_equals_attention_written_out(
         shared=shared,
         seed=seed,
     )
-    backend = TorchAttention(case.shape)
-    backend._overhead_keys = 4  # so that small prefixes are shared, and small steps cut up
-    backend.plan(case.step)
-    actual = backend.run(case.query, case.key_cache, case.value_cache, window)
-    torch.testing.assert_close(actual.double(), case.expected(window), atol=1e-5, rtol=1e-5)
+    plain = TorchAttention(case.shape)
+    plain._overhead_keys = 4  # so that small steps are cut up
+    backends: list[AttentionBackend] = [plain]
+    if cpu.why_not() is None:
+        backends.append(CpuAttention(case.shape))
+    with patch.object(attention_cpu, "_LEAST_SAVED", 4):  # so that small prefixes are shared
+        for backend in backends:
+            backend.plan(case.step)
+            actual = backend.run(case.query, case.key_cache, case.value_cache, window)
+            torch.testing.assert_close(actual.double(), case.expected(window), atol=1e-5, rtol=1e-5)
 
 
 @given(
@@ -250,7 +350,6 @@ def test_rectangles_cover_every_query_token_once_and_all_that_it_sees(
         case.kv_lens,
         case.page_table,
         page_size,
-        skipped_pages=np.zeros(len(rows), np.int32),
         window=window,
         overhead_keys=overhead_keys,
         max_pairs=max_pairs,

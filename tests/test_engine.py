@@ -91,7 +91,7 @@ def open_engine(reference: Reference, device: str = "cpu", **options: Any) -> En
         str(reference.path),
         device=device,
         dtype="float32",
-        attention_backend="torch",
+        attention_backend="torch" if device == "cuda" else None,
         skip_tokenizer_init=True,
         **options,
     )
@@ -138,6 +138,16 @@ def test_no_setting_changes_a_token(
     reference: Reference, prompts: list[list[int]], device: str, options: dict[str, Any]
 ) -> None:
     with open_engine(reference, device, **options) as engine:
+        assert generate(engine, prompts) == [reference.greedy(prompt) for prompt in prompts]
+
+
+@pytest.mark.usefixtures("plain_torch")
+@pytest.mark.parametrize("options", [{}, {"chunked_prefill_size": 7, "page_size": 4}], ids=["whole", "chunked"])
+def test_plain_torch_gives_the_same_tokens(
+    reference: Reference, prompts: list[list[int]], options: dict[str, Any]
+) -> None:
+    with open_engine(reference, **options) as engine:
+        assert engine.config.attention_backend == "torch"
         assert generate(engine, prompts) == [reference.greedy(prompt) for prompt in prompts]
 
 

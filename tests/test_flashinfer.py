@@ -265,7 +265,7 @@ def test_without_a_compiler_flashinfer_is_refused_or_passed_over(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing_kernels(monkeypatch, error)
-    monkeypatch.setattr(flashinfer, "why_not", lambda shape: None)
+    monkeypatch.setitem(startup._OBSTACLES, "flashinfer", lambda shape: None)
     shape = Case([(1, 40)]).shape
     options: dict[str, Any] = {"max_running_requests": 4, "context_length": 64}
     with caplog.at_level(logging.INFO, startup.__name__):
@@ -296,10 +296,13 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], option: str, reason:
     assert caught.value.option == option
 
 
+@pytest.mark.usefixtures("plain_torch")
 def test_the_choice_is_logged_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.INFO, "sgl.runtime.startup"),
         Engine(tiny_checkpoint(tmp_path), device="cpu", skip_tokenizer_init=True, max_total_tokens=64) as engine,
     ):
         assert engine.config.attention_backend == "torch"
-    assert [line for line in caplog.messages if "attention: torch" in line and "needs an NVIDIA GPU" in line]
+    [line] = [line for line in caplog.records if "attention: torch" in line.message]
+    assert "not cpu: the test says so" in line.message
+    assert line.levelno == logging.WARNING

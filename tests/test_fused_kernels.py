@@ -13,6 +13,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
 from sgl.kernels import fused_triton, parts_triton, single_triton, staging_triton
 
+pytestmark = pytest.mark.usefixtures("plain_torch")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
 # Of numbers rounded to e4m3, relative and absolute; the interpreter loses the carry where a mantissa rounds up to 2

@@ -254,6 +254,7 @@ def test_only_wanted_tokens_come_out_and_all_are_cached(wanted: list[int], tmp_p
     torch.testing.assert_close(caches[1], caches[0])
 
 
+@pytest.mark.usefixtures("plain_torch")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_equal_transformers_to_the_bit(dtype: torch.dtype) -> None:
     x, residual = torch.randn(2, 5, 48, dtype=dtype)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from sgl.kernels import cpu
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise the last dimension of x [..., n] to a root mean square of 1, then scale by weight.
@@ -19,6 +21,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         from sgl.kernels import fused_triton
 
         return fused_triton.rms_norm(x, weight, eps)
+    if weight.dim() == 1 and cpu.takes(x):
+        return cpu.rms_norm(x, weight, eps)
     if x.dtype == torch.float32:
         width = x.shape[-1:]
         if weight.dim() == 1:
@@ -40,5 +44,7 @@ def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.T
         from sgl.kernels import fused_triton
 
         return fused_triton.add_rms_norm(x, residual, weight, eps)
+    if cpu.takes(residual) and x.dtype == torch.float32:
+        return cpu.add_rms_norm(x, residual, weight, eps)
     residual.add_(x if x.dim() == residual.dim() else x.sum(0))
     return rms_norm(residual, weight, eps)

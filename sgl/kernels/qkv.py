@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from sgl.kernels import cpu
 from sgl.kernels.kv import write_kv
 from sgl.kernels.norm import rms_norm
 from sgl.kernels.rope import apply_rotary
@@ -34,6 +35,8 @@ def rotate_and_store(
         from sgl.kernels import fused_triton
 
         return fused_triton.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
+    if cpu.takes(qkv):
+        return cpu.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
     num_rotated = num_heads + key_cache.shape[2]
     rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
     if norm is not None:

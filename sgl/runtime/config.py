@@ -57,8 +57,9 @@ class EngineConfig:
     bfloat16 and a GPU of compute capability 8.9 or above."""
     context_length: PositiveInt | None = None
     """Longest prompt plus output, in tokens. None: the model's."""
-    attention_backend: Literal["torch", "flashinfer", "triton"] | None = None
-    """None: flashinfer where it can serve the model, else torch. triton: for GPUs without FlashInfer."""
+    attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None = None
+    """None: on a GPU flashinfer, on a CPU cpu, where they can serve the model, else torch. triton: for GPUs without
+    FlashInfer. cpu: compiled for the processor, which takes a C compiler (gcc); for float32."""
     prefill_kernel: Literal["fa2", "fa3"] | None = None
     """FlashInfer's kernels for prompts. None: on Hopper the faster ones, measured once on a machine, else fa2."""
     disable_cuda_graph: bool = False

@@ -5,18 +5,20 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, cast
 
 import torch
 
 from sgl.errors import ConfigError
+from sgl.kernels import cpu
+from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.attention.compare import choose_prefill
 from sgl.kernels.attention.torch import TorchAttention
+from sgl.kernels.machine import cache_folder
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.config import DtypeName, ModelConfig
@@ -29,6 +31,8 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+_Backend = Literal["torch", "cpu", "flashinfer", "triton"]
+_BEST: tuple[_Backend, ...] = ("flashinfer", "cpu")  # where they can serve the model
 _DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
 _CPU_BUDGET = 2048  # tokens a step
 _TILE_TOKENS = 64  # for each multiprocessor: the tiles of most products then fill every round of them
@@ -150,6 +154,8 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
             option="prefill_kernel",
         )
     narrow = shape.cache_dtype != shape.dtype
+    if name == "cpu":
+        return _without_graphs(config, name, reason, is_slow=False), attention_cpu.CpuAttention(shape)
     if narrow and (name == "torch" or config.prefill_kernel == "fa3"):
         what = "attention_backend='torch'" if name == "torch" else "prefill_kernel='fa3'"
         raise ConfigError(
@@ -158,7 +164,8 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
             option="kv_cache_dtype",
         )
     if name == "torch":
-        return _torch_attention(config, shape, reason)
+        is_slow = shape.device.type == "cuda" or cpu.why_not() is not None
+        return _without_graphs(config, name, reason, is_slow=is_slow), TorchAttention(shape)
     assert config.max_running_requests is not None
     assert config.context_length is not None
     max_pages = -(-config.context_length // shape.page_size)
@@ -184,56 +191,53 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
     except flashinfer.CannotCompile as error:
         if asked_for or narrow:
             raise ConfigError(f"attention_backend='flashinfer': {error}", option="attention_backend") from error
-        return _torch_attention(config, shape, _not_flashinfer(shape, str(error)))
+        reason = _not("flashinfer", str(error))
+        return _without_graphs(config, "torch", reason, is_slow=True), TorchAttention(shape)
     prompts = f"prompts by {kernel}"
     if config.prefill_kernel is None and kernel == "fa3":
-        prompts = choose_prefill(backend, shape, _cache_folder() / "prefill_kernels.json")
+        folder = cache_folder()
+        prompts = choose_prefill(backend, shape, None if folder is None else folder / "prefill_kernels.json")
     logger.info("attention: flashinfer (%s), decodes by triton, %s; %s", reason, prompts, graphs)
     return replace(config, prefill_kernel=backend.prefill), backend
 
 
-def _cache_folder() -> Path:
-    """For what is measured once on a machine."""
-    try:
-        return Path.home() / ".cache" / "sgl"
-    except RuntimeError:  # no home
-        return Path(tempfile.gettempdir()) / "sgl"
-
-
-def _attention_backend(
-    config: EngineConfig, shape: AttentionShape
-) -> tuple[Literal["torch", "flashinfer", "triton"], str]:
+def _attention_backend(config: EngineConfig, shape: AttentionShape) -> tuple[_Backend, str]:
     """Which backend, and why."""
     name = config.attention_backend
     if name == "torch":
         return name, "as asked for"
-    if name == "triton":
-        if shape.device.type != "cuda":
-            raise ConfigError(
-                f"attention_backend='triton': it needs a GPU, and this is {shape.device}",
-                option="attention_backend",
-            )
+    if name is not None:
+        obstacle = _OBSTACLES[name](shape)
+        if obstacle is not None:
+            raise ConfigError(f"attention_backend={name!r}: {obstacle}", option="attention_backend")
         return name, "as asked for"
-    obstacle = flashinfer.why_not(shape)
-    if obstacle is None:
-        return "flashinfer", "the fastest here" if name is None else "as asked for"
-    if name == "flashinfer":
-        raise ConfigError(f"attention_backend='flashinfer': {obstacle}", option="attention_backend")
-    return "torch", _not_flashinfer(shape, obstacle)
+    obstacles = {best: _OBSTACLES[best](shape) for best in _BEST}
+    for best, obstacle in obstacles.items():
+        if obstacle is None:
+            return best, "the fastest here"
+    wanted: _Backend = "cpu" if shape.device.type == "cpu" else "flashinfer"
+    return "torch", _not(wanted, obstacles[wanted])
 
 
-def _torch_attention(
-    config: EngineConfig, shape: AttentionShape, reason: str
-) -> tuple[EngineConfig, AttentionBackend]:
-    level = logging.WARNING if shape.device.type == "cuda" else logging.INFO
-    logger.log(level, "attention: torch, without CUDA graphs (%s)", reason)
-    chosen = replace(config, attention_backend="torch", cuda_graph_max_bs=None, disable_cuda_graph=True)
-    return chosen, TorchAttention(shape)
+def _why_not_triton(shape: AttentionShape) -> str | None:
+    return None if shape.device.type == "cuda" else f"it needs a GPU, and this is {shape.device}"
 
 
-def _not_flashinfer(shape: AttentionShape, obstacle: str) -> str:
-    advice = "" if shape.device.type == "cpu" else "; attention_backend='triton' has CUDA graphs"
-    return f"not flashinfer: {obstacle}{advice}"
+_OBSTACLES: dict[_Backend, Callable[[AttentionShape], str | None]] = {
+    "cpu": attention_cpu.why_not,
+    "flashinfer": flashinfer.why_not,
+    "triton": _why_not_triton,
+}
+
+
+def _without_graphs(config: EngineConfig, name: _Backend, reason: str, *, is_slow: bool) -> EngineConfig:
+    logger.log(logging.WARNING if is_slow else logging.INFO, "attention: %s, no CUDA graphs (%s)", name, reason)
+    return replace(config, attention_backend=name, cuda_graph_max_bs=None, disable_cuda_graph=True)
+
+
+def _not(name: _Backend, obstacle: str | None) -> str:
+    advice = "; attention_backend='triton' has CUDA graphs" if name == "flashinfer" else ""
+    return f"not {name}: {obstacle}{advice}"
 
 
 def _device(name: str | None) -> torch.device:

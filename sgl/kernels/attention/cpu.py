@@ -1,0 +1,156 @@
+"""Paged attention on a CPU in float32, by cpu.c: keys and values are read where they lie, and those that many rows
+share are read once for all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sgl.kernels import cpu
+from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
+
+_MOST_HEAD_DIM, _MOST_QUERIES = 256, 64  # as in cpu.c
+_MOST_SHARING = 8  # rows with more query tokens attend to what they share on their own: its tiles are busy enough
+_LEAST_SAVED = 256  # keys that sharing is to save
+_FEW = 1 << 18  # multiplications that no second thread is woken for
+
+_Int32Array = npt.NDArray[np.int32]
+
+
+class _Step(ctypes.Structure):
+    """`Step` of cpu.c."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                *("pages", "starts", "q_lens", "kv_lens", "shared_keys"),
+                *("groups", "members", "blocks", "most", "total"),
+            )
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                *("table_width", "num_groups", "num_blocks", "num_heads"),
+                *("num_kv_heads", "head_dim", "page_size", "is_small"),
+            )
+        ),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _Layout:
+    """What steps have in common while each row goes on by its query tokens; `step` is the one that was planned."""
+
+    def __init__(
+        self, shape: AttentionShape, q_lens: _Int32Array, kv_lens: _Int32Array, pages: _Int32Array, *, shares: bool
+    ) -> None:
+        prefixes: list[SharedPrefix] = []
+        if shares:
+            prefixes = shared_prefixes(
+                q_lens, kv_lens, pages, shape.page_size, min_saved_keys=_LEAST_SAVED, max_q=_MOST_SHARING
+            )
+        shared_keys = np.zeros_like(q_lens)
+        for prefix in prefixes:
+            shared_keys[prefix.rows] = len(prefix.pages) * shape.page_size
+        groups = np.cumsum([0, *(len(prefix.rows) for prefix in prefixes)], dtype=np.int32)
+        members = np.concatenate([np.empty(0, np.int32), *(prefix.rows for prefix in prefixes)], dtype=np.int32)
+        counts = -(-q_lens * (shape.num_heads // shape.num_kv_heads) // _MOST_QUERIES)
+        rows = np.repeat(np.arange(len(q_lens)), counts)
+        firsts = (np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]) * _MOST_QUERIES
+        blocks = np.stack((rows, firsts), axis=1, dtype=np.int32)
+        starts = np.cumsum(q_lens, dtype=np.int32) - q_lens
+        self._shared_pages = pages[:, : max(1, int(shared_keys.max()) // shape.page_size)].copy()
+        self._q_lens, self._kv_lens = q_lens.copy(), kv_lens.copy()
+        self._workspace = torch.empty(2, int(q_lens.sum()), shape.num_heads)
+        # The structure holds addresses only.
+        self._held = pages, starts, shared_keys, groups, members, blocks
+        self.step = _Step(
+            pages.ctypes.data,
+            *(array.ctypes.data for array in (starts, self._q_lens, self._kv_lens, shared_keys)),
+            *(array.ctypes.data for array in (groups, members, blocks)),
+            *(half.data_ptr() for half in self._workspace),
+            pages.shape[1],
+            len(prefixes),
+            len(blocks),
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            int(q_lens.sum()) * int(kv_lens.max()) * shape.num_heads * shape.head_dim < _FEW,
+            shape.scale,
+        )
+
+    def goes_on(self, q_lens: _Int32Array, kv_lens: _Int32Array, pages: _Int32Array) -> bool:
+        """Whether this step has the same layout; if so, it is the one planned."""
+        if not (
+            np.array_equal(q_lens, self._q_lens)
+            and np.array_equal(kv_lens, self._kv_lens + q_lens)
+            and np.array_equal(pages[:, : self._shared_pages.shape[1]], self._shared_pages)
+        ):
+            return False
+        self._kv_lens[:] = kv_lens
+        self._held = pages, *self._held[1:]
+        self.step.pages, self.step.table_width = pages.ctypes.data, pages.shape[1]
+        return True
+
+
+def why_not(shape: AttentionShape) -> str | None:
+    """Why these kernels cannot serve a model here; None: they can."""
+    if shape.device.type != "cpu":
+        return f"it is for CPUs, and this is {shape.device}"
+    if {shape.dtype, shape.cache_dtype} != {torch.float32}:
+        return f"it computes in float32, and this is {str(shape.dtype).removeprefix('torch.')}"
+    if shape.head_dim % 8 or shape.head_dim > _MOST_HEAD_DIM:
+        return (
+            f"its heads have a multiple of 8 and at most {_MOST_HEAD_DIM} numbers, and these have {shape.head_dim}"
+        )
+    return cpu.why_not()
+
+
+class CpuAttention:
+    """The `AttentionBackend` for CPUs, where `why_not` has no objection."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._attend = cpu.library().sgl_attend
+        self._layouts: dict[bool, _Layout] = {}  # by whether keys are shared
+        self._addresses: dict[int | None, int] = {}  # of the planned step, by window
+
+    def plan(self, step: AttentionStep) -> None:
+        """See `AttentionBackend.plan`."""
+        q_lens, kv_lens, pages = (
+            np.ascontiguousarray(array, np.int32) for array in (step.q_lens, step.kv_lens, step.page_table)
+        )
+        longest = int(kv_lens.max())
+        # No window may hide a key that is shared.
+        shares = {window: window is None or window >= longest for window in self._shape.windows}
+        for each in set(shares.values()):
+            if each not in self._layouts or not self._layouts[each].goes_on(q_lens, kv_lens, pages):
+                self._layouts[each] = _Layout(self._shape, q_lens, kv_lens, pages, shares=each)
+        self._addresses = {window: ctypes.addressof(self._layouts[each].step) for window, each in shares.items()}
+
+    def run(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.run`."""
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        self._attend(
+            self._addresses[window],
+            query.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            out.data_ptr(),
+            window or 0,
+        )
+        return out

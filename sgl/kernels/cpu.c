@@ -1,0 +1,437 @@
+/* A CPU's kernels in float32: attention over paged keys and values, and what lies between a layer's products.
+ *
+ * cpu.py compiles them for the processor they run on, and says what each takes. Vectors are GCC's own, which it makes
+ * of what a processor has; threads are torch's, as many as it was told to use.
+ */
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define WIDE 16           /* numbers of a vector */
+#define TILE 64           /* keys attended to at a time */
+#define AT_ONCE 4         /* queries that attend to them at a time */
+#define MOST_QUERIES 64   /* of a block */
+#define MOST_HEAD_DIM 256
+#define FEW 16384         /* numbers that no second thread is woken for */
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float Wide __attribute__((vector_size(4 * WIDE)));
+typedef int32_t WideInt __attribute__((vector_size(4 * WIDE)));
+typedef Wide WideAt __attribute__((aligned(4), may_alias)); /* in memory */
+typedef float Eight __attribute__((vector_size(32)));
+typedef int32_t EightInt __attribute__((vector_size(32)));
+typedef Eight EightAt __attribute__((aligned(4), may_alias));
+
+INLINE Wide load(const float *at) { return *(const WideAt *)at; }
+INLINE void store(float *at, Wide x) { *(WideAt *)at = x; }
+INLINE Eight load_eight(const float *at) { return *(const EightAt *)at; }
+INLINE void store_eight(float *at, Eight x) { *(EightAt *)at = x; }
+INLINE Wide all(float x) { return x - (Wide){}; }
+
+/* The first of two numbers where all bits are set, the second where none is. */
+INLINE Wide choose(WideInt is_first, Wide first, Wide second)
+{
+    return (Wide)((is_first & (WideInt)first) | (~is_first & (WideInt)second));
+}
+
+INLINE Wide larger(Wide x, Wide y) { return choose(x > y, x, y); }
+
+INLINE Wide turned(Wide x, int by)
+{
+    const WideInt order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return __builtin_shuffle(x, (order + by) & (WIDE - 1));
+}
+
+INLINE float sum(Wide x)
+{
+    x += turned(x, 8);
+    x += turned(x, 4);
+    x += turned(x, 2);
+    return x[0] + x[1];
+}
+
+INLINE float largest(Wide x)
+{
+    x = larger(x, turned(x, 8));
+    x = larger(x, turned(x, 4));
+    x = larger(x, turned(x, 2));
+    return x[0] > x[1] ? x[0] : x[1];
+}
+
+/* e to the power of x, for x <= 88; 0 where that is less than e^-87. x is n ln 2 + f: n becomes the exponent, e^f is
+ * a Taylor polynomial, and ln 2 has two parts, so that f is exact (Cody & Waite 1980). */
+INLINE Wide exponential(Wide x)
+{
+    const Wide least = all(-87.0f), shift = all(12582912.0f); /* 1.5 * 2^23, past which numbers are whole */
+    Wide bounded = larger(x, least);
+    Wide n = bounded * 1.44269504f + shift - shift;
+    Wide f = bounded - n * 0.693359375f + n * 2.12194440e-4f;
+    Wide power = f * 1.98412698e-4f + 1.38888889e-3f;
+    power = power * f + 8.33333333e-3f;
+    power = power * f + 4.16666667e-2f;
+    power = power * f + 1.66666667e-1f;
+    power = power * f + 0.5f;
+    power = power * f + 1.0f;
+    power = power * f + 1.0f;
+    WideInt bits = (WideInt)power + (__builtin_convertvector(n, WideInt) << 23);
+    return (Wide)(bits & (x > least));
+}
+
+/* ---- Norms, rotation, gate ---- */
+
+static float inverse_root_mean_square(const float *x, int64_t n, float eps)
+{
+    Wide squares = {};
+    float rest = 0;
+    int64_t i = 0;
+    for (; i + WIDE <= n; i += WIDE)
+        squares += load(x + i) * load(x + i);
+    for (; i < n; i++)
+        rest += x[i] * x[i];
+    return 1 / sqrtf((sum(squares) + rest) / (float)n + eps);
+}
+
+/* residual [rows, n] += parts [num_parts, rows, n], of which there may be none; out [rows, n]: its rows, normalised. */
+void sgl_add_rms_norm(const float *parts, int64_t num_parts, float *residual, const float *weight, float *out,
+                      int64_t rows, int64_t n, float eps)
+{
+#pragma omp parallel for if (rows * n > FEW)
+    for (int64_t row = 0; row < rows; row++) {
+        float *x = residual + row * n, *to = out + row * n;
+        for (int64_t part = 0; part < num_parts; part++)
+            for (int64_t i = 0; i < n; i++)
+                x[i] += parts[(part * rows + row) * n + i];
+        float scale = inverse_root_mean_square(x, n, eps);
+        for (int64_t i = 0; i < n; i++)
+            to[i] = x[i] * scale * weight[i];
+    }
+}
+
+/* qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries, rotated by cos and sin [tokens, head_dim], to out
+ * [tokens, num_heads, head_dim]; so keys, and values as they are, to their slots of [slots, num_kv_heads, head_dim].
+ * norm [num_heads + num_kv_heads, head_dim]: weights of a norm before the rotation, or null. */
+void sgl_rotate_and_store(const float *qkv, const float *cos, const float *sin, const float *norm, float *keys,
+                          float *values, const int64_t *slots, float *out, int64_t tokens, int64_t num_heads,
+                          int64_t num_kv_heads, int64_t head_dim, float eps)
+{
+    int64_t half = head_dim / 2, size = num_kv_heads * head_dim, width = num_heads * head_dim + 2 * size;
+#pragma omp parallel for if (tokens * width > FEW)
+    for (int64_t token = 0; token < tokens; token++) {
+        const float *all_heads = qkv + token * width, *c = cos + token * head_dim, *s = sin + token * head_dim;
+        for (int64_t head = 0; head < num_heads + num_kv_heads; head++) {
+            const float *x = all_heads + head * head_dim, *weight = norm + head * head_dim;
+            float *to = head < num_heads ? out + (token * num_heads + head) * head_dim
+                                         : keys + slots[token] * size + (head - num_heads) * head_dim;
+            float scale = norm ? inverse_root_mean_square(x, head_dim, eps) : 1;
+            for (int64_t i = 0; i < half; i++) {
+                float first = norm ? x[i] * scale * weight[i] : x[i];
+                float second = norm ? x[half + i] * scale * weight[half + i] : x[half + i];
+                to[i] = first * c[i] + second * s[i];
+                to[half + i] = second * c[half + i] + first * s[half + i];
+            }
+        }
+        memcpy(values + slots[token] * size, all_heads + width - size, sizeof(float) * size);
+    }
+}
+
+INLINE Wide gated(Wide gate, Wide up)
+{
+    Wide e = exponential(choose(gate < 0, gate, -gate)); /* no more than 1: nothing overflows */
+    return choose(gate < 0, gate * e, gate) / (1 + e) * up;
+}
+
+/* out [rows, n] = silu(gate) * up of gate_up [rows, 2n]. */
+void sgl_silu_and_mul(const float *gate_up, float *out, int64_t rows, int64_t n)
+{
+#pragma omp parallel for if (rows * n > FEW)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *gate = gate_up + row * 2 * n, *up = gate + n;
+        float *to = out + row * n;
+        int64_t i = 0, rest;
+        for (; i + WIDE <= n; i += WIDE)
+            store(to + i, gated(load(gate + i), load(up + i)));
+        if ((rest = n - i)) {
+            Wide x = {}, y = {};
+            memcpy(&x, gate + i, rest * sizeof(float));
+            memcpy(&y, up + i, rest * sizeof(float));
+            x = gated(x, y);
+            memcpy(to + i, &x, rest * sizeof(float));
+        }
+    }
+}
+
+/* ---- Attention ----
+ *
+ * A kv head's keys are taken tile by tile; a query's weighted sum of values is scaled down as larger scores come, and
+ * divided by the sum of its weights at the end (online softmax: Milakov & Gimelshein 2018). */
+
+/* What all layers of a step have in common; see attention/cpu.py. */
+typedef struct {
+    const int32_t *pages;                     /* [rows, table_width] */
+    const int32_t *starts, *q_lens, *kv_lens; /* [rows]: first token, number of tokens, of keys */
+    const int32_t *shared_keys;               /* [rows]: keys at the beginning that a row's group attends to */
+    const int32_t *groups, *members;          /* group g: rows members[groups[g]] … members[groups[g + 1] - 1] */
+    const int32_t *blocks;                    /* [num_blocks, 2]: a row, and the first of its queries in the block */
+    float *most, *total;                      /* [tokens, num_heads]: workspace */
+    int64_t table_width, num_groups, num_blocks, num_heads, num_kv_heads, head_dim, page_size, is_small;
+    float scale;
+} Step;
+
+typedef struct {
+    const float *query, *keys, *values;
+    float *out;
+    int64_t window; /* 0: all is seen */
+} Layer;
+
+typedef struct {
+    const float *query;
+    float *out, *most, *total; /* weighted values, largest score and weights so far */
+    int64_t first, last;       /* positions that it sees */
+} Query;
+
+typedef struct {
+    int64_t position, count;   /* of the first key; how many */
+    const float *values[TILE];
+    float keys[MOST_HEAD_DIM * TILE]; /* [head_dim, TILE] */
+} Tile;
+
+/* Eight numbers of each of eight rows, to columns that are TILE apart. */
+INLINE void transpose(const float *const *rows, int64_t column, float *to)
+{
+    Eight a[8], b[8];
+    for (int i = 0; i < 8; i++)
+        a[i] = load_eight(rows[i] + column);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = __builtin_shuffle(a[i], a[i + 1], (EightInt){0, 8, 2, 10, 4, 12, 6, 14});
+        b[i + 1] = __builtin_shuffle(a[i], a[i + 1], (EightInt){1, 9, 3, 11, 5, 13, 7, 15});
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = i; j < i + 2; j++) {
+            a[j] = __builtin_shuffle(b[j], b[j + 2], (EightInt){0, 1, 8, 9, 4, 5, 12, 13});
+            a[j + 2] = __builtin_shuffle(b[j], b[j + 2], (EightInt){2, 3, 10, 11, 6, 7, 14, 15});
+        }
+    for (int i = 0; i < 4; i++) {
+        store_eight(to + i * TILE, __builtin_shuffle(a[i], a[i + 4], (EightInt){0, 1, 2, 3, 8, 9, 10, 11}));
+        store_eight(to + (i + 4) * TILE, __builtin_shuffle(a[i], a[i + 4], (EightInt){4, 5, 6, 7, 12, 13, 14, 15}));
+    }
+}
+
+/* A row's keys of a kv head from `position` on: up to `stop`, or as many as a tile holds. */
+static void gather(const Step *step, const Layer *layer, int64_t row, int64_t kv_head, int64_t position, int64_t stop,
+                   Tile *tile)
+{
+    const int32_t *pages = step->pages + row * step->table_width;
+    int64_t page = position / step->page_size, offset = position % step->page_size;
+    const float *keys[TILE];
+    tile->position = position;
+    tile->count = stop - position < TILE ? stop - position : TILE;
+    for (int64_t i = 0; i < tile->count; i++) {
+        int64_t slot = pages[page] * step->page_size + offset;
+        int64_t at = (slot * step->num_kv_heads + kv_head) * step->head_dim;
+        keys[i] = layer->keys + at;
+        tile->values[i] = layer->values + at;
+        if (++offset == step->page_size)
+            page++, offset = 0;
+    }
+    for (int64_t i = tile->count; i % 8; i++) { /* eight at a time: some that nobody sees */
+        keys[i] = keys[0];
+        tile->values[i] = tile->values[0];
+    }
+    for (int64_t i = 0; i < tile->count; i += 8)
+        for (int64_t d = 0; d < step->head_dim; d += 8)
+            transpose(keys + i, d, tile->keys + d * TILE + i);
+}
+
+/* The weights [some, TILE] of a tile's keys for some queries. */
+INLINE void weigh(const Step *step, const Tile *tile, const Query *queries, float *weights, int some)
+{
+    enum { VECTORS = TILE / WIDE };
+    const WideInt order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    int64_t end = tile->position + tile->count - 1;
+    Wide scores[AT_ONCE][VECTORS] = {};
+    for (int64_t d = 0; d < step->head_dim; d++)
+        for (int v = 0; v < VECTORS; v++) {
+            Wide keys = load(tile->keys + d * TILE + v * WIDE);
+            for (int i = 0; i < some; i++)
+                scores[i][v] += keys * queries[i].query[d];
+        }
+    for (int i = 0; i < some; i++) {
+        const Query *query = queries + i;
+        int32_t first = query->first > tile->position ? query->first - tile->position : 0;
+        int32_t last = (query->last < end ? query->last : end) - tile->position;
+        Wide most = all(*query->most), total = {};
+        for (int v = 0; v < VECTORS; v++) {
+            WideInt at = order + v * WIDE;
+            scores[i][v] *= step->scale;
+            if (first > 0 || last < TILE - 1)
+                scores[i][v] = choose((at >= first) & (at <= last), scores[i][v], all(-INFINITY));
+            most = larger(scores[i][v], most);
+        }
+        float its_most = largest(most);
+        for (int v = 0; v < VECTORS; v++) {
+            Wide weight = exponential(scores[i][v] - its_most);
+            store(weights + i * TILE + v * WIDE, weight);
+            total += weight;
+        }
+        if (its_most > *query->most) {
+            float scale = expf(*query->most - its_most);
+            *query->most = its_most;
+            *query->total *= scale;
+            for (int64_t d = 0; d < step->head_dim; d++)
+                query->out[d] *= scale;
+        }
+        *query->total += sum(total);
+    }
+}
+
+/* Adds a tile's values, weighted, for some queries; two keys at a time, whose sums do not wait for each other. */
+INLINE void add_values(const Step *step, const Tile *tile, const Query *queries, const float *weights, int some)
+{
+    int64_t d = 0;
+    for (; d + WIDE <= step->head_dim; d += WIDE) {
+        Wide even[AT_ONCE], odd[AT_ONCE] = {};
+        for (int i = 0; i < some; i++)
+            even[i] = load(queries[i].out + d);
+        for (int64_t j = 0; j < tile->count; j += 2) {
+            Wide first = load(tile->values[j] + d), second = load(tile->values[j + 1] + d);
+            for (int i = 0; i < some; i++) {
+                even[i] += first * weights[i * TILE + j];
+                odd[i] += second * weights[i * TILE + j + 1];
+            }
+        }
+        for (int i = 0; i < some; i++)
+            store(queries[i].out + d, even[i] + odd[i]);
+    }
+    if (d < step->head_dim) {
+        Eight even[AT_ONCE], odd[AT_ONCE] = {};
+        for (int i = 0; i < some; i++)
+            even[i] = load_eight(queries[i].out + d);
+        for (int64_t j = 0; j < tile->count; j += 2) {
+            Eight first = load_eight(tile->values[j] + d), second = load_eight(tile->values[j + 1] + d);
+            for (int i = 0; i < some; i++) {
+                even[i] += first * weights[i * TILE + j];
+                odd[i] += second * weights[i * TILE + j + 1];
+            }
+        }
+        for (int i = 0; i < some; i++)
+            store_eight(queries[i].out + d, even[i] + odd[i]);
+    }
+}
+
+INLINE void attend_some(const Step *step, const Tile *tile, const Query *queries, int some)
+{
+    float weights[AT_ONCE * TILE];
+    weigh(step, tile, queries, weights, some);
+    add_values(step, tile, queries, weights, some);
+}
+
+static void attend(const Step *step, const Tile *tile, const Query *queries, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + AT_ONCE <= count; i += AT_ONCE)
+        attend_some(step, tile, queries + i, AT_ONCE);
+    for (; i + 2 <= count; i += 2)
+        attend_some(step, tile, queries + i, 2);
+    if (i < count)
+        attend_some(step, tile, queries + i, 1);
+}
+
+/* Which position a query at another one sees first. */
+INLINE int64_t first_seen(const Layer *layer, int64_t position)
+{
+    return layer->window && position >= layer->window ? position - layer->window + 1 : 0;
+}
+
+/* Appends a row's queries of a kv head, token by token and in a token head by head, from number `from` on, while there
+ * is room; returns how many there are then. */
+static int64_t append(const Step *step, const Layer *layer, int64_t row, int64_t kv_head, int64_t from, Query *queries,
+                      int64_t count)
+{
+    int64_t group = step->num_heads / step->num_kv_heads, token = from / group, head = from % group;
+    int64_t past = step->kv_lens[row] - step->q_lens[row];
+    while (count < MOST_QUERIES && token < step->q_lens[row]) {
+        int64_t at = (step->starts[row] + token) * step->num_heads + kv_head * group + head, last = past + token;
+        queries[count++] = (Query){layer->query + at * step->head_dim, layer->out + at * step->head_dim,
+                                   step->most + at, step->total + at, first_seen(layer, last), last};
+        if (++head == group)
+            token++, head = 0;
+    }
+    return count;
+}
+
+static void begin(const Step *step, const Query *queries, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        *queries[i].most = -FLT_MAX;
+        *queries[i].total = 0;
+        memset(queries[i].out, 0, sizeof(float) * step->head_dim);
+    }
+}
+
+/* What a group's rows share, of one kv head: each tile for all of them. */
+static void attend_shared(const Step *step, const Layer *layer, int64_t group, int64_t kv_head)
+{
+    const int32_t *members = step->members + step->groups[group];
+    int64_t num_members = step->groups[group + 1] - step->groups[group], stop = step->shared_keys[members[0]];
+    Tile tile;
+    Query queries[MOST_QUERIES];
+    for (int64_t position = 0; position < stop; position += TILE) {
+        gather(step, layer, members[0], kv_head, position, stop, &tile);
+        for (int64_t i = 0, from = 0, count = 0; i < num_members;) {
+            int64_t before = count;
+            count = append(step, layer, members[i], kv_head, from, queries, before);
+            if (count < MOST_QUERIES)
+                i++, from = 0; /* that was the row's last */
+            else
+                from += count - before;
+            if (count < MOST_QUERIES && i < num_members)
+                continue;
+            if (position == 0)
+                begin(step, queries, count);
+            attend(step, &tile, queries, count);
+            count = 0;
+        }
+    }
+}
+
+/* The other keys, of one kv head, that a block of a row's queries sees. */
+static void attend_block(const Step *step, const Layer *layer, const int32_t *block, int64_t kv_head)
+{
+    Tile tile;
+    Query queries[MOST_QUERIES];
+    int64_t row = block[0], count = append(step, layer, row, kv_head, block[1], queries, 0);
+    int64_t position = step->shared_keys[row], stop = queries[count - 1].last + 1;
+    if (position == 0) {
+        int64_t group = step->num_heads / step->num_kv_heads;
+        begin(step, queries, count);
+        position = first_seen(layer, step->kv_lens[row] - step->q_lens[row] + block[1] / group);
+    }
+    for (; position < stop; position += TILE) {
+        gather(step, layer, row, kv_head, position, stop, &tile);
+        attend(step, &tile, queries, count);
+    }
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t d = 0; d < step->head_dim; d++)
+            queries[i].out[d] /= *queries[i].total;
+}
+
+/* One layer's attention. query, out: [tokens, num_heads, head_dim]; keys, values: [pages, page_size, num_kv_heads,
+ * head_dim]. Groups may share keys only where no window hides any of them. */
+void sgl_attend(const Step *step, const float *query, const float *keys, const float *values, float *out,
+                int64_t window)
+{
+    const Layer layer = {query, keys, values, out, window};
+    int64_t kv_heads = step->num_kv_heads;
+#pragma omp parallel if (!step->is_small)
+    {
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < step->num_groups * kv_heads; i++)
+            attend_shared(step, &layer, i / kv_heads, i % kv_heads);
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < step->num_blocks * kv_heads; i++)
+            attend_block(step, &layer, step->blocks + 2 * (i / kv_heads), i % kv_heads);
+    }
+}
