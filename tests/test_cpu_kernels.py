@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,6 +86,24 @@ def test_silu_and_mul(shape: tuple[int, ...], scale: float) -> None:
 
 
 @needs_them
+@pytest.mark.parametrize("what", ["query", "key", "value"])
+def test_what_is_no_number_is_not_hidden(what: str) -> None:
+    case = Case([(1, 100), (3, 40)], way=COMPILED)
+    tensor = {"query": case.query[0], "key": case.key_cache, "value": case.value_cache}[what]
+    tensor[..., 3] = float("nan")
+    assert case.run()[0].isnan().any()
+
+
+@needs_them
+def test_torchs_default_number_does_not_matter() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        Case([(1, 300 + i) for i in range(9)], shared=16, way=COMPILED).check()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_them
 @given(st.lists(st.floats(-120, 120, width=32), min_size=1, max_size=40))
 def test_gates_of_any_number(gates: list[float]) -> None:
     x = torch.tensor(gates)
@@ -97,8 +116,9 @@ def test_the_references_are_these_kernels_where_they_can_be() -> None:
     x, weight = draw(4, 64), draw(64)
     assert torch.equal(norm.rms_norm(x, weight, 1e-5), cpu.rms_norm(x, weight, 1e-5))
     assert torch.equal(activation.silu_and_mul(x), cpu.silu_and_mul(x))
-    assert not cpu.takes(x.double())
+    assert not cpu.takes(x, weight.double())
     assert not cpu.takes(x.to("meta"))
+    assert not cpu.takes(x, weight.requires_grad_())
 
 
 @pytest.fixture
@@ -128,21 +148,46 @@ def test_they_are_compiled_once_on_a_machine(fresh: Path, monkeypatch: pytest.Mo
 
 
 @needs_them
-@pytest.mark.parametrize("what", ["no folder", "no home", "no library"])
-def test_where_nothing_can_be_kept_they_are_compiled_each_time(
+@pytest.mark.parametrize(
+    "what", ["no folder", "no home", "no library", "another library", "others write there", "full"]
+)
+def test_what_cannot_be_kept_or_trusted_is_compiled_again(
     what: str, fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = fresh / ".cache" / "sgl"
     if what == "no folder":
         (fresh / ".cache").write_text("a file")
     elif what == "no home":
         monkeypatch.setattr(cpu, "cache_folder", lambda: None)
+    elif what == "full":
+        monkeypatch.setattr(cpu.os, "fsync", Mock(side_effect=OSError("No space left on device")))
     else:
         assert cpu.why_not() is None
-        [made] = (fresh / ".cache" / "sgl").iterdir()
+        [made] = folder.iterdir()
         made.unlink()  # this process goes on with what it loaded
-        made.write_text("a part of a library")
+        if what == "another library":
+            shutil.copy(sys.modules["_ctypes"].__file__, made)
+        else:
+            made.write_text("a part of a library")
+        if what == "others write there":
+            folder.chmod(0o777)
+            monkeypatch.setattr(cpu, "_load", Mock(wraps=cpu._load))
     cpu.library.cache_clear()
     assert cpu.library().sgl_attend is not None
+    if what == "others write there":
+        [call] = cpu._load.mock_calls
+        assert folder not in call.args[0].parents
+    elif what == "full":
+        assert list(folder.iterdir()) == []
+    elif folder.exists():
+        cpu._load(made)
+
+
+@needs_them
+def test_without_a_folder_for_temporary_files_there_are_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FileNotFoundError("No usable temporary directory found")
+    monkeypatch.setattr(cpu.tempfile, "TemporaryDirectory", Mock(side_effect=error))
+    assert cpu.why_not() == str(error)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +229,23 @@ def test_without_them_plain_torch_serves_and_says_so(
     assert message in str(caught.value)
 
 
+@pytest.mark.usefixtures("plain_torch")
+@pytest.mark.parametrize(
+    ("options", "is_slow"), [({"dtype": "bfloat16"}, False), ({"attention_backend": "torch"}, True)]
+)
+def test_a_warning_says_what_a_compiler_would_change(
+    options: dict[str, str], is_slow: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_checkpoint(tmp_path, head_dim=16)
+    with (
+        caplog.at_level(logging.INFO),
+        Engine(model, device="cpu", skip_tokenizer_init=True, max_total_tokens=64, **options),
+    ):
+        pass
+    [line] = [record for record in caplog.records if "attention: torch" in record.message]
+    assert (line.levelno == logging.WARNING) == is_slow == ("the test says so" in line.message)
+
+
 def test_what_the_attention_cannot_serve_is_said(tmp_path: Path) -> None:
     shape = AttentionShape(4, 2, 8, 16, 1.0, torch.float32, torch.device("cuda"))
     assert why_not(shape) == "it is for CPUs, and this is cuda"
@@ -206,7 +268,8 @@ def test_processors_with_less_get_the_same_numbers(
     gcc = str(shutil.which("gcc") or shutil.which("cc"))
     strict = "-Wall", "-Wextra", "-Werror", "-Wno-psabi"  # no function with vectors is called from elsewhere
     command = [gcc, *cpu._FLAGS, f"-march={level}", *strict, str(cpu._SOURCE)]
-    library = cpu._load(tmp_path / "cpu.so", command)
+    cpu._run([*command, "-o", str(tmp_path / "cpu.so")])
+    library = cpu._load(tmp_path / "cpu.so")
     monkeypatch.setattr(cpu, "library", lambda: library)
     Case(MIXED, head_dim=24, way=COMPILED).check()
     Case([(1, 300 + i) for i in range(9)], shared=16, way=COMPILED).check()

@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward layer. The plain torch reference, and on a GPU a Triton twin."""
+"""The gate of a SwiGLU feed-forward layer: the plain torch reference, and its twins on GPUs and CPUs."""
 
 from __future__ import annotations
 

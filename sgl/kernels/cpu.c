@@ -61,12 +61,12 @@ INLINE float largest(Wide x)
     return x[0] > x[1] ? x[0] : x[1];
 }
 
-/* e to the power of x, for x <= 88; 0 where that is less than e^-87. x is n ln 2 + f: n becomes the exponent, e^f is
+/* e to the power of x, for x <= 88 and NaN; 0 for x < -87. x is n ln 2 + f: n becomes the exponent, e^f is
  * a Taylor polynomial, and ln 2 has two parts, so that f is exact (Cody & Waite 1980). */
 INLINE Wide exponential(Wide x)
 {
     const Wide least = all(-87.0f), shift = all(12582912.0f); /* 1.5 * 2^23, past which numbers are whole */
-    Wide bounded = larger(x, least);
+    Wide bounded = choose(x < least, least, x); /* which NaN is not */
     Wide n = bounded * 1.44269504f + shift - shift;
     Wide f = bounded - n * 0.693359375f + n * 2.12194440e-4f;
     Wide power = f * 1.98412698e-4f + 1.38888889e-3f;
@@ -77,7 +77,7 @@ INLINE Wide exponential(Wide x)
     power = power * f + 1.0f;
     power = power * f + 1.0f;
     WideInt bits = (WideInt)power + (__builtin_convertvector(n, WideInt) << 23);
-    return (Wide)(bits & (x > least));
+    return (Wide)(bits & ~(x < least));
 }
 
 /* ---- Norms, rotation, gate ---- */
@@ -122,7 +122,7 @@ void sgl_rotate_and_store(const float *qkv, const float *cos, const float *sin, 
     for (int64_t token = 0; token < tokens; token++) {
         const float *all_heads = qkv + token * width, *c = cos + token * head_dim, *s = sin + token * head_dim;
         for (int64_t head = 0; head < num_heads + num_kv_heads; head++) {
-            const float *x = all_heads + head * head_dim, *weight = norm + head * head_dim;
+            const float *x = all_heads + head * head_dim, *weight = norm ? norm + head * head_dim : 0;
             float *to = head < num_heads ? out + (token * num_heads + head) * head_dim
                                          : keys + slots[token] * size + (head - num_heads) * head_dim;
             float scale = norm ? inverse_root_mean_square(x, head_dim, eps) : 1;

@@ -22,7 +22,7 @@ import torch
 from sgl.kernels.machine import cache_folder
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_FLAGS = "-O3", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno"
+_FLAGS = "-O3", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wl,--as-needed"
 _SECONDS = 120.0  # that the compiler may take
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 _ARGUMENTS = {
@@ -37,9 +37,9 @@ class CannotCompile(Exception):
     """These kernels cannot be had here; says why."""
 
 
-def takes(x: torch.Tensor) -> bool:
-    """Whether these kernels work on such numbers, and can be had."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and why_not() is None
+def takes(*tensors: torch.Tensor) -> bool:
+    """Whether these kernels are for such numbers, and can be had."""
+    return all(x.is_cpu and x.dtype == torch.float32 and not x.requires_grad for x in tensors) and why_not() is None
 
 
 @functools.cache
@@ -55,39 +55,64 @@ def why_not() -> str | None:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled kernels, by their names in cpu.c. Raises CannotCompile."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise CannotCompile("there is no C compiler: install gcc")
     # A second runtime of OpenMP would keep threads of its own, which wait for work on the same cores.
     runtimes = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     if not runtimes:
-        raise CannotCompile("torch's threads are not GNU OpenMP's here")
+        raise CannotCompile("this torch brings no libgomp, whose threads they would share")
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise CannotCompile("there is no C compiler: install gcc")
     tuned = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     command = [compiler, *_FLAGS, tuned]
     macros = _run([*command, "-E", "-dM", "-x", "c", os.devnull])  # the compiler's version, what the processor has
     if "__clang__" in macros:
         raise CannotCompile(f"{compiler} is Clang: install gcc")
     command += [str(_SOURCE), str(runtimes[0])]
-    name = hashlib.sha256("\0".join((_SOURCE.read_text(), *command, macros)).encode()).hexdigest()[:20]
-    kept = cache_folder()
+    key = hashlib.sha256("\0".join((*command, macros)).encode() + _SOURCE.read_bytes()).hexdigest()
+    kept = _kept(f"cpu_{key[:20]}.so")
     if kept is not None:
-        with contextlib.suppress(OSError):  # a folder that cannot be written to, or whose files may not run
-            kept.mkdir(parents=True, exist_ok=True)
-            return _load(kept / f"cpu_{name}.so", command)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            return _load(Path(folder) / "cpu.so", command)
-        except OSError as error:
-            raise CannotCompile(str(error)) from error
-
-
-def _load(path: Path, command: list[str]) -> ctypes.CDLL:
-    """The library at path, which the command makes where it is not there yet."""
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # others see it when it is whole
-            made = Path(folder) / path.name
+        with contextlib.suppress(OSError, AttributeError):
+            return _load(kept)
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            made = Path(folder) / "cpu.so"
             _run([*command, "-o", str(made)])
-            made.replace(path)
+            if kept is not None:
+                with contextlib.suppress(OSError):
+                    _keep(made, kept)
+                    return _load(kept)
+            return _load(made)
+    except (OSError, AttributeError) as error:
+        raise CannotCompile(str(error)) from error
+
+
+def _kept(name: str) -> Path | None:
+    """Where a library is kept; None: there is no folder that only this user can write to."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except OSError:
+        return None
+    return folder / name if found.st_uid == os.geteuid() and not found.st_mode & 0o022 else None
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Copy what was made there, where others see it once it is whole."""
+    with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
+        try:
+            file.write(made.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, kept)
+        except OSError:
+            os.unlink(file.name)
+            raise
+
+
+def _load(path: Path) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, name)
@@ -99,11 +124,13 @@ def _load(path: Path, command: list[str]) -> ctypes.CDLL:
 def _run(command: list[str]) -> str:
     """What a compiler prints."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotCompile(f"{command[0]!r} failed: {error}") from error
+        raise CannotCompile(f"{command[0]} failed: {error}") from error
     if done.returncode:
-        raise CannotCompile(f"{command[0]!r} failed: {done.stderr.strip()[-300:]}")
+        raise CannotCompile(f"{command[0]} failed: {' '.join(done.stderr.split())[-300:]}")
     return done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Writing new keys and values into a paged cache. Plain torch; on a GPU qkv.py writes them itself."""
+"""Writing new keys and values into a paged cache, in plain torch; the twins of qkv.py write them themselves."""
 
 from __future__ import annotations
 

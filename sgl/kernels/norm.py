@@ -1,6 +1,7 @@
 """Root-mean-square normalisation, alone and fused with the residual addition before it.
 
-The plain torch reference, equal to transformers' modules bit for bit; on a GPU rows go through Triton twins.
+The plain torch reference, equal to transformers' modules bit for bit; on a GPU rows go through Triton twins, on a CPU
+through compiled ones (cpu.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         from sgl.kernels import fused_triton
 
         return fused_triton.rms_norm(x, weight, eps)
-    if weight.dim() == 1 and cpu.takes(x):
+    if weight.dim() == 1 and cpu.takes(x, weight):
         return cpu.rms_norm(x, weight, eps)
     if x.dtype == torch.float32:
         width = x.shape[-1:]
@@ -44,7 +45,7 @@ def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.T
         from sgl.kernels import fused_triton
 
         return fused_triton.add_rms_norm(x, residual, weight, eps)
-    if cpu.takes(residual) and x.dtype == torch.float32:
+    if cpu.takes(x, residual, weight) and residual.is_contiguous():
         return cpu.add_rms_norm(x, residual, weight, eps)
     residual.add_(x if x.dim() == residual.dim() else x.sum(0))
     return rms_norm(residual, weight, eps)

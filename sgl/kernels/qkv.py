@@ -1,6 +1,7 @@
 """What lies between a layer's qkv product and its attention: norm and rotation of heads, and the KV write.
 
-The plain torch reference is put together from norm.py, rope.py and kv.py; on a GPU one Triton kernel does it all.
+The plain torch reference is put together from norm.py, rope.py and kv.py; on a GPU one Triton kernel does it all, on a
+CPU a compiled one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def rotate_and_store(
         from sgl.kernels import fused_triton
 
         return fused_triton.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
-    if cpu.takes(qkv):
+    if cpu.takes(qkv, key_cache):
         return cpu.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
     num_rotated = num_heads + key_cache.shape[2]
     rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]

@@ -164,7 +164,10 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
             option="kv_cache_dtype",
         )
     if name == "torch":
-        is_slow = shape.device.type == "cuda" or cpu.why_not() is not None
+        obstacle = cpu.why_not() if shape.device.type == "cpu" and shape.dtype == torch.float32 else None
+        if obstacle is not None and obstacle not in reason:
+            reason = f"{reason}; nothing is compiled for this processor: {obstacle}"
+        is_slow = shape.device.type == "cuda" or obstacle is not None
         return _without_graphs(config, name, reason, is_slow=is_slow), TorchAttention(shape)
     assert config.max_running_requests is not None
     assert config.context_length is not None
@@ -231,7 +234,8 @@ _OBSTACLES: dict[_Backend, Callable[[AttentionShape], str | None]] = {
 
 
 def _without_graphs(config: EngineConfig, name: _Backend, reason: str, *, is_slow: bool) -> EngineConfig:
-    logger.log(logging.WARNING if is_slow else logging.INFO, "attention: %s, no CUDA graphs (%s)", name, reason)
+    what = "" if name == "cpu" or config.device == "cpu" else ", without CUDA graphs"
+    logger.log(logging.WARNING if is_slow else logging.INFO, "attention: %s%s (%s)", name, what, reason)
     return replace(config, attention_backend=name, cuda_graph_max_bs=None, disable_cuda_graph=True)
 
 

@@ -66,8 +66,10 @@ class _Layout:
         blocks = np.stack((rows, firsts), axis=1, dtype=np.int32)
         starts = np.cumsum(q_lens, dtype=np.int32) - q_lens
         self._shared_pages = pages[:, : max(1, int(shared_keys.max()) // shape.page_size)].copy()
-        self._q_lens, self._kv_lens = q_lens.copy(), kv_lens.copy()
-        self._workspace = torch.empty(2, int(q_lens.sum()), shape.num_heads)
+        self._q_lens, self._kv_lens = q_lens, kv_lens.copy()
+        self._workspace = torch.empty(
+            2, int(q_lens.sum()), shape.num_heads, dtype=torch.float32, device=shape.device
+        )
         # The structure holds addresses only.
         self._held = pages, starts, shared_keys, groups, members, blocks
         self.step = _Step(
@@ -124,8 +126,9 @@ class CpuAttention:
 
     def plan(self, step: AttentionStep) -> None:
         """See `AttentionBackend.plan`."""
+        # Copies: the step's arrays are the caller's.
         q_lens, kv_lens, pages = (
-            np.ascontiguousarray(array, np.int32) for array in (step.q_lens, step.kv_lens, step.page_table)
+            np.array(array, np.int32, order="C") for array in (step.q_lens, step.kv_lens, step.page_table)
         )
         longest = int(kv_lens.max())
         # No window may hide a key that is shared.
