@@ -245,15 +245,14 @@ static void gather(const Step *step, const Layer *layer, int64_t row, int64_t kv
             transpose(keys + i, d, tile->keys + d * TILE + i);
 }
 
-/* The weights [some, TILE] of a tile's keys for some queries. */
-INLINE void weigh(const Step *step, const Tile *tile, const Query *queries, float *weights, int some)
+/* The weights [some, TILE] of a tile's keys, which fill so many vectors, for some queries. */
+INLINE void weigh(const Step *step, const Tile *tile, const Query *queries, float *weights, int some, int vectors)
 {
-    enum { VECTORS = TILE / WIDE };
     const WideInt order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     int64_t end = tile->position + tile->count - 1;
-    Wide scores[AT_ONCE][VECTORS] = {};
+    Wide scores[AT_ONCE][TILE / WIDE] = {};
     for (int64_t d = 0; d < step->head_dim; d++)
-        for (int v = 0; v < VECTORS; v++) {
+        for (int v = 0; v < vectors; v++) {
             Wide keys = load(tile->keys + d * TILE + v * WIDE);
             for (int i = 0; i < some; i++)
                 scores[i][v] += keys * queries[i].query[d];
@@ -263,15 +262,15 @@ INLINE void weigh(const Step *step, const Tile *tile, const Query *queries, floa
         int32_t first = query->first > tile->position ? query->first - tile->position : 0;
         int32_t last = (query->last < end ? query->last : end) - tile->position;
         Wide most = all(*query->most), total = {};
-        for (int v = 0; v < VECTORS; v++) {
+        for (int v = 0; v < vectors; v++) {
             WideInt at = order + v * WIDE;
             scores[i][v] *= step->scale;
-            if (first > 0 || last < TILE - 1)
+            if (first > 0 || last < vectors * WIDE - 1)
                 scores[i][v] = choose((at >= first) & (at <= last), scores[i][v], all(-INFINITY));
             most = larger(scores[i][v], most);
         }
         float its_most = largest(most);
-        for (int v = 0; v < VECTORS; v++) {
+        for (int v = 0; v < vectors; v++) {
             Wide weight = exponential(scores[i][v] - its_most);
             store(weights + i * TILE + v * WIDE, weight);
             total += weight;
@@ -321,22 +320,35 @@ INLINE void add_values(const Step *step, const Tile *tile, const Query *queries,
     }
 }
 
-INLINE void attend_some(const Step *step, const Tile *tile, const Query *queries, int some)
+INLINE void attend_some(const Step *step, const Tile *tile, const Query *queries, int some, int vectors)
 {
     float weights[AT_ONCE * TILE];
-    weigh(step, tile, queries, weights, some);
+    weigh(step, tile, queries, weights, some, vectors);
     add_values(step, tile, queries, weights, some);
+}
+
+INLINE void attend_all(const Step *step, const Tile *tile, const Query *queries, int64_t count, int vectors)
+{
+    int64_t i = 0;
+    for (; i + AT_ONCE <= count; i += AT_ONCE)
+        attend_some(step, tile, queries + i, AT_ONCE, vectors);
+    for (; i + 2 <= count; i += 2)
+        attend_some(step, tile, queries + i, 2, vectors);
+    if (i < count)
+        attend_some(step, tile, queries + i, 1, vectors);
 }
 
 static void attend(const Step *step, const Tile *tile, const Query *queries, int64_t count)
 {
-    int64_t i = 0;
-    for (; i + AT_ONCE <= count; i += AT_ONCE)
-        attend_some(step, tile, queries + i, AT_ONCE);
-    for (; i + 2 <= count; i += 2)
-        attend_some(step, tile, queries + i, 2);
-    if (i < count)
-        attend_some(step, tile, queries + i, 1);
+    /* Constants, so that scores stay in registers. */
+    if (tile->count <= WIDE)
+        attend_all(step, tile, queries, count, 1);
+    else if (tile->count <= 2 * WIDE)
+        attend_all(step, tile, queries, count, 2);
+    else if (tile->count <= 3 * WIDE)
+        attend_all(step, tile, queries, count, 3);
+    else
+        attend_all(step, tile, queries, count, 4);
 }
 
 /* Which position a query at another one sees first. */
