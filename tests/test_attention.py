@@ -62,7 +62,7 @@ class Case:
         seed: int = 0,
     ) -> None:
         device = device or way.device
-        self.way = way
+        self.way, self.in_order = way, in_order
         rng = np.random.default_rng(seed)
         self.q_lens = np.array([q for q, _ in rows], np.int32)
         self.kv_lens = np.array([kv for _, kv in rows], np.int32)
@@ -165,41 +165,52 @@ def test_layers_with_and_without_a_window_share_a_plan(way: Way) -> None:
         torch.testing.assert_close(actual.double(), case.expected(window), atol=1e-5, rtol=1e-5)
 
 
-def layout(case: Case) -> Any:
-    """Of the keys that the rows share, as the CPU's backend plans it."""
-    backend = CpuAttention(case.shape)
+def num_groups(case: Case) -> int:
+    """Of rows that attend to what they share together."""
+    backend: Any = case.way.backend(case.shape)
     backend.plan(case.step)
-    return backend._layouts[True]
+    if case.way is COMPILED:
+        return int(backend._layouts[True].step.num_groups)
+    shared = backend._plans[None].shared
+    assert all((piece.first_key is not None) == case.in_order for piece in shared), (
+        "keys in order are read in place"
+    )
+    return len(shared)
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("shares", [TORCH, COMPILED])
 @pytest.mark.parametrize(
     "rows",
     [
         [(1, 300 + i) for i in range(24)],
         [(1 + i % 3, 280 + i) for i in range(24)],
-        [(8, 280 + i) for i in range(9)],
+        [(8, 280 + i) for i in range(24)],
     ],
 )
-def test_rows_that_share_a_prefix_attend_as_if_alone(rows: list[tuple[int, int]]) -> None:
-    case = Case(rows, shared=16, way=is_there(COMPILED))
-    assert layout(case).step.num_groups == 1, "the case is meant to take that path"
+def test_rows_that_share_a_prefix_attend_as_if_alone(
+    rows: list[tuple[int, int]], shares: Way, in_order: bool
+) -> None:
+    case = Case(rows, shared=16, in_order=in_order, way=is_there(shares))
+    assert num_groups(case) == 1, "the case is meant to take that path"
     case.check()
     start = 0
     for row, (q_len, _) in enumerate(rows):
-        alone = Case(rows, shared=16, way=COMPILED)
+        alone = Case(rows, shared=16, in_order=in_order, way=shares)
         alone.q_lens, alone.kv_lens = case.q_lens[row : row + 1], case.kv_lens[row : row + 1]
         alone.page_table, alone.query = case.page_table[row : row + 1], case.query[start : start + q_len]
         torch.testing.assert_close(case.run()[start : start + q_len], alone.run(), atol=2e-6, rtol=2e-6)
         start += q_len
 
 
-def test_two_groups_and_loners_in_one_step() -> None:
+@pytest.mark.parametrize("shares", [TORCH, COMPILED])
+def test_two_groups_and_loners_in_one_step(shares: Way) -> None:
     rows = [(1, 290 + i) for i in range(20)] + [(1, 30), (4, 12)] + [(1, 310)] * 3
-    case = Case(rows, num_kv_heads=4, head_dim=32, way=is_there(COMPILED))
+    case = Case(rows, num_kv_heads=4, head_dim=32, way=is_there(shares))
     case.page_table[0:10:2, :18] = case.page_table[0, :18]
     case.page_table[1:10:2, :17] = case.page_table[1, :17]
     case.page_table[10:20, :12] = case.page_table[10, :12]
-    assert layout(case).step.num_groups == 3
+    assert num_groups(case) == 3
     case.check()
 
 
@@ -259,6 +270,8 @@ def test_a_long_prompt_is_cut_into_blocks_of_queries(way: Way) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype, device: str) -> None:
     Case(MIXED, dtype=dtype, device=device).check()
+    sharing = [(1, 290 + i) for i in range(16)]
+    Case(sharing, shared=16, num_kv_heads=4, head_dim=32, dtype=dtype, device=device).check()
     assert "computes in float32" in str(attention_cpu.why_not(Case([(1, 1)], dtype=dtype).shape))
 
 
@@ -323,7 +336,7 @@ def test_any_step_equals_attention_written_out(
         seed=seed,
     )
     plain = TorchAttention(case.shape)
-    plain._overhead_keys = 4  # so that small steps are cut up
+    plain._overhead_keys = 4  # so that small prefixes are shared, and small steps cut up
     backends: list[AttentionBackend] = [plain]
     if cpu.why_not() is None:
         backends.append(CpuAttention(case.shape))
@@ -353,6 +366,7 @@ def test_rectangles_cover_every_query_token_once_and_all_that_it_sees(
         window=window,
         overhead_keys=overhead_keys,
         max_pairs=max_pairs,
+        skipped_pages=np.zeros(len(rows), np.int32),
     )
     row_of = np.repeat(np.arange(len(rows)), case.q_lens)
     position_of = np.concatenate([np.arange(kv - q, kv) for q, kv in rows])
