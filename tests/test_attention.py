@@ -240,6 +240,23 @@ def test_rows_that_go_on_keep_their_layout_and_others_get_one(change: str) -> No
     torch.testing.assert_close(actual.double(), case.expected(), atol=1e-5, rtol=1e-5)
 
 
+def test_a_row_that_grows_gets_more_threads() -> None:
+    case = Case([(1, 100)], way=is_there(COMPILED))
+    backend = CpuAttention(case.shape)
+    with patch.object(attention_cpu, "_FEW", 100 * 4 * 8):  # keys, heads, numbers of each
+        planned = []
+        for kv_len in (98, 99, 100):
+            case.kv_lens[:] = kv_len
+            backend.plan(case.step)
+            planned.append(backend._layouts[True])
+    assert planned[0] is planned[2]
+    assert not planned[2].step.is_small
+    case.kv_lens[:] = 99
+    with patch.object(attention_cpu, "_FEW", 100 * 4 * 8):
+        backend.plan(case.step)
+    assert backend._layouts[True].step.is_small
+
+
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_any_number_of_threads(num_threads: int, way: Way) -> None:
     before = torch.get_num_threads()

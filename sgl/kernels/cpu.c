@@ -1,7 +1,7 @@
 /* A CPU's kernels in float32: attention over paged keys and values, and what lies between a layer's products.
  *
- * cpu.py compiles them for the processor they run on, and says what each takes. Vectors are GCC's own, which it makes
- * of what a processor has; threads are torch's, as many as it was told to use.
+ * cpu.py compiles them for the processor they run on, and gives MOST_HEAD_DIM and MOST_QUERIES, those of a block.
+ * Vectors are GCC's own, which it makes of what a processor has; threads are torch's, as many as it was told to use.
  */
 
 #include <float.h>
@@ -12,8 +12,6 @@
 #define WIDE 16           /* numbers of a vector */
 #define TILE 64           /* keys attended to at a time */
 #define AT_ONCE 4         /* queries that attend to them at a time */
-#define MOST_QUERIES 64   /* of a block */
-#define MOST_HEAD_DIM 256
 #define FEW 16384         /* numbers that no second thread is woken for */
 
 #define INLINE static inline __attribute__((always_inline))

@@ -21,8 +21,14 @@ import torch
 
 from sgl.kernels.machine import cache_folder
 
+MOST_HEAD_DIM = 256
+MOST_QUERIES = 64  # of a block of attention's
+
 _SOURCE = Path(__file__).with_suffix(".c")
-_FLAGS = "-O3", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wl,--as-needed"
+_FLAGS = (
+    *("-O3", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wl,--as-needed"),
+    *(f"-DMOST_HEAD_DIM={MOST_HEAD_DIM}", f"-DMOST_QUERIES={MOST_QUERIES}"),
+)
 _SECONDS = 120.0  # that the compiler may take
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 _ARGUMENTS = {

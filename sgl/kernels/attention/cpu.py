@@ -14,7 +14,6 @@ from sgl.kernels import cpu
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
 
-_MOST_HEAD_DIM, _MOST_QUERIES = 256, 64  # as in cpu.c
 _MOST_SHARING = 8  # rows with more query tokens attend to what they share on their own: its tiles are busy enough
 _LEAST_SAVED = 256  # keys that sharing is to save
 _FEW = 1 << 18  # multiplications that no second thread is woken for
@@ -60,9 +59,9 @@ class _Layout:
             shared_keys[prefix.rows] = len(prefix.pages) * shape.page_size
         groups = np.cumsum([0, *(len(prefix.rows) for prefix in prefixes)], dtype=np.int32)
         members = np.concatenate([np.empty(0, np.int32), *(prefix.rows for prefix in prefixes)], dtype=np.int32)
-        counts = -(-q_lens * (shape.num_heads // shape.num_kv_heads) // _MOST_QUERIES)
+        counts = -(-q_lens * (shape.num_heads // shape.num_kv_heads) // cpu.MOST_QUERIES)
         rows = np.repeat(np.arange(len(q_lens)), counts)
-        firsts = (np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]) * _MOST_QUERIES
+        firsts = (np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]) * cpu.MOST_QUERIES
         blocks = np.stack((rows, firsts), axis=1, dtype=np.int32)
         starts = np.cumsum(q_lens, dtype=np.int32) - q_lens
         self._shared_pages = pages[:, : max(1, int(shared_keys.max()) // shape.page_size)].copy()
@@ -71,22 +70,23 @@ class _Layout:
             2, int(q_lens.sum()), shape.num_heads, dtype=torch.float32, device=shape.device
         )
         # The structure holds addresses only.
-        self._held = pages, starts, shared_keys, groups, members, blocks
+        self._held = starts, shared_keys, groups, members, blocks
         self.step = _Step(
-            pages.ctypes.data,
+            None,
             *(array.ctypes.data for array in (starts, self._q_lens, self._kv_lens, shared_keys)),
             *(array.ctypes.data for array in (groups, members, blocks)),
             *(half.data_ptr() for half in self._workspace),
-            pages.shape[1],
+            0,
             len(prefixes),
             len(blocks),
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_dim,
             shape.page_size,
-            int(q_lens.sum()) * int(kv_lens.max()) * shape.num_heads * shape.head_dim < _FEW,
+            True,
             shape.scale,
         )
+        self._take(kv_lens, pages)
 
     def goes_on(self, q_lens: _Int32Array, kv_lens: _Int32Array, pages: _Int32Array) -> bool:
         """Whether this step has the same layout; if so, it is the one planned."""
@@ -96,10 +96,16 @@ class _Layout:
             and np.array_equal(pages[:, : self._shared_pages.shape[1]], self._shared_pages)
         ):
             return False
-        self._kv_lens[:] = kv_lens
-        self._held = pages, *self._held[1:]
-        self.step.pages, self.step.table_width = pages.ctypes.data, pages.shape[1]
+        self._take(kv_lens, pages)
         return True
+
+    def _take(self, kv_lens: _Int32Array, pages: _Int32Array) -> None:
+        """What is another from step to step."""
+        self._kv_lens[:], self._pages = kv_lens, pages
+        step = self.step
+        step.pages, step.table_width = pages.ctypes.data, pages.shape[1]
+        pairs = self._workspace[0].numel() * int(kv_lens.max())
+        step.is_small = pairs * step.head_dim < _FEW
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -108,10 +114,9 @@ def why_not(shape: AttentionShape) -> str | None:
         return f"it is for CPUs, and this is {shape.device}"
     if {shape.dtype, shape.cache_dtype} != {torch.float32}:
         return f"it computes in float32, and this is {str(shape.dtype).removeprefix('torch.')}"
-    if shape.head_dim % 8 or shape.head_dim > _MOST_HEAD_DIM:
-        return (
-            f"its heads have a multiple of 8 and at most {_MOST_HEAD_DIM} numbers, and these have {shape.head_dim}"
-        )
+    size, most = shape.head_dim, cpu.MOST_HEAD_DIM
+    if size % 8 or size > most:
+        return f"its heads have a multiple of 8 and at most {most} numbers, and these have {size}"
     return cpu.why_not()
 
 
