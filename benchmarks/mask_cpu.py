@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from sgl import grammar
 from sgl.grammar import Grammar, Vocabulary
-from sgl.grammar.jump import forced_tokens
+from sgl.grammar.jump import Jump, cut, foresee, jump
 
 FIELDS = {
     "identifier": ("integer", 4711),
@@ -155,7 +155,10 @@ def steps(
     output: list[int] = []
     chosen = done = 0
     while done < len(text):
-        run, draft = forced_tokens(matcher, vocabulary, output, plain) if jumps else ([], None)
+        run, draft = Jump([])
+        if jumps and (foreseen := foresee(matcher, vocabulary, output)) is not None:
+            [ids] = cut([foreseen], lambda texts: list(map(plain, texts)))
+            run, draft = jump(matcher, vocabulary, foreseen, ids)
         if not run:
             run = encode(text[done:])[:1]
             chosen += draft != run[0]  # one that was drafted is confirmed in the step before

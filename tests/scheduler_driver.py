@@ -83,19 +83,24 @@ class Driver:
                 assert request.phase is Phase.WAITING or self.pool.num_free == 0, "a decodable row was left out"
 
     def handle(self, step: Step, pending: MockPending) -> None:
-        for request in self.scheduler.handle(step, pending.wait()):
-            reason = None
-            if request.max_new_tokens == 0:
-                reason = FinishReason("length")
-            elif request.output_ids[-1] in request.stop_ids:
-                reason = FinishReason("stop", request.output_ids[-1])
-            elif len(request.output_ids) >= request.max_new_tokens:
-                reason = FinishReason("length")
-            if reason is not None:
-                self.scheduler.finish(request, reason)
-                self.done[request.uid] = request
-            elif self.setting.drafts and request.max_new_tokens - len(request.output_ids) > 1:
-                self.try_draft(request)
+        for requests in self.scheduler.handle(step, pending.wait()):
+            assert len({request.uid for request in requests}) == len(requests), "each comes once in a group"
+            for request in requests:
+                self.go_on(request)
+
+    def go_on(self, request: Request) -> None:
+        reason = None
+        if request.max_new_tokens == 0:
+            reason = FinishReason("length")
+        elif request.output_ids[-1] in request.stop_ids:
+            reason = FinishReason("stop", request.output_ids[-1])
+        elif len(request.output_ids) >= request.max_new_tokens:
+            reason = FinishReason("length")
+        if reason is not None:
+            self.scheduler.finish(request, reason)
+            self.done[request.uid] = request
+        elif self.setting.drafts and request.max_new_tokens - len(request.output_ids) > 1:
+            self.try_draft(request)
 
     def try_draft(self, request: Request) -> None:
         """Append the token that comes next and draft the one behind it, or only draft, or neither; drafts are at times

@@ -20,6 +20,10 @@ import pytest
 from sgl import Engine
 from sgl.errors import EngineDead, GrammarError, InvalidRequest, RegexSyntaxError, RequestTimeout, UnsupportedSchema
 from sgl.grammar.service import CompileService
+from sgl.runtime.constraints import Guide
+from sgl.runtime.loop import EngineLoop
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.text.tokenizer import Tokenizer
 from tests.tiny_models import tiny_checkpoint
 
 PERSON: dict[str, Any] = {
@@ -380,6 +384,76 @@ def test_tokens_are_the_same_however_steps_overlap_and_runs_are_appended(
     assert all(output == outputs[0] for output in outputs[1:])
     assert forced[0] >= forced[1] >= forced[2] >= forced[3] == forced[4] == 0
     assert forced[1] > 0
+
+
+def own_schema(number: int) -> dict[str, Any]:
+    """One that no other request has, and whose documents have forced text in many places."""
+    fields = [f"{name} {number}" for name in ("title", "author", "language", "edition")]
+    return {
+        "type": "object",
+        "properties": {field: {"enum": [f"red {number}", f"green {number}", number]} for field in fields},
+        "required": fields,
+        "additionalProperties": False,
+    }
+
+
+def own_schemas(count: int) -> dict[str, Any]:
+    params = [
+        {"json_schema": own_schema(i), "max_new_tokens": 200, "seed": i, "temperature": 1.0} for i in range(count)
+    ]
+    return {"prompt": ["a record:"] * count, "sampling_params": params}
+
+
+def test_forced_text_of_all_rows_of_a_step_is_encoded_in_one_call(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[int]] = []  # of each group of requests that went on together, the texts of each call
+    go_on, encode_all = EngineLoop._go_on, Tokenizer.encode_all
+
+    def count_calls(loop: EngineLoop, requests: list[Request]) -> None:
+        calls.append([])
+        go_on(loop, requests)
+
+    def count_texts(tokenizer: Tokenizer, texts: list[str], **options: Any) -> list[list[int]]:
+        if threading.current_thread().name == "sgl-engine":
+            calls[-1].append(len(texts))
+        return encode_all(tokenizer, texts, **options)
+
+    monkeypatch.setattr(EngineLoop, "_go_on", count_calls)
+    monkeypatch.setattr(Tokenizer, "encode_all", count_texts)
+    asked = own_schemas(12)
+    together = engine.generate(**asked)
+    assert max(map(len, calls)) == 1
+    assert max(map(sum, calls)) >= 6
+    for prompt, params, result in zip(asked["prompt"], asked["sampling_params"], together, strict=True):
+        assert_matches(result, params)
+        assert result["output_ids"] == engine.generate(prompt=prompt, sampling_params=params)["output_ids"]
+
+
+@pytest.mark.parametrize("phase", ["foresee", "forced"])
+def test_a_request_that_fails_where_it_jumps_ends_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    asked = own_schemas(8)
+    expected = engine.generate(**asked)
+    guides: list[Guide] = []
+    unspoilt = getattr(Guide, phase)
+
+    def fail_for_the_third(guide: Guide, *arguments: Any) -> Any:
+        if guide not in guides:
+            guides.append(guide)
+        if guides.index(guide) == 2:
+            raise GrammarError("it grew too large")
+        return unspoilt(guide, *arguments)
+
+    monkeypatch.setattr(Guide, phase, fail_for_the_third)
+    results = engine.generate(**asked)
+    failed = [i for i, result in enumerate(results) if result["meta_info"]["finish_reason"]["type"] == "abort"]
+    assert len(failed) == 1
+    assert results[failed[0]]["meta_info"]["finish_reason"]["err_type"] == "GrammarError"
+    for i, result in enumerate(results):
+        assert i in failed or result["output_ids"] == expected[i]["output_ids"]
+    assert engine.check_ledger() == []
 
 
 @pytest.mark.parametrize("most", [60, 90, 150])

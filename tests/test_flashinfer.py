@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,10 @@ from sgl.runtime.config import EngineConfig
 from tests.test_attention import Case
 from tests.tiny_models import tiny_checkpoint
 
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1",
+    reason="decodes run in Triton's interpreter, which is off beside a GPU: test_gpu.py has the real kernels",
+)
 LOG2E = math.log2(math.e)
 NUM_SMS = 8  # few, so that fa3 is chosen for common keys, too
 
@@ -91,9 +96,8 @@ class Event:
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=NUM_SMS)
-    )
+    hopper = SimpleNamespace(multi_processor_count=NUM_SMS, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: hopper)
     backend = flashinfer.FlashInferAttention
     monkeypatch.setattr(backend, "_module", lambda self, kernel, window: stand_in(kernel))
     jit = SimpleNamespace(gen_batch_prefill_module=lambda *kernel: SimpleNamespace(is_compiled=True))
@@ -115,6 +119,7 @@ ROWS = st.lists(
 )
 
 
+@interpreted
 @given(
     decodes=st.lists(st.integers(1, 60).map(lambda kv: (1, kv)), max_size=6),
     prompts=ROWS,
@@ -139,6 +144,7 @@ def test_any_step_equals_attention_written_out(
         near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))
 
 
+@interpreted
 @pytest.mark.parametrize("num_rows", [3, 20])
 @pytest.mark.parametrize("windows", [(None,), (None, 7)])
 @pytest.mark.parametrize("variant", [0, 1])
@@ -190,6 +196,7 @@ def test_the_right_way_for_each_step() -> None:
     assert [len(group.rows) for group in backend._groups] == [10]
 
 
+@interpreted
 def test_short_prompts_attend_together_to_what_all_of_them_share() -> None:
     """Where that is much, fa3 is the faster for it, and nothing else is between them."""
     for prefill, rows, least, num_common in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sgl import grammar
 from sgl.grammar import Matcher, Vocabulary
 from sgl.grammar.budget import FAR
-from sgl.grammar.jump import forced_tokens
+from sgl.grammar.jump import Foreseen, Jump, cut, foresee, jump
 from sgl.grammar.threads import KeyOrder
 from tests.conftest import REPOSITORY
 from tests.grammar_oracles import (
@@ -28,7 +28,7 @@ from tests.grammar_oracles import (
 )
 from tests.grammar_shapes import random_schema
 from tests.test_grammar_regex import patterns
-from tests.tiny_tokenizers import byte_level
+from tests.tiny_tokenizers import byte_level, sentencepiece
 
 PIECES = piece_vocabulary()
 SEEDS = st.integers(0, 1 << 32)
@@ -252,7 +252,7 @@ def spell(
     output: list[int] = []
     steps, done = 0, 0
     while done < len(text):
-        run, draft = forced_tokens(matcher, vocabulary, output, encode) if jumps else ([], None)
+        run, draft = forced(matcher, vocabulary, output, encode) if jumps else Jump([])
         if not run:
             run = encode(text[done:])[:1]
             assert mask_of(matcher, vocabulary)[run[0]]
@@ -263,6 +263,15 @@ def spell(
         output += run
     assert b"".join(vocabulary.token_bytes[i] for i in output) == text.encode()
     return steps
+
+
+def forced(matcher: Matcher, vocabulary: Vocabulary, output: list[int], encode: Callable[[str], list[int]]) -> Jump:
+    """What follows an output, cut on its own."""
+    foreseen = foresee(matcher, vocabulary, output)
+    if foreseen is None:
+        return Jump([])
+    [ids] = cut([foreseen], lambda texts: list(map(encode, texts)))
+    return jump(matcher, vocabulary, foreseen, ids)
 
 
 def test_jumps_reach_every_document_in_fewer_steps() -> None:
@@ -285,3 +294,38 @@ def test_jumps_reach_every_document_in_fewer_steps() -> None:
         text = json.dumps(document, separators=(",", ":"))
         plain = spell(compiled.matcher(), vocabulary, encode, text, jumps=False)
         assert plain >= 1.5 * spell(compiled.matcher(), vocabulary, encode, text, jumps=True)
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece])
+def test_texts_that_are_cut_together_are_cut_as_each_alone(make: Callable[[], Any]) -> None:
+    tokenizer = make()
+    vocabulary = Vocabulary.from_tokenizer(tokenizer)
+    compiled = grammar.compile(json_schema=TEN_FIELDS, vocabulary=vocabulary)
+
+    def encode(texts: Sequence[str]) -> list[Sequence[int]]:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    seen: list[Foreseen] = []
+    for seed in range(40):
+        rng = random.Random(seed)
+        matcher, output = compiled.matcher(), list[int]()
+        for _ in range(25):
+            foreseen = foresee(matcher, vocabulary, output)
+            if foreseen is not None:
+                seen.append(foreseen)
+            output.append(likely(matcher, vocabulary, mask_of(matcher, vocabulary), rng))
+            if not matcher.accept(output[-1]) or output[-1] in vocabulary.eos_ids:
+                break
+    together = cut(seen, encode)
+    assert together == [cut([foreseen], encode)[0] for foreseen in seen]
+    for foreseen, ids in zip(seen, together, strict=True):
+        spelt = b"".join(vocabulary.token_bytes[token_id] for token_id in ids)
+        assert spelt == foreseen.text[1:].encode()
+        assert spelt[foreseen.tail_len :] == foreseen.data
+    assert len(seen) > 40
+
+
+def test_a_text_that_merges_with_what_is_put_before_it_is_not_cut() -> None:
+    seen = [Foreseen(b"a", "\na", 0), Foreseen(b"b", "\nb", 0)]
+    ids = {"\n": [1], "\na": [1, 2], "\nb": [3]}
+    assert cut(seen, lambda texts: [ids[text] for text in texts]) == [[2], []]

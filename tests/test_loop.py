@@ -250,9 +250,9 @@ def test_timers_go_off_in_order_also_when_idle_and_cancelled_ones_do_not(harness
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def arm() -> None:
-        timers = [loop.call_at(now + 0.01 * i, lambda i=i: heard.put(i)) for i in (5, 1, 3, 0)]  # type: ignore[misc]
-        loop.cancel(timers[2])
-        loop.cancel(timers[2])
+        timers = [loop.timers.call_at(now + 0.01 * i, lambda i=i: heard.put(i)) for i in (5, 1, 3, 0)]  # type: ignore[misc]
+        loop.timers.cancel(timers[2])
+        loop.timers.cancel(timers[2])
 
     loop.call(arm)
     assert [heard.get(timeout=SECONDS) for _ in range(3)] == [0, 1, 5]
@@ -263,10 +263,10 @@ def test_cancelled_timers_take_no_memory(harness: Harness) -> None:
     heard: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def arm() -> int:
-        loop.call_at(far - 999.99, lambda: heard.put(1))
+        loop.timers.call_at(far - 999.99, lambda: heard.put(1))
         for _ in range(10_000):
-            loop.cancel(loop.call_at(far, lambda: None))
-        return len(loop._timers)
+            loop.timers.cancel(loop.timers.call_at(far, lambda: None))
+        return len(loop.timers)
 
     assert loop.call(arm) < 200
     assert heard.get(timeout=SECONDS) == 1

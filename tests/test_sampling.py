@@ -425,7 +425,7 @@ def make_sampler(device: str, setups: list[RowSetup], vocab: int = 40, eos_ids: 
 def step(sampler: Sampler, logits: torch.Tensor, batch: Batch) -> StepResult:
     output = sampler(logits.clone().to(sampler.next_tokens.device), batch)
     downloader = Downloader(sampler.next_tokens.device)
-    return PendingStep(batch, output.ids, output.logprobs, None, downloader).wait()
+    return PendingStep.of(batch, output.ids, output.logprobs, None, downloader).wait()
 
 
 MIXED: list[Options] = [
@@ -648,7 +648,7 @@ def test_input_logprobs_are_of_the_tokens_that_follow(
     scored = score_inputs(batch, hidden.to(device), lm_head, vocab, Uploader(torch.device(device)))
     assert max(calls) <= positions_at_once
     ids = torch.zeros(3, dtype=torch.int64, device=device)
-    result = PendingStep(batch, ids, None, scored, Downloader(torch.device(device))).wait()
+    result = PendingStep.of(batch, ids, None, scored, Downloader(torch.device(device))).wait()
     expected = (hidden @ weight).log_softmax(-1).numpy()
     assert set(result.input_logprobs) == {0, 2}
     check_logprobs(result.input_logprobs[0], expected[1:3], batch.score_targets[0], 3)
@@ -667,6 +667,28 @@ def test_a_step_without_scored_positions_calls_no_head() -> None:
     assert score_inputs(batch, torch.zeros(1, 2), unwanted, 5, Uploader(torch.device("cpu"))) is None
 
 
+def test_only_rows_that_need_nothing_else_are_drawn_alone() -> None:
+    alone = [{"temperature": 0}, {}, {"temperature": 0.3, "ignore_eos": True}, {"top_k": 1, "top_p": 0.5}]
+    others: list[Options] = [
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"frequency_penalty": 0.1},
+        {"repetition_penalty": 1.2},
+        {"logit_bias": {3: 1.0}},
+        {"min_new_tokens": 2},
+    ]
+    setups = [row_setup(row, **params) for row, params in enumerate([*alone, *others])]
+    sampler = make_sampler("cpu", setups)
+    assert sampler.draws_alone(decode_batch(range(len(alone)), [5] * len(alone)))
+    for row in range(len(alone), len(setups)):
+        assert not sampler.draws_alone(decode_batch([0, row], [5, 5]))
+    assert not sampler.draws_alone(decode_batch([0], [5], token_masks=[None]))
+    assert not sampler.draws_alone(decode_batch([0, 1], [5, 5], top_logprobs=np.array([-1, 0], np.int32)))
+    sampler.setup([row_setup(len(alone))])
+    assert sampler.draws_alone(decode_batch([0, len(alone)], [5, 5]))
+
+
 @pytest.mark.gpu
 def test_sampling_never_waits_for_the_device() -> None:
     sampler = make_sampler("cuda", [row_setup(row, seed=row, **params) for row, params in enumerate(MIXED)])
@@ -682,7 +704,7 @@ def test_sampling_never_waits_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("error")
         try:
             output = sampler(logits.clone(), batch)
-            pending = PendingStep(batch, output.ids, output.logprobs, None, downloader)
+            pending = PendingStep.of(batch, output.ids, output.logprobs, None, downloader)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert pending is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from sgl.errors import InvalidRequest, TokenizerError
+from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests import tiny_tokenizers
 
@@ -54,9 +57,19 @@ def test_literal_control_tokens_come_back_as_they_were_written(text: str) -> Non
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(many=st.lists(texts, max_size=5), allow_special=st.booleans())
+def test_texts_are_encoded_together_as_each_alone(kind: str, many: list[str], allow_special: bool) -> None:
+    tokenizer = TOKENIZERS[kind]
+    together = tokenizer.encode_all(many, allow_special=allow_special)
+    assert together == [tokenizer.encode(text, allow_special=allow_special).tolist() for text in many]
+
+
 def test_text_with_a_lone_surrogate_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not text that can be encoded"):
         TOKENIZERS["byte level"].encode("a\ud800")
+    with pytest.raises(InvalidRequest, match="not text that can be encoded"):
+        TOKENIZERS["byte level"].encode_all(["a", "a\ud800"])
 
 
 def test_more_tokens_than_the_model_has_embeddings_for_is_refused() -> None:
@@ -110,3 +123,45 @@ def test_other_added_tokens_keep_their_ids_when_control_tokens_are_literal() -> 
     tokenizer = TOKENIZERS["byte level"]
     ids = tokenizer.encode("<|im_end|>    x", add_special_tokens=False, allow_special=False)
     assert tokenizer.hf.convert_tokens_to_ids("    ") in ids
+
+
+def test_known_texts_are_encoded_once_and_the_new_ones_together() -> None:
+    calls: list[list[str]] = []
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        calls.append(list(texts))
+        return [list(text.encode()) for text in texts]
+
+    known = KnownTexts(encode, 3)
+    assert list(map(list, known(["a", "b", "a"]))) == [[97], [98], [97]]
+    known(["a", "c"])
+    known(["c", "a", "b"])
+    assert calls == [["a", "b"], ["c"]]
+    known(["d"])  # for which the one met longest ago is forgotten
+    known(["a", "b", "d"])
+    known(["c"])
+    assert calls[2:] == [["d"], ["c"]]
+    assert list(map(list, known(list("abcdefgh")))) == [[byte] for byte in b"abcdefgh"]
+
+
+def test_known_texts_stay_right_and_few_where_threads_share_them() -> None:
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        if "bad" in texts:
+            raise InvalidRequest("bad", param="prompt")
+        return [list(text.encode()) for text in texts]
+
+    known = KnownTexts(encode, 6)
+
+    def use(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(500):
+            texts = rng.choices([*"abcdefghijkl", "bad"], k=rng.randrange(5))
+            if "bad" in texts:
+                with pytest.raises(InvalidRequest):
+                    known(texts)
+            else:
+                assert list(map(list, known(texts))) == [list(text.encode()) for text in texts]
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(use, range(8)))
+    assert len(known._known) <= 6

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels.attention import decode
-from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep
+from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
 from sgl.kernels.attention.decode import Common, DecodeAttention, Shares
 from tests.test_attention import Case
 
@@ -93,6 +93,35 @@ def test_keys_are_shared_out_evenly_and_each_once(
     first = shares.segments[shares.starts[:-1][np.diff(shares.starts) > 0]]
     assert (shares.programs[: len(first), :6] == first).all()
     assert (shares.programs[:, 6:] == np.stack((shares.starts[:-1], shares.starts[1:]), axis=1)).all()
+
+
+@given(
+    steps=st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=4), min_size=1, max_size=3),
+    page_size=st.sampled_from([1, 4, 16, 48]),
+    skips=st.booleans(),
+    data=st.data(),
+)
+def test_steps_that_go_on_get_the_shares_that_they_would_get_by_themselves(
+    steps: list[list[int]], page_size: int, skips: bool, data: st.DataObject
+) -> None:
+    """One planner for all, and one for each step."""
+    shape = AttentionShape(4, 2, 16, page_size, 1.0, torch.float32, torch.device("cpu"))
+    kept = DecodeAttention(shape)
+    for lengths in steps:
+        num_rows = len(lengths)
+        table = np.arange(num_rows * 600, dtype=np.int32).reshape(num_rows, 600)
+        for _ in range(data.draw(st.integers(1, 40))):
+            kv_lens = np.array(lengths, np.int32)
+            step = AttentionStep(np.ones(num_rows, np.int32), kv_lens, table)
+            skipped = (kv_lens - 1) // page_size // 2 if skips else None
+            fresh = DecodeAttention(shape)
+            for attention in (kept, fresh):
+                attention.num_programs = 7
+            for ours, theirs in zip(
+                kept._host(step, num_rows, skipped), fresh._host(step, num_rows, skipped), strict=True
+            ):
+                np.testing.assert_array_equal(ours, theirs)
+            lengths = [length + 1 for length in lengths]
 
 
 @settings(max_examples=15)

@@ -17,14 +17,13 @@ import numpy.typing as npt
 from sgl.grammar.budget import FAR
 from sgl.grammar.closure import Closed, Standing
 from sgl.grammar.compiler import Grammar
-from sgl.grammar.jump import ClosedRuns, Jump, forced_tokens
+from sgl.grammar.jump import ClosedRuns, Foreseen, Jump, foresee, jump
 from sgl.grammar.masks import without
 from sgl.grammar.place import advance
 from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
 _MOST_MARGIN = 16  # tokens
-Encode = Callable[[str], Sequence[int]]
 MAX_DEPTH: Final = 32
 """Frames on the stack of a place that is left to others."""
 MAX_OPENED: Final = 4
@@ -44,8 +43,12 @@ class Cursor(Protocol):
     def accept_all(self, token_ids: Sequence[int]) -> bool:
         """Go on by tokens that `forced` told."""
 
-    def forced(self, output_ids: Sequence[int]) -> Jump:
-        """What follows the output; see `jump.py`."""
+    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+        """The text that follows the output; None where there is none to be cut into tokens. See `jump.py`."""
+
+    def forced(self, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+        """The tokens that follow the output, from what was foreseen where the cursor still stands, and the ids that
+        `jump.cut` made of it."""
 
     def behind(self, draft: int) -> Cursor | None:
         """A cursor behind a token that `forced` drafted and what it told; None if that is not allowed."""
@@ -55,11 +58,9 @@ class Cursor(Protocol):
 
 
 class MatcherCursor:
-    """A cursor that works masks out itself. encode: the tokenizer's own, without special tokens around the text. text:
-    what was read before, which the grammar allows."""
+    """A cursor that works masks out itself. text: what was read before, which the grammar allows."""
 
-    def __init__(self, grammar: Grammar, encode: Encode, text: bytes = b"") -> None:
-        self._encode = encode
+    def __init__(self, grammar: Grammar, text: bytes = b"") -> None:
         self._matcher = grammar.matcher()
         is_allowed = self._matcher.accept_bytes(text)
         assert is_allowed, "it was read in the same grammar"
@@ -77,9 +78,13 @@ class MatcherCursor:
         """See `Cursor`."""
         return all(map(self._matcher.accept, token_ids))
 
-    def forced(self, output_ids: Sequence[int]) -> Jump:
+    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
         """See `Cursor`."""
-        return forced_tokens(self._matcher, self._vocabulary, output_ids, self._encode)
+        return foresee(self._matcher, self._vocabulary, output_ids)
+
+    def forced(self, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+        """See `Cursor`."""
+        return jump(self._matcher, self._vocabulary, foreseen, ids)
 
     def behind(self, draft: int) -> MatcherCursor | None:
         """See `Cursor`."""
@@ -119,13 +124,12 @@ class ClosedCursor:
     without its end, it becomes a `MatcherCursor`: some a little earlier than they have to, so that those that began
     together do not all read their texts again within one step."""
 
-    def __init__(self, grammar: ClosedGrammar, encode: Encode) -> None:
+    def __init__(self, grammar: ClosedGrammar) -> None:
         self._grammar = grammar
         self._closed = grammar.closed
         self._tokens = grammar.vocabulary.token_bytes
         self._eos_ids = grammar.vocabulary.eos_ids
         self._most_opened = grammar.vocabulary.most_opened
-        self._encode = encode
         self._place = grammar.closed.start
         self._text = bytearray()
         self._margin = next(_turns) % _MOST_MARGIN
@@ -142,7 +146,7 @@ class ClosedCursor:
             far = remaining - self._margin
             if depth <= MAX_DEPTH and (far > FAR or far > self._closed.needed(self._place, opened)):
                 return Standing(self._closed, self._place)
-            self._host = MatcherCursor(self._grammar.grammar(), self._encode, bytes(self._text))
+            self._host = MatcherCursor(self._grammar.grammar(), bytes(self._text))
         return self._host.mask(remaining)
 
     def accept(self, token_id: int) -> bool:
@@ -171,11 +175,15 @@ class ClosedCursor:
         self._text += data
         return True
 
-    def forced(self, output_ids: Sequence[int]) -> Jump:
+    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
         """See `Cursor`. Found in the automaton, where others found it before, also once a matcher finds the masks."""
         if self._is_finished or self._closed.only_byte[self._place.state] < 0:
-            return Jump([])
-        return Jump(self._grammar.runs.forced_tokens(self._place, output_ids, self._encode))
+            return None
+        return self._grammar.runs.foresee(self._place, output_ids)
+
+    def forced(self, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+        """See `Cursor`."""
+        return self._grammar.runs.jump(self._place, foreseen, ids)
 
     def behind(self, draft: int) -> None:
         """See `Cursor`: nothing is drafted here."""
@@ -184,4 +192,4 @@ class ClosedCursor:
         """See `Cursor`."""
         if self._host is not None:
             return self._host.is_complete()
-        return self._is_finished or self._closed.is_last[self._place.state]
+        return self._is_finished or bool(self._closed.is_last[self._place.state])

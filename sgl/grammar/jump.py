@@ -27,6 +27,20 @@ _KNOWN_RUNS = 1024  # of one automaton
 _ANCHOR = "\n"  # before the tail, so that a tokenizer that marks the beginning of a text marks this one
 
 
+Encode = Callable[[Sequence[str]], list[Sequence[int]]]
+"""The tokenizer's own tokens of each of several texts, without special tokens around them."""
+
+
+class Foreseen(NamedTuple):
+    """What follows an output for certain, not cut into tokens yet."""
+
+    data: bytes
+    text: str
+    """With the end of the output before it, as the tokenizer is to see it."""
+    tail_len: int
+    """Bytes of the output in the text."""
+
+
 class Jump(NamedTuple):
     """What follows an output."""
 
@@ -36,26 +50,32 @@ class Jump(NamedTuple):
     """One that is likely behind them, after which the text has a choice."""
 
 
-def forced_tokens(
-    matcher: Matcher,
-    vocabulary: Vocabulary,
-    output_ids: Sequence[int],
-    encode: Callable[[str], Sequence[int]],
-) -> Jump:
-    """How every allowed continuation begins.
+def cut(foreseen: Sequence[Foreseen], encode: Encode) -> list[list[int]]:
+    """The tokens of each text, all of them in one call of `encode`: what `jump` takes."""
+    anchor, *cuts = encode([_ANCHOR, *[ahead.text for ahead in foreseen]])
+    start, marks = len(anchor), list(anchor)
+    return [list(ids[start:]) if list(ids[:start]) == marks else [] for ids in cuts]
 
-    output_ids: what was generated so far; the matcher stands behind it and stays there. encode: the tokenizer's
-    own, without special tokens around the text.
+
+def foresee(matcher: Matcher, vocabulary: Vocabulary, output_ids: Sequence[int]) -> Foreseen | None:
+    """The text that every allowed continuation begins with; None where there is nothing to cut.
+
+    output_ids: what was generated so far; the matcher stands behind it and stays there.
     """
-    forced = matcher.forced_bytes()
-    ids = _cut(forced, vocabulary, output_ids, encode)
-    kept = _stable(matcher, vocabulary, ids, forced)
-    return Jump(ids[:kept], ids[kept] if len(ids) == kept + 1 else None)
+    return _in_context(output_ids, matcher.forced_bytes(), vocabulary)
+
+
+def jump(matcher: Matcher, vocabulary: Vocabulary, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+    """How every allowed continuation begins, from what `foresee` found from the same place and the tokens of that, as
+    `cut` tells them. The matcher stays where it is."""
+    forced = _behind_tail(foreseen, ids, vocabulary)
+    kept = _stable(matcher, vocabulary, forced, foreseen.data)
+    return Jump(forced[:kept], forced[kept] if len(forced) == kept + 1 else None)
 
 
 class ClosedRuns:
-    """As `forced_tokens`, from places in a closed automaton and without drafts. Remembers what it found out of places:
-    requests under one schema stand in the same ones."""
+    """As `foresee` and `jump`, from places in a closed automaton and without drafts. Remembers what it found out of
+    places: requests under one schema stand in the same ones."""
 
     def __init__(self, closed: Closed, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -63,22 +83,25 @@ class ClosedRuns:
         self._runs: dict[Place, tuple[bytes, Place]] = {}
         self._spills: dict[tuple[Place, bytes], bool] = {}
 
-    def forced_tokens(
-        self, place: Place, output_ids: Sequence[int], encode: Callable[[str], Sequence[int]]
-    ) -> list[int]:
-        """Token ids that every continuation of a place begins with."""
+    def foresee(self, place: Place, output_ids: Sequence[int]) -> Foreseen | None:
+        """The text that every continuation of a place begins with; None where there is nothing to cut."""
         forced, end = self._run(place)
-        kept: list[int] = []
-        left = forced
         if not forced or self._may_spill(end, forced):  # asked first: cutting takes longer
-            return kept
-        for token_id in _cut(forced, self._vocabulary, output_ids, encode):
+            return None
+        return _in_context(output_ids, forced, self._vocabulary)
+
+    def jump(self, place: Place, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+        """How every continuation of a place begins, from what was foreseen there."""
+        _, end = self._run(place)
+        kept: list[int] = []
+        left = foreseen.data
+        for token_id in _behind_tail(foreseen, ids, self._vocabulary):
             data = self._vocabulary.token_bytes[token_id]
             if not left.startswith(data) or (kept and self._may_spill(end, left)):
                 break  # another cut of what follows may begin here
             kept.append(token_id)
             left = left[len(data) :]
-        return kept
+        return Jump(kept)
 
     def _run(self, place: Place) -> tuple[bytes, Place]:
         if place not in self._runs:
@@ -101,27 +124,25 @@ def _make_room(known: dict[Any, Any]) -> None:
         known.clear()
 
 
-def _cut(
-    forced: bytes, vocabulary: Vocabulary, output_ids: Sequence[int], encode: Callable[[str], Sequence[int]]
-) -> list[int]:
-    """The tokens of bytes that follow the output; none where they cannot be cut apart from it."""
+def _in_context(output_ids: Sequence[int], forced: bytes, vocabulary: Vocabulary) -> Foreseen | None:
+    """Bytes that follow the output, in their context; None for none, and where they are no text with it."""
     if not forced:
-        return []
-    tail = [int(token_id) for token_id in output_ids[-_TAIL_TOKENS:]]
-    data = b"".join(vocabulary.token_bytes[token_id] for token_id in tail)
+        return None
+    data = b"".join([vocabulary.token_bytes[token_id] for token_id in output_ids[-_TAIL_TOKENS:]])
     try:
         text = _ANCHOR + (data + forced).decode()
     except UnicodeDecodeError:  # the tail begins, or the run ends, within a character
-        return []
-    anchor = list(encode(_ANCHOR))
-    ids = [int(token_id) for token_id in encode(text)]
-    if ids[: len(anchor)] != anchor:
-        return []
-    left = len(data)
-    for at, token_id in enumerate(ids[len(anchor) :], len(anchor)):
+        return None
+    return Foreseen(forced, text, len(data))
+
+
+def _behind_tail(foreseen: Foreseen, ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+    """The tokens of what follows the output; none where they cannot be cut apart from it."""
+    left = foreseen.tail_len
+    for at, token_id in enumerate(ids):
         if left <= 0:
-            return ids[at:] if left == 0 else []  # the tokenizer would merge across the boundary: the model chooses
-        left -= int(vocabulary.lengths[token_id])
+            return list(ids[at:]) if left == 0 else []  # the tokenizer would merge across: the model chooses
+        left -= len(vocabulary.token_bytes[token_id])
     return []
 
 

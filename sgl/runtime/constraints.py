@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from copy import copy
-from functools import lru_cache
 
 import numpy as np
 
@@ -20,13 +19,14 @@ from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.closure import Standing, close
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, Encode, MatcherCursor
-from sgl.grammar.jump import Jump
+from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
+from sgl.grammar.jump import Encode, Foreseen, Jump, cut
 from sgl.grammar.process import MAX_CLOSED_STATES
 from sgl.grammar.service import CompileService
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import JsonWhitespace
 from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
@@ -39,7 +39,8 @@ class Guide:
 
     def __init__(self, flight: Future[Grammar | ClosedGrammar], encode: Encode) -> None:
         self.flight = flight
-        self._encode = encode
+        self.encode = encode
+        """The tokenizer's, the same for all guides of an engine."""
         self._cursor: Cursor
         self._failure: GrammarError | None = None
         self._pinned: list[int] = []  # the tokens that follow for certain, last first
@@ -51,9 +52,9 @@ class Guide:
         """Take up the grammar, for which it waits. Raises what compiling ended in."""
         grammar = self.flight.result()
         if isinstance(grammar, ClosedGrammar):
-            self._cursor = ClosedCursor(grammar, self._encode)
+            self._cursor = ClosedCursor(grammar)
         else:
-            self._cursor = MatcherCursor(grammar, self._encode)
+            self._cursor = MatcherCursor(grammar)
 
     def next(self, remaining: int) -> TokenMask | None:
         """What the next token may be, with `remaining` tokens to come; None, after which `accept` raises, if no token
@@ -103,10 +104,16 @@ class Guide:
         self._behind._cursor = cursor
         return self._behind.next(remaining)
 
-    def forced(self, output_ids: Sequence[int]) -> Jump:
-        """What follows the output; see `grammar.jump`. Nothing behind a token that was pinned: a run is cut in the same
-        places whether it is appended or sampled."""
-        return Jump([]) if self._was_pinned else self._cursor.forced(output_ids)
+    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+        """The text that follows the output, to be cut into tokens (`grammar.jump.cut`); None if there is none, and
+        behind a token that was pinned: a run is cut in the same places whether it is appended or sampled. Raises
+        GrammarError."""
+        return None if self._was_pinned else self._cursor.foresee(output_ids)
+
+    def forced(self, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+        """The tokens that follow the output, from what was just foreseen and the ids that it was cut into. Raises
+        GrammarError."""
+        return self._cursor.forced(foreseen, ids)
 
     def pin(self, token_ids: Sequence[int]) -> None:
         """Let these be the next tokens, if there are any: what `forced` returned."""
@@ -144,14 +151,14 @@ class Constraints:
         self._num_closers = min(_MAX_CLOSERS, max(1, num_processors() - 2)) if on_device else 0
         self._service: CompileService | None = None
         self._lock = threading.Lock()
-        self._encode = lru_cache(_KNOWN_TEXTS)(self._tokens_of)
+        self._encode = KnownTexts(self._tokens_of, _KNOWN_TEXTS)
 
     def warm_up(self) -> tuple[Vocabulary, Standing]:
         """Start what would otherwise start with the first constraint. The vocabulary, and a place to try masks at.
         For engines with a tokenizer whose masks are walked on a device."""
         service = self._started()
         service.start()
-        _ = service.vocabulary.trie, self._encode("{")  # each takes half a second the first time
+        _ = service.vocabulary.trie, self._encode(["{"])  # each takes half a second the first time
         grammar = compile_grammar(json_schema=True, vocabulary=service.vocabulary)
         assert grammar.automaton is not None, "it was made from a schema"
         grammar.matcher().mask(remaining=1)
@@ -177,17 +184,19 @@ class Constraints:
 
     def _prepare(self, grammar: ClosedGrammar) -> None:
         """Find how all of its texts begin: many requests would look for that within one step."""
-        ClosedCursor(grammar, self._encode).forced([])
+        cursor = ClosedCursor(grammar)
+        if (foreseen := cursor.foresee([])) is not None:
+            [ids] = cut([foreseen], self._encode)
+            cursor.forced(foreseen, ids)
 
     def close(self) -> None:
         """End what compiles."""
         if self._service is not None:
             self._service.close()
 
-    def _tokens_of(self, text: str) -> Sequence[int]:
+    def _tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
         assert self._tokenizer is not None, "there is no constraint without a tokenizer"
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, allow_special=False).tolist()
-        return ids
+        return self._tokenizer.encode_all(texts, add_special_tokens=False, allow_special=False)
 
     def _started(self) -> CompileService:
         """The service; it and the vocabulary's trie are made for the first constraint."""

@@ -8,8 +8,6 @@ knows no caller: outputs leave through one `deliver` call a step.
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import logging
 import math
 import queue
@@ -17,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,12 +23,14 @@ import numpy as np
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.grammar.closure import Standing
+from sgl.grammar.jump import Foreseen, Jump, cut
 from sgl.runtime.batch import Logprobs, PendingStep, Runner, TokenMask
 from sgl.runtime.constraints import Guide
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler, Step
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.thread import EngineThread, settle
+from sgl.runtime.timers import Timers
 
 logger = logging.getLogger(__name__)
 
@@ -83,15 +83,6 @@ class Submission:
         self.is_incremental = self.text is not None and (self.stream or self.text.has_stops)
 
 
-@dataclass(slots=True, order=True)
-class Timer:
-    """Something to be done at a time; see EngineLoop.call_at."""
-
-    when: float  # monotonic seconds
-    number: int
-    action: Callable[[], None] | None = field(compare=False)  # None: cancelled
-
-
 class EngineLoop:
     """Runs a scheduler against a runner in the engine's thread. Every method is safe from any thread."""
 
@@ -110,6 +101,8 @@ class EngineLoop:
     ) -> None:
         """jump_cost: what it adds to a step, in steps, that one of its rows has several tokens to compute."""
         self.scheduler = scheduler
+        self.timers = Timers()
+        """What is to be done between two steps, for the loop's own thread."""
         self._runner = runner
         self._deliver = deliver
         self._overlap = overlap
@@ -120,9 +113,6 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
         self._outputs: list[Output] = []
-        self._timers: list[Timer] = []  # a heap
-        self._timer_numbers = itertools.count()
-        self._num_cancelled = 0
         self._num_constrained = 0  # of the live submissions
         self._num_streamed = 0
         self._is_held = False  # nothing can be computed until something arrives
@@ -196,23 +186,6 @@ class EngineLoop:
 
     # ---- the loop's thread
 
-    def call_at(self, when: float, action: Callable[[], None]) -> Timer:
-        """Run an action between two steps, at `when` in monotonic seconds or soon after. It must not raise. For
-        the loop's own thread."""
-        timer = Timer(when, next(self._timer_numbers), action)
-        heapq.heappush(self._timers, timer)
-        return timer
-
-    def cancel(self, timer: Timer) -> None:
-        """Forget a timer, if it is not over. For the loop's own thread."""
-        if timer.action is not None:
-            timer.action = None
-            self._num_cancelled += 1
-            if self._num_cancelled > 64 and self._num_cancelled > len(self._timers) // 2:
-                self._timers = [kept for kept in self._timers if kept.action is not None]
-                heapq.heapify(self._timers)
-                self._num_cancelled = 0
-
     def _run(self) -> None:
         try:
             while not self._stopping:
@@ -233,9 +206,8 @@ class EngineLoop:
         try:
             if idle:
                 self._round_began = None
-                due = self._timers[0].when - time.monotonic() if self._timers else threading.TIMEOUT_MAX
                 longest, self._is_held = _HELD_SECONDS if self._is_held else threading.TIMEOUT_MAX, False
-                self._inbox.get(timeout=max(0.0, min(due, longest)))()
+                self._inbox.get(timeout=max(0.0, min(self.timers.seconds_left(), longest)))()
             end = time.monotonic() + _DRAIN_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
                 self._inbox.get_nowait()()
@@ -305,14 +277,39 @@ class EngineLoop:
 
     def _handle(self, step: Step, pending: PendingStep) -> None:
         """Bring a step's result to the requests, and end those that are complete."""
-        result = pending.wait()
-        for request in self.scheduler.handle(step, result):
+        for requests in self.scheduler.handle(step, pending.wait()):
+            self._go_on(requests)
+
+    def _go_on(self, requests: list[Request]) -> None:
+        """Take in the latest token of each request, and what follows it for certain. All such text is encoded in one
+        call, on all cores: one by one it would take longer than the step, where many rows jump at once."""
+        jumping: list[tuple[Submission, Guide, Foreseen]] = []
+        for request in requests:
             submission: Submission = request.owner
             try:
                 reason = self._advance(submission)
-                if reason is None and submission.guide is not None and self._jump_forward:
-                    reason = self._jump(submission, submission.guide)
+                if reason is None and submission.guide is not None and self._may_jump(request):
+                    foreseen = submission.guide.foresee(request.output_ids)
+                    if foreseen is not None:
+                        jumping.append((submission, submission.guide, foreseen))
+                        continue
             except SglError as error:  # of this request alone: a stop regex that runs away
+                reason = FinishReason("abort", error=error)
+            if reason is not None:
+                self._end(submission, reason)
+            elif submission.stream and len(request.output_ids) - submission.emitted >= self._stream_interval:
+                self._emit(submission, None)
+        if jumping:
+            self._jump_all(jumping)
+
+    def _jump_all(self, jumping: list[tuple[Submission, Guide, Foreseen]]) -> None:
+        """Give each request the tokens of what was foreseen for it, and end those that are complete with them."""
+        cuts = cut([foreseen for _, _, foreseen in jumping], jumping[0][1].encode)
+        for (submission, guide, foreseen), ids in zip(jumping, cuts, strict=True):
+            request = submission.request
+            try:
+                reason = self._jump(submission, guide, guide.forced(foreseen, ids))
+            except SglError as error:  # of this request alone: a grammar that grew too large
                 reason = FinishReason("abort", error=error)
             if reason is not None:
                 self._end(submission, reason)
@@ -331,14 +328,15 @@ class EngineLoop:
             reason = FinishReason("stop")
         return reason or (FinishReason("length") if len(ids) >= request.max_new_tokens else None)
 
-    def _jump(self, submission: Submission, guide: Guide) -> FinishReason | None:
+    def _may_jump(self, request: Request) -> bool:
+        """Not where every token is to be scored or counted by the sampler."""
+        return self._jump_forward and request.top_logprobs < 0 and not request.params.has_penalties
+
+    def _jump(self, submission: Submission, guide: Guide, jump: Jump) -> FinishReason | None:
         """Append the tokens that follow for certain and try a draft, where that is worth it; the reason if they end the
-        request. Not for requests whose every token is to be scored or counted by the sampler."""
+        request."""
         request = submission.request
-        if request.top_logprobs >= 0 or request.params.has_penalties:
-            return None
         room = request.max_new_tokens - len(request.output_ids)
-        jump = guide.forced(request.output_ids)
         forced = jump.token_ids[:room]
         # With run-ahead, a row whose draft is verified would sit out the step that it might save.
         draft = None if self._overlap or len(forced) + 2 > room else jump.draft
@@ -462,13 +460,7 @@ class EngineLoop:
                 self._end(submission, FinishReason("abort", error=RequestAborted(f"request {uid} was aborted")))
 
     def _expire(self) -> None:
-        while self._timers and self._timers[0].when <= time.monotonic():
-            timer = heapq.heappop(self._timers)
-            action, timer.action = timer.action, None
-            if action is None:
-                self._num_cancelled -= 1
-            else:
-                action()
+        self.timers.run_due()
         for request in self.scheduler.expire():
             submission: Submission = request.owner
             waited = time.monotonic() - submission.submitted

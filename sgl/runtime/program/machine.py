@@ -21,11 +21,12 @@ from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate
 from sgl.lang.nodes import Steps, Turns
 from sgl.runtime.intake import Intake
-from sgl.runtime.loop import EngineLoop, Output, Submission, Timer
+from sgl.runtime.loop import EngineLoop, Output, Submission
 from sgl.runtime.outlet import Outlet
 from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.scheduler.leases import Leases
+from sgl.runtime.timers import Timer
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +193,9 @@ class Machine(Turns[Stream]):
             return
         self._idle_since = time.monotonic()
         if self._lease_timer is None:
-            self._lease_timer = self._services.loop.call_at(self._idle_since + self._ttl, self._expire_leases)
+            self._lease_timer = self._services.loop.timers.call_at(
+                self._idle_since + self._ttl, self._expire_leases
+            )
 
     @property
     def _ttl(self) -> float:
@@ -204,7 +207,7 @@ class Machine(Turns[Stream]):
             return  # the next idle turn sets another timer
         due = self._idle_since + self._ttl
         if time.monotonic() < due:
-            self._lease_timer = self._services.loop.call_at(due, self._expire_leases)
+            self._lease_timer = self._services.loop.timers.call_at(due, self._expire_leases)
             return
         for stream in self._leasing:
             assert stream.lease is not None, "streams that lease have a lease"
@@ -212,7 +215,7 @@ class Machine(Turns[Stream]):
 
     def _arm_deadline(self, seconds: float) -> None:
         late = RequestTimeout(f"the program did not finish within {seconds:g} s", seconds=seconds)
-        self._deadline = self._services.loop.call_at(self._opened + seconds, partial(self._fail, late))
+        self._deadline = self._services.loop.timers.call_at(self._opened + seconds, partial(self._fail, late))
 
     def _fail(self, error: Exception) -> None:
         """Fail the program as a whole."""
@@ -231,7 +234,7 @@ class Machine(Turns[Stream]):
             self.release(stream)
         for timer in (self._lease_timer, self._deadline):
             if timer is not None:
-                self._services.loop.cancel(timer)
+                self._services.loop.timers.cancel(timer)
         self._undrained.clear()
         self._ready.clear()
         self._submissions.clear()

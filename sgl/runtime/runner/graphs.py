@@ -22,16 +22,19 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.runner.draw_graphs import Draw, DrawGraphs
 
 logger = logging.getLogger(__name__)
 
 
 class Replayed(NamedTuple):
-    """A step's logits float32 [B, vocab] and, int64 [B], its request rows and the positions of the tokens to come."""
+    """A step's logits float32 [B, vocab] and, int64 [B], its request rows and the positions of the tokens to come; and
+    how many rows it was padded to."""
 
     logits: torch.Tensor
     rows: torch.Tensor
     positions: torch.Tensor
+    bucket: int
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -58,17 +61,24 @@ def capturing(what: str) -> Iterator[tuple[Any, torch.cuda.Stream]]:
 class DecodeGraphs:
     """Decode steps of at most `max_rows` rows. Capture before the first step.
 
-    next_tokens: int64 [request rows], the tokens sampled last, which graphs read; a token that the host knows better is
-    written there before.
+    next_tokens: int64 [request rows + 1], the tokens sampled last, which graphs read; a token that the host knows
+    better is written there before; the last row is for padding. draw: see DrawGraphs.
     """
 
     def __init__(
-        self, model: Decoder, kv: KVCache, attention: GraphAttention, next_tokens: torch.Tensor, max_rows: int
+        self,
+        model: Decoder,
+        kv: KVCache,
+        attention: GraphAttention,
+        next_tokens: torch.Tensor,
+        draw: Draw,
+        max_rows: int,
     ) -> None:
         self._model = model
         self._kv = kv
         self._attention = attention
         self._next_tokens = next_tokens
+        self.draws = DrawGraphs(draw)
         self._buckets = buckets(max_rows)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and variant of attention
         self._uploader = Uploader(model.device)
@@ -97,13 +107,13 @@ class DecodeGraphs:
                 *(each[given].astype(np.int64) for each in (batch.rows, batch.token_ids))
             )
             self._next_tokens.index_copy_(0, index, ids)
-        rows, after = np.zeros(bucket, np.int64), kv_lens.astype(np.int64)
+        rows, after = np.full(bucket, len(self._next_tokens) - 1, np.int64), kv_lens.astype(np.int64)
         rows[:num_rows] = batch.rows
         inputs = rows, after - 1, _slots(after - 1, pages, self._kv.page_size), after
         step = AttentionStep(np.ones(bucket, np.int32), kv_lens, pages)
         placed = self._attention.plan_decode(step, variant, inputs)
         self._graphs[bucket, variant].replay()
-        return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
+        return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows], bucket)
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -120,6 +130,8 @@ class DecodeGraphs:
                     with torch.cuda.graph(graph, pool=pool, stream=stream):
                         self._forward(inputs)
                     self._graphs[bucket, variant] = graph
+                rows, _, _, after = inputs
+                self.draws.capture(self._logits[:bucket], rows, after, pool, stream)
 
     def _forward(self, inputs: list[torch.Tensor]) -> None:
         rows, positions, slots, _ = inputs

@@ -178,19 +178,30 @@ class PendingStep:
     def __init__(
         self,
         batch: Batch,
+        land: Callable[[], list[npt.NDArray[Any]]],
+        output: DeviceLogprobs | None = None,
+        inputs: DeviceLogprobs | None = None,
+    ) -> None:
+        """land: waits for the ids, int [S], of the batch's `sampling`, and the tensors of `output` and `inputs`."""
+        self._batch = batch
+        self._output = output
+        self._inputs = inputs
+        self._land = land
+
+    @classmethod
+    def of(
+        cls,
+        batch: Batch,
         ids: torch.Tensor,
         output: DeviceLogprobs | None,
         inputs: DeviceLogprobs | None,
         downloader: Downloader,
-    ) -> None:
-        """ids: int64 [S], of the batch's `sampling`. Starts the copy; later work on the stream is not waited for."""
-        self._batch = batch
-        self._output = output
-        self._inputs = inputs
+    ) -> PendingStep:
+        """Starts to copy, ids (int64 [S]) too; later work on the stream is not waited for."""
         tensors = [ids]
         for part in (output, inputs):
             tensors += part.tensors() if part is not None else []
-        self._land = downloader.start(tensors)
+        return cls(batch, downloader.start(tensors), output, inputs)
 
     def wait(self) -> StepResult:
         """Block until the step's results are on the host. To be called once."""

@@ -70,7 +70,8 @@ class ModelRunner:
         self._prompt_graphs: PromptGraphs | None = None
         if max_graph_rows:
             graph_attention = cast(GraphAttention, attention)
-            self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows)
+            its = self._sampler.next_tokens, self._sampler.draw
+            self._graphs = DecodeGraphs(model, kv, graph_attention, *its, max_graph_rows)
             if max_graph_tokens > 1:
                 self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
 
@@ -98,7 +99,7 @@ class ModelRunner:
         replayed = None if self._graphs is None else self._graphs.run(batch, pages)
         inputs = logits = placed = None
         if replayed is not None:
-            logits, *placed = replayed
+            logits, placed = replayed.logits, (replayed.rows, replayed.positions)
         else:
             hidden, sampling = self._forward(batch, pages)
             vocab_size = self._model.config.vocab_size
@@ -109,9 +110,13 @@ class ModelRunner:
             under_way()
         if logits is None:
             nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
-            return PendingStep(batch, nothing, None, inputs, self._downloader)
+            return PendingStep.of(batch, nothing, None, inputs, self._downloader)
+        if self._graphs is not None and replayed is not None and self._sampler.draws_alone(batch):
+            land = self._graphs.draws.run(replayed.bucket, len(batch))
+            if land is not None:
+                return PendingStep(batch, land)
         sampled = self._sampler(logits, batch, placed)
-        return PendingStep(batch, sampled.ids, sampled.logprobs, inputs, self._downloader)
+        return PendingStep.of(batch, sampled.ids, sampled.logprobs, inputs, self._downloader)
 
     def warm_up(self, num_tokens: int) -> None:
         """Compile, load and capture whatever steps will need, with prompts of num_tokens in all: everything that

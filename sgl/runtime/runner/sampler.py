@@ -50,21 +50,21 @@ class SampleOutput:
 class Sampler:
     """Sampling parameters, penalty counts and the last sampled token of every request row.
 
-    `next_tokens` int64 [max_rows] holds what each row sampled last, on the device: the next step gathers its decode
-    tokens from it, so it can be launched before the host knows them. A row's draws depend on its seed, the token's
-    position and its logits: not on the batch, its order, or earlier steps.
+    `next_tokens` int64 [max_rows + 1] holds what each row sampled last, on the device: the next step gathers its decode
+    tokens from it, so it can be launched before the host knows them. The last row is nobody's. A row's draws depend on
+    its seed, the token's position and its logits: not on the batch, its order, or earlier steps.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device, eos_ids: Collection[int] = ()) -> None:
         """eos_ids end a request unless it ignores them, and so are not sampled before min_new_tokens."""
-        self.next_tokens = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.next_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._vocab_size = vocab_size
         self._device = device
         self._eos_ids = frozenset(eos_ids)
         self._uploader = Uploader(device)
         self._takes_one_pass = device.type == "cuda"
-        self._floats = torch.zeros(max_rows, 6, dtype=torch.float32, device=device)
-        self._ints = torch.zeros(max_rows, 2, dtype=torch.int64, device=device)
+        self._floats = torch.zeros(max_rows + 1, 6, dtype=torch.float32, device=device)
+        self._ints = torch.zeros(max_rows + 1, 2, dtype=torch.int64, device=device)
         self._masks: MaskTable | None = None  # once a request has a constraint
         self._occurrences: torch.Tensor | None = None  # int32 [max_rows, V] once a request has penalties
         # The host's mirror; the first four are about rows that draw
@@ -76,6 +76,7 @@ class Sampler:
         self._has_bias = np.zeros(max_rows, np.bool_)
         self._biases: dict[int, tuple[Int64Array, Float32Array]] = {}  # row → ids, values
         self._may_end = np.zeros(max_rows, np.int64)  # the first position at which the row may end
+        self._takes_more = np.zeros(max_rows, np.bool_)  # than its logits, temperature and seed
         self._ending: dict[int, Int64Array] = {}  # row → ids that it must not sample before
 
     def walk_masks(self, vocabulary: Vocabulary) -> None:
@@ -111,6 +112,8 @@ class Sampler:
             self._has_min_p[row] = min_p > 0.0
             self._has_penalties[row] = params.has_penalties
             self._set_edits(row, params, len(setup.prompt_ids))
+            is_cut = top_k > 0 or top_p < 1.0 or min_p > 0.0
+            self._takes_more[row] = is_cut or params.has_penalties or row in self._biases or row in self._ending
         index, new_floats, new_ints = self._uploader.upload(rows, floats, ints)
         self._floats.index_copy_(0, index, new_floats)
         self._ints.index_copy_(0, index, new_ints)
@@ -170,6 +173,25 @@ class Sampler:
             return SampleOutput(ids, None)
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
 
+    def draws_alone(self, batch: Batch) -> bool:
+        """Whether `draw` is all that there is to do for a batch whose rows decode."""
+        takes_more = batch.token_masks is not None or self._takes_more[batch.rows].any()
+        return not takes_more and int(batch.top_logprobs.max()) < 0
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        index: torch.Tensor,
+        positions: torch.Tensor,
+        masks: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Tokens of request rows `index`, int64 [S], noted in `next_tokens`, in one pass over the logits; on a GPU. Of
+        what they may be only masks count: rows that are allowed, and which each of the S has."""
+        from sgl.kernels import sampling_triton
+
+        parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
+        return sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
+
     def _mask_table(self, walker: DeviceMasks | None = None) -> MaskTable:
         num_masks = max(_NUM_MASKS, _MASKS_A_ROW * len(self.next_tokens))
         return MaskTable(num_masks, self._vocab_size, self._device, walker)
@@ -203,11 +225,8 @@ class Sampler:
     ) -> tuple[torch.Tensor, bool]:
         """Every row goes the way that its own parameters say: only those that cut off tails take several passes. The
         tokens, and whether all of them are noted."""
-        from sgl.kernels import sampling_triton
-
         cut = np.flatnonzero((self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows])
-        parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
-        ids = sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
+        ids = self.draw(logits, index, positions, masks)
         if len(cut):
             (some,) = self._uploader.upload(cut)
             cut_logits = logits.index_select(0, some)

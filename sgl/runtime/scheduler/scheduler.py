@@ -8,9 +8,9 @@ results back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import islice
 
 import numpy as np
 
@@ -210,9 +210,10 @@ class Scheduler:
             if self._rows.kv_len[request.row] >= request.ready_len:
                 self.memory.prompt_is_computed(request)
 
-    def handle(self, step: Step, result: StepResult) -> Iterable[Request]:
+    def handle(self, step: Step, result: StepResult) -> Iterator[list[Request]]:
         """Take in a step's result; the requests that have one more output token, or that wanted none and are computed.
-        Those whose draft stands come twice: to be gone through once. Requests that ended meanwhile are passed over."""
+        They come in groups, each request once in one: those whose draft stands come again in the next, unless the
+        caller has ended or appended to them meanwhile. Requests that ended before are passed over."""
         for b, logprobs in result.input_logprobs.items():
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
@@ -238,7 +239,7 @@ class Scheduler:
                     request.output_ids.append(tokens[b])
                 advanced.append(request)
         self.counters.generated_tokens += len(advanced)
-        return chain(advanced, *verified)
+        return _groups(advanced, verified)
 
     def _verified(self, request: Request, check: int, token: int) -> Iterator[Request]:
         """Advance a request by what was sampled in place of its draft, and if it is that, by what was sampled then."""
@@ -437,6 +438,14 @@ class Scheduler:
             lowest = min(request.priority for request in candidates)
             candidates = [request for request in candidates if request.priority == lowest]
         return candidates[-1]
+
+
+def _groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
+    """Those that are advanced with the first of each that are verified, then the next of each."""
+    group = advanced + [request for each in verified for request in islice(each, 1)]
+    while group:
+        yield group
+        group = [request for each in verified for request in islice(each, 1)]
 
 
 def _next_deadline(request: Request) -> float:

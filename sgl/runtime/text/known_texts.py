@@ -1,0 +1,41 @@
+"""Token ids of texts that come again.
+
+Knows how many texts it keeps and which of them were met last; how they are encoded is the caller's. Constraints keep in
+it what was forced.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+
+class KnownTexts:
+    """Encodes texts and remembers those that it met last. Safe from any thread."""
+
+    def __init__(self, encode: Callable[[Sequence[str]], list[list[int]]], most: int) -> None:
+        """encode: called once for all texts of a call that are not known. most: texts that are kept."""
+        self._encode = encode
+        self._most = most
+        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # those met last are last
+        self._lock = threading.Lock()
+
+    def __call__(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """The token ids of each text. Raises what encoding raises, after which nothing has changed."""
+        found: dict[str, Sequence[int]] = {}
+        with self._lock:
+            for text in texts:
+                if text in self._known:
+                    self._known.move_to_end(text)
+                    found[text] = self._known[text]
+        missing = [text for text in dict.fromkeys(texts) if text not in found]
+        if missing:
+            # Tuples: a garbage collection does not look at their items.
+            new = dict(zip(missing, map(tuple, self._encode(missing)), strict=True))
+            found.update(new)
+            with self._lock:
+                self._known.update(new)
+                while len(self._known) > self._most:
+                    self._known.popitem(last=False)
+        return [found[text] for text in texts]

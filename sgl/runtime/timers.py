@@ -1,0 +1,68 @@
+"""What is to be done at a time, in the engine's thread.
+
+Knows no thread and does not wait: the loop asks how long it may, and runs what is due between two steps. Programs set
+timers for their leases and deadlines.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_MANY_CANCELLED = 64
+
+
+@dataclass(slots=True, order=True)
+class Timer:
+    """Something to be done at a time; see `Timers.call_at`."""
+
+    when: float  # monotonic seconds
+    number: int
+    action: Callable[[], None] | None = field(compare=False)  # None: cancelled, or over
+
+
+class Timers:
+    """Actions by the time at which they are due. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._heap: list[Timer] = []
+        self._numbers = itertools.count()
+        self._num_cancelled = 0  # of those in the heap
+
+    def __len__(self) -> int:
+        """How many are kept, some of them cancelled."""
+        return len(self._heap)
+
+    def call_at(self, when: float, action: Callable[[], None]) -> Timer:
+        """Run an action at `when` in monotonic seconds or soon after. It must not raise."""
+        timer = Timer(when, next(self._numbers), action)
+        heapq.heappush(self._heap, timer)
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Forget a timer, if it is not over."""
+        if timer.action is not None:
+            timer.action = None
+            self._num_cancelled += 1
+            if self._num_cancelled > _MANY_CANCELLED and self._num_cancelled > len(self._heap) // 2:
+                self._heap = [kept for kept in self._heap if kept.action is not None]
+                heapq.heapify(self._heap)
+                self._num_cancelled = 0
+
+    def seconds_left(self) -> float:
+        """Until the next is due; not positive if one is."""
+        return self._heap[0].when - time.monotonic() if self._heap else threading.TIMEOUT_MAX
+
+    def run_due(self) -> None:
+        """Run what is due, in order."""
+        while self._heap and self._heap[0].when <= time.monotonic():
+            timer = heapq.heappop(self._heap)
+            action, timer.action = timer.action, None
+            if action is None:
+                self._num_cancelled -= 1
+            else:
+                action()
