@@ -6,6 +6,7 @@ import importlib.util
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,21 +108,26 @@ def test_steps_that_go_on_get_the_shares_that_they_would_get_by_themselves(
     """One planner for all, and one for each step."""
     shape = AttentionShape(4, 2, 16, page_size, 1.0, torch.float32, torch.device("cpu"))
     kept = DecodeAttention(shape)
+
+    def compare(kv_lens: list[int], table: npt.NDArray[np.int32]) -> None:
+        lengths = np.array(kv_lens, np.int32)
+        step = AttentionStep(np.ones(len(lengths), np.int32), lengths, table)
+        skipped = (lengths - 1) // page_size // 2 if skips else None
+        fresh = DecodeAttention(shape)
+        for attention in (kept, fresh):
+            attention.num_programs = 7
+        ways = (attention._host(step, len(lengths), skipped) for attention in (kept, fresh))
+        for ours, theirs in zip(*ways, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
     for lengths in steps:
-        num_rows = len(lengths)
-        table = np.arange(num_rows * 600, dtype=np.int32).reshape(num_rows, 600)
+        table = np.arange(len(lengths) * 600, dtype=np.int32).reshape(-1, 600)
         for _ in range(data.draw(st.integers(1, 40))):
-            kv_lens = np.array(lengths, np.int32)
-            step = AttentionStep(np.ones(num_rows, np.int32), kv_lens, table)
-            skipped = (kv_lens - 1) // page_size // 2 if skips else None
-            fresh = DecodeAttention(shape)
-            for attention in (kept, fresh):
-                attention.num_programs = 7
-            for ours, theirs in zip(
-                kept._host(step, num_rows, skipped), fresh._host(step, num_rows, skipped), strict=True
-            ):
-                np.testing.assert_array_equal(ours, theirs)
+            compare(lengths, table)
             lengths = [length + 1 for length in lengths]
+        compare(lengths, table)
+        compare(lengths, table[::-1])  # others of the same lengths
+        compare(lengths, table + 1)
 
 
 @settings(max_examples=15)

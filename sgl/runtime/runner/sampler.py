@@ -66,7 +66,7 @@ class Sampler:
         self._floats = torch.zeros(max_rows + 1, 6, dtype=torch.float32, device=device)
         self._ints = torch.zeros(max_rows + 1, 2, dtype=torch.int64, device=device)
         self._masks: MaskTable | None = None  # once a request has a constraint
-        self._occurrences: torch.Tensor | None = None  # int32 [max_rows, V] once a request has penalties
+        self._occurrences: torch.Tensor | None = None  # int32 [max_rows + 1, V] once a request has penalties
         # The host's mirror; the first four are about rows that draw
         self._is_drawn = np.zeros(max_rows, np.bool_)
         self._top_k = np.zeros(max_rows, np.int64)  # 0: off
