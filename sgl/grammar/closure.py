@@ -46,7 +46,7 @@ class Ends(NamedTuple):
 
 class Closed:
     """All of an automaton, in arrays: walked like one (`place.advance`), and never in need of more. No lists: a
-    garbage collection looks at each of their items, 45 ms for those of 500 automata."""
+    garbage collection looks at each of their items, 8 ms for those of 512 automata, and halts all threads."""
 
     def __init__(self, automaton: Automaton, ends: Ends) -> None:
         self.tables = tables = automaton.tables.trimmed()  # it never grows, and is sent between processes

@@ -295,10 +295,8 @@ class EngineLoop:
                         continue
             except SglError as error:  # of this request alone: a stop regex that runs away
                 reason = FinishReason("abort", error=error)
-            if reason is not None:
-                self._end(submission, reason)
-            elif submission.stream and len(request.output_ids) - submission.emitted >= self._stream_interval:
-                self._emit(submission, None)
+            if reason is not None or submission.stream:
+                self._tell(submission, reason)
         if jumping:
             self._jump_all(jumping)
 
@@ -306,15 +304,20 @@ class EngineLoop:
         """Give each request the tokens of what was foreseen for it, and end those that are complete with them."""
         cuts = cut([foreseen for _, _, foreseen in jumping], jumping[0][1].encode)
         for (submission, guide, foreseen), ids in zip(jumping, cuts, strict=True):
-            request = submission.request
             try:
                 reason = self._jump(submission, guide, guide.forced(foreseen, ids))
             except SglError as error:  # of this request alone: a grammar that grew too large
                 reason = FinishReason("abort", error=error)
-            if reason is not None:
-                self._end(submission, reason)
-            elif submission.stream and len(request.output_ids) - submission.emitted >= self._stream_interval:
-                self._emit(submission, None)
+            self._tell(submission, reason)
+
+    def _tell(self, submission: Submission, reason: FinishReason | None) -> None:
+        """End a request, where there is a reason; else send what its stream is due."""
+        if reason is not None:
+            self._end(submission, reason)
+            return
+        due = len(submission.request.output_ids) - submission.emitted >= self._stream_interval
+        if submission.stream and due:
+            self._emit(submission, None)
 
     def _advance(self, submission: Submission) -> FinishReason | None:
         """Read the latest token as text; the reason if it ends the request."""

@@ -33,10 +33,6 @@ class Timers:
         self._numbers = itertools.count()
         self._num_cancelled = 0  # of those in the heap
 
-    def __len__(self) -> int:
-        """How many are kept, some of them cancelled."""
-        return len(self._heap)
-
     def call_at(self, when: float, action: Callable[[], None]) -> Timer:
         """Run an action at `when` in monotonic seconds or soon after. It must not raise."""
         timer = Timer(when, next(self._numbers), action)

@@ -70,8 +70,10 @@ class ModelRunner:
         self._prompt_graphs: PromptGraphs | None = None
         if max_graph_rows:
             graph_attention = cast(GraphAttention, attention)
-            its = self._sampler.next_tokens, self._sampler.draw
-            self._graphs = DecodeGraphs(model, kv, graph_attention, *its, max_graph_rows)
+            sampler = self._sampler
+            self._graphs = DecodeGraphs(
+                model, kv, graph_attention, sampler.next_tokens, sampler.draw, max_graph_rows
+            )
             if max_graph_tokens > 1:
                 self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
 
