@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
 from tests.test_attention import Case
@@ -323,6 +326,54 @@ def test_tokens_drawn_in_graphs_are_those_that_are_drawn_by_launches(model_path:
         assert replay.call_count == (8 if in_graphs else 0)
         found.append((steps, sampler.next_tokens[:20].tolist()))
     assert found[0] == found[1]
+
+
+def test_neither_garbage_nor_other_threads_spoil_a_capture() -> None:
+    """Garbage of engines that are gone, graphs among it; threads of engines that start meanwhile."""
+    x = torch.zeros(8, device="cuda")
+
+    def capture(stream: torch.cuda.Stream, pool: Any, meanwhile: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
+            x.add_(1)
+            meanwhile()
+            x.add_(1)
+        return graph
+
+    def leave_garbage() -> None:
+        holder.clear()
+        gc.set_threshold(1, 1, 1)
+        [[] for _ in range(1000)]
+
+    def allocate() -> None:
+        thread = threading.Thread(target=lambda: sizes.append(torch.empty(1 << 28, device="cuda").numel()))
+        thread.start()
+        thread.join()
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    torch.cuda.empty_cache()
+    holder: list[Any] = []
+    sizes: list[int] = []
+    try:
+        with capturing("a graph that will be garbage") as (pool, stream):
+            holder.append(capture(stream, pool, lambda: None))
+        holder.append([holder[0]])
+        holder[1].append(holder[1])  # a cycle, which only a collection frees
+        freed = weakref.ref(holder[0])
+        with capturing("a graph while there is garbage") as (pool, stream):
+            graph = capture(stream, pool, leave_garbage)
+            assert freed() is not None
+        with capturing("a graph beside another thread") as (pool, stream):
+            graph = capture(stream, pool, allocate)
+        assert sizes == [1 << 28]
+    finally:
+        gc.set_threshold(*thresholds)
+    gc.collect()
+    assert freed() is None
+    x.zero_()
+    graph.replay()
+    assert x.tolist() == [2.0] * 8
 
 
 def test_replayed_steps_with_prompts_equal_launched_ones_and_the_float32_oracle(model_path: Path) -> None:

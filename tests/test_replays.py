@@ -4,6 +4,7 @@ and Triton's interpreter runs the kernels. What real graphs make of it is for te
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
-from sgl.runtime.runner import graphs
+from sgl.runtime.runner.capture import capturing
 from sgl.runtime.runner.draw_graphs import DrawGraphs
 from sgl.runtime.runner.graphs import DecodeGraphs
 from sgl.runtime.runner.runner import ModelRunner
@@ -51,7 +52,9 @@ class Graph:
 
     @staticmethod
     @contextmanager
-    def capture(graph: Graph, **_: Any) -> Iterator[None]:
+    def capture(graph: Graph, *, capture_error_mode: str, **_: Any) -> Iterator[None]:
+        assert not gc.isenabled()
+        assert capture_error_mode == "thread_local"
         Graph.capturing = graph
         yield
         Graph.capturing = None
@@ -76,10 +79,6 @@ class Event:
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     empty = torch.empty
 
-    @contextmanager
-    def capturing(what: str) -> Iterator[tuple[None, None]]:
-        yield None, None
-
     def unpinned(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         return empty(*size, **options)
 
@@ -87,7 +86,10 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph", Graph.capture)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch, "empty", unpinned)
-    monkeypatch.setattr(graphs, "capturing", capturing)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
     monkeypatch.setattr(DecodeGraphs, "_forward", Graph.recorded(DecodeGraphs._forward))
     monkeypatch.setattr(DrawGraphs, "_launch", Graph.recorded(DrawGraphs._launch))
 
@@ -154,3 +156,12 @@ def test_replayed_steps_sample_what_launched_ones_do(tmp_path: Path, odd_one: di
     # Six rows are too many; of three, padded to four, and so on.
     assert drawn == ([(4, 3), (5, 5), (1, 1), (4, 3), (2, 2)] if not odd_one else [(1, 1), (2, 2)])
     assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_garbage_is_collected_again_after_a_capture_that_failed() -> None:
+    with pytest.raises(ZeroDivisionError), capturing("nothing"):
+        _ = 1 // gc.isenabled()
+    assert gc.isenabled()
+    with capturing("nothing"):  # nor does anybody wait for that one for ever
+        pass

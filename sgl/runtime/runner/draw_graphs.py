@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from sgl.runtime.batch import Int32Array
+from sgl.runtime.runner.capture import CAPTURE_MODE
 
 _MAX_ROWS = 64  # larger steps take so long that the host's share of them is hidden
 _NUM_SLOTS = 2  # as many steps are under way at most
@@ -54,7 +55,7 @@ class DrawGraphs:
         for slot in self._free:
             self._launch(slot, logits, rows, positions)  # compiles and loads what a capture may not
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
                 self._launch(slot, logits, rows, positions)
             self._graphs[len(rows), slot.number] = graph
 

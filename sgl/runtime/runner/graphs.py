@@ -7,12 +7,8 @@ backend copies to the device together with its plan, in stream order.
 
 from __future__ import annotations
 
-import logging
-import time
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +18,8 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 from sgl.runtime.runner.draw_graphs import Draw, DrawGraphs
-
-logger = logging.getLogger(__name__)
 
 
 class Replayed(NamedTuple):
@@ -43,19 +38,6 @@ def buckets(max_rows: int) -> list[int]:
     coarse = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160]
     sizes = [size for size in coarse if size < max_rows] + list(range(176, max_rows, 16))
     return [*sizes, max_rows]
-
-
-@contextmanager
-def capturing(what: str) -> Iterator[tuple[Any, torch.cuda.Stream]]:
-    """A pool of memory and a stream to capture with; says what it took."""
-    began = time.monotonic()
-    free_before = torch.cuda.mem_get_info()[0]
-    # A stream of this GPU: torch's own for captures is of the first that captured anything
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
-    yield torch.cuda.graph_pool_handle(), stream
-    torch.cuda.synchronize()
-    seconds, num_bytes = time.monotonic() - began, free_before - torch.cuda.mem_get_info()[0]
-    logger.info("captured %s as CUDA graphs: %.1f s, %.2f GiB", what, seconds, num_bytes / 2**30)
 
 
 class DecodeGraphs:
@@ -127,7 +109,7 @@ class DecodeGraphs:
                     inputs = self._attention.plan_decode(step, variant, nothing)
                     self._forward(inputs)  # compiles and loads what a capture may not
                     graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
                         self._forward(inputs)
                     self._graphs[bucket, variant] = graph
                 rows, _, _, after = inputs

@@ -19,7 +19,7 @@ from sgl.runtime.batch import Int64Array
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder, Flow
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.runner.graphs import capturing
+from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
 _LARGE_WORK = 1 << 38  # weights of a layer times tokens: a millisecond of an H200; launching has caught up by then
 _MOST_TOKENS = 4096
@@ -120,7 +120,7 @@ class PromptGraphs:
         for index in range(self._model.config.num_layers):
             # Not by torch.cuda.graph, which waits for the device and gives memory back each time.
             graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=pool)
+            graph.capture_begin(pool=pool, capture_error_mode=CAPTURE_MODE)
             try:
                 if not index:
                     flow = self._enter(inputs)
