@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.grammar import closers as closers_module
 from sgl.grammar import process
 from sgl.grammar.closers import Closers
 from sgl.grammar.closure import Closed
@@ -41,7 +42,7 @@ class Ask:
 
 
 @contextmanager
-def closers(num_processes: int = 1, **options: float) -> Iterator[Closers]:
+def closers(num_processes: int = 1, **options: Any) -> Iterator[Closers]:
     made = Closers(num_processes, **{"deadline": 30.0, "patience": 30.0} | options)
     made.start()
     ready = Ask(made, regex="ready")
@@ -124,6 +125,26 @@ def test_half_an_answer_holds_up_nobody_else() -> None:
         assert isinstance(Ask(its, regex="[ab]{5}").next()[1], Closed)
         assert stuck.found.empty()
         assert isinstance(stuck.next()[1], OutOfTime)
+
+
+def test_answers_are_not_read_while_somebody_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    launching = threading.Lock()
+    monkeypatch.setattr(closers_module, "_LONGEST_LAUNCH", 60.0)
+    with closers(launching=launching) as its:
+        pid = stopped(its)
+        asked = Ask(its, regex="[ab]{4}")
+        until_taken_up(its)
+        with launching:
+            os.kill(pid, signal.SIGCONT)
+            with pytest.raises(queue.Empty):
+                asked.found.get(timeout=0.3)
+        assert isinstance(asked.next()[1], Closed)
+
+
+def test_who_launches_for_long_waits_for_the_device_and_holds_up_no_answer() -> None:
+    launching = threading.Lock()
+    with launching, closers(launching=launching) as its:
+        assert isinstance(Ask(its, regex="[ab]{4}").next()[1], Closed)
 
 
 def test_garbage_is_looked_for_when_nobody_asks_or_at_last(monkeypatch: pytest.MonkeyPatch) -> None:

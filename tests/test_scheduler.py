@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl.errors import QueueFull
+from sgl.runtime.scheduler.admission import OutputLengths
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.scheduler import Limits
 from tests.mock_runner import expected_output
@@ -151,7 +154,7 @@ def test_a_retracted_request_resumes_as_a_prefix_hit_with_the_same_tokens() -> N
     for request in requests:
         request.stop_ids = frozenset()
     driver = Driver(setting)
-    driver.scheduler._lengths._ratio = 0.05  # expects short outputs, so it admits too many
+    driver.scheduler._lengths._known_ratio = 0.05  # expects short outputs, so it admits too many
     for request in requests:
         driver.scheduler.add(request)
     driver.run()
@@ -267,6 +270,24 @@ def test_requests_that_are_late_are_named_once_and_the_rest_go_on() -> None:
     driver.run()
     assert len(patient.output_ids) == 3
     driver.check()
+
+
+def test_lengths_that_are_expected_follow_the_latest_and_are_worked_out_when_asked_for() -> None:
+    """Not for each request: many end in one step."""
+    lengths = OutputLengths()
+    assert lengths.remaining(0, 1000, exact=False) == 700
+    for length in range(7):
+        lengths.finished(length, 1000)
+    assert lengths.remaining(0, 1000, exact=False) == 700  # too few to learn from
+    expected = np.quantile(np.arange(372, 500), 0.9)
+    with mock.patch("numpy.quantile", wraps=np.quantile) as quantile:
+        for length in range(500):
+            lengths.finished(length, 1000)
+        assert not quantile.called
+        for _ in range(3):
+            assert lengths.remaining(0, 1000, exact=False) == pytest.approx(expected, abs=1)
+            assert lengths.remaining(100, 1000, exact=True) == 900
+        quantile.assert_called_once()
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -1,7 +1,8 @@
 """Closes automata in processes side by side, all of them looked after by one thread.
 
 A thread for each would be so many that want the interpreter's lock whenever the scheduler's thread lets go of it, which
-torch does at every launch.
+torch does at every launch. Where that thread launches hundreds of kernels one by one, this one waits: it would have the
+lock at each of them for as long as an answer takes to read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from sgl.grammar.time_limit import OutOfTime
 
 Answer = Closed | BaseException | None
 
+_LONGEST_LAUNCH = 0.05  # seconds; where it takes longer, it waits for the device
+
 
 @dataclass(slots=True, eq=False)
 class _Job:
@@ -40,11 +43,15 @@ class _Job:
 
 class Closers:
     """`num_processes` processes; seconds: `deadline` for one constraint, `patience` that anybody waits for it. Both
-    count from when a process takes it up. Safe from any thread."""
+    count from when a process takes it up. Answers are not read while somebody holds `launching`, unless for long. Safe
+    from any thread."""
 
-    def __init__(self, num_processes: int, *, deadline: float, patience: float) -> None:
+    def __init__(
+        self, num_processes: int, *, deadline: float, patience: float, launching: threading.Lock | None = None
+    ) -> None:
         self._deadline = deadline
         self._patience = patience
+        self._launching = launching or threading.Lock()
         self._processes = [GrammarProcess(None) for _ in range(num_processes)]
         self._at_rest = list(self._processes)
         self._busy: dict[GrammarProcess, _Job] = {}
@@ -102,6 +109,7 @@ class Closers:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(4096)
                 elif not self._is_over:
+                    self._give_way()
                     self._get_on(key.data)
             for process in [process for process, job in self._busy.items() if job.due <= now]:
                 if not self._is_over:
@@ -109,6 +117,10 @@ class Closers:
         self._selector.close()
         self._woken.close()
         self._wake.close()
+
+    def _give_way(self) -> None:
+        if self._launching.acquire(timeout=_LONGEST_LAUNCH):
+            self._launching.release()
 
     def _ask(self, process: GrammarProcess, job: _Job) -> None:
         now = monotonic()

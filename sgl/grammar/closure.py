@@ -72,6 +72,11 @@ class Closed:
         of_states = tables.num_states * (4 * tables.num_classes + 36)
         return of_states + 4 * (tables.num_symbols + 1) * (tables.num_results + 1) + 2048
 
+    @property
+    def most_needed(self) -> int:
+        """What is needed nowhere more of, by `needed`."""
+        return self._ends.ahead[self.start.state]
+
     def needed(self, place: Place, most_opened: int) -> int:
         """So many bytes suffice to end the text behind every token that may follow at a place and opens at most so
         many frames."""

@@ -133,6 +133,7 @@ class ClosedCursor:
         self._place = grammar.closed.start
         self._text = bytearray()
         self._margin = next(_turns) % _MOST_MARGIN
+        self._far = min(FAR, grammar.closed.most_needed)
         self._is_finished = False
         self._host: MatcherCursor | None = None
 
@@ -144,7 +145,7 @@ class ClosedCursor:
             while frame is not None:
                 depth, frame = depth + 1, frame.parent
             far = remaining - self._margin
-            if depth <= MAX_DEPTH and (far > FAR or far > self._closed.needed(self._place, opened)):
+            if depth <= MAX_DEPTH and (far > self._far or far > self._closed.needed(self._place, opened)):
                 return Standing(self._closed, self._place)
             self._host = MatcherCursor(self._grammar.grammar(), bytes(self._text))
         return self._host.mask(remaining)

@@ -140,15 +140,17 @@ class Constraints:
         whitespace: JsonWhitespace = "compact",
         deadline: float = 10.0,
         on_device: bool = False,
+        launching: threading.Lock | None = None,
     ) -> None:
         """deadline: seconds that compiling may take. on_device: masks are walked by the runner, in automata that are
-        closed."""
+        closed. launching: see `ModelRunner`."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._whitespace = whitespace
         self._deadline = deadline
         self._num_closers = min(_MAX_CLOSERS, max(1, num_processors() - 2)) if on_device else 0
+        self._launching = launching
         self._service: CompileService | None = None
         self._lock = threading.Lock()
         self._encode = KnownTexts(self._tokens_of, _KNOWN_TEXTS)
@@ -207,7 +209,11 @@ class Constraints:
                     self._tokenizer.hf, eos_ids=self._eos_ids, logits_width=self._vocab_size
                 )
                 self._service = CompileService(
-                    vocabulary, deadline=self._deadline, num_closers=self._num_closers, prepare=self._prepare
+                    vocabulary,
+                    deadline=self._deadline,
+                    num_closers=self._num_closers,
+                    prepare=self._prepare,
+                    launching=self._launching,
                 )
             return self._service
 

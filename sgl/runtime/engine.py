@@ -91,6 +91,7 @@ class Engine:
             started.tokenizer,
             vocab_size=started.model_config.vocab_size,
             eos_ids=started.eos_ids,
+            launching=started.runner.launching,
         )
         if self._intake.walks_masks:
             try:
@@ -98,6 +99,7 @@ class Engine:
             except BaseException:
                 self._intake.close()
                 raise
+        startup.settle(started)
         self._profiler = StepProfiler()
         self._rids: dict[str, list[int]] = {}
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected

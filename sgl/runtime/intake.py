@@ -63,7 +63,9 @@ class Intake:
         *,
         vocab_size: int,
         eos_ids: frozenset[int],
+        launching: threading.Lock,
     ) -> None:
+        """launching: see `ModelRunner`."""
         assert config.context_length is not None, "options were resolved"
         self._config = config
         self._tokenizer = tokenizer
@@ -78,6 +80,7 @@ class Intake:
             whitespace=config.json_whitespace,
             deadline=config.constraint_timeout,
             on_device=self.walks_masks,
+            launching=launching,
         )
         self._uids = itertools.count(1)
         self._lock = threading.Lock()

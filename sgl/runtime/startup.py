@@ -119,7 +119,8 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     )
     if device.type == "cuda":
         runner.warm_up(step_tokens)
-        _settle(device)
+        # Small tensors of all later steps at once: torch keeps what is freed.
+        [torch.empty(1 << 19, dtype=torch.uint8, device=device) for _ in range(32)]
     limits = Limits(
         max_running_requests=config.max_running_requests,
         context_length=config.context_length,
@@ -133,14 +134,13 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, num_pages, kv_bytes)
 
 
-def _settle(device: torch.device) -> None:
-    """Nothing is to be waited for once requests run: neither the device's allocator nor the garbage collector."""
-    # Small tensors of all later steps at once: torch keeps what is freed.
-    [torch.empty(1 << 19, dtype=torch.uint8, device=device) for _ in range(32)]
-    # A collection looks at all that was ever loaded, 100 to 300 ms long. An engine that stops thaws it.
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+def settle(started: Started) -> None:
+    """Let no collection of garbage look again at what a GPU's engine has loaded by now: that takes 100 to 300 ms, 60 of
+    them for the tokens of a vocabulary, and halts all threads. An engine that stops thaws it."""
+    if started.runner.is_on_gpu:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
 
 def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfig, AttentionBackend]:

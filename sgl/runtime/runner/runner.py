@@ -6,6 +6,7 @@ The runner decides nothing: it keeps the page table and does what a Batch says. 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -58,6 +59,10 @@ class ModelRunner:
         self._kv = kv
         self._attention = attention
         self._current = current(device)
+        self.is_on_gpu = device.type == "cuda"
+        self.launching = threading.Lock()
+        """Held while a step is launched kernel by kernel. Each launch lets go of the interpreter's lock; other threads
+        that have much to do wait for this one, or the device would wait for them."""
         self._page_table: Int32Array = np.zeros((max_rows, max_pages), np.int32)
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
@@ -103,7 +108,8 @@ class ModelRunner:
         if replayed is not None:
             logits, placed = replayed.logits, (replayed.rows, replayed.positions)
         else:
-            hidden, sampling = self._forward(batch, pages)
+            with self.launching:
+                hidden, sampling = self._forward(batch, pages)
             vocab_size = self._model.config.vocab_size
             inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
             if len(sampling):

@@ -14,6 +14,7 @@ import numpy as np
 _WINDOW = 128
 _QUANTILE = 0.9
 _FIRST_GUESS = 0.7
+_ENOUGH = 8  # ratios
 
 
 class OutputLengths:
@@ -22,15 +23,15 @@ class OutputLengths:
     def __init__(self, conservativeness: float = 1.0) -> None:
         self._conservativeness = conservativeness
         self._ratios: deque[float] = deque(maxlen=_WINDOW)
-        self._ratio = _FIRST_GUESS
+        self._known_ratio: float | None = _FIRST_GUESS  # None: to be found
         self._penalty = 1.0
 
     def finished(self, output_len: int, max_new_tokens: int) -> None:
         """Learn from a request that ended by itself."""
         self._ratios.append(output_len / max(max_new_tokens, 1))
         self._penalty = max(1.0, self._penalty * 0.99)
-        if len(self._ratios) % 8 == 0:
-            self._ratio = float(np.quantile(np.fromiter(self._ratios, np.float64), _QUANTILE))
+        if len(self._ratios) >= _ENOUGH:
+            self._known_ratio = None  # found when it is asked for: many may end in one step
 
     def retracted(self) -> None:
         """Expect more for a while: a guess was too low."""
@@ -42,6 +43,12 @@ class OutputLengths:
         if exact:
             return left
         return min(left, math.ceil(left * min(1.0, self._ratio * self._penalty * self._conservativeness)))
+
+    @property
+    def _ratio(self) -> float:
+        if self._known_ratio is None:
+            self._known_ratio = float(np.quantile(self._ratios, _QUANTILE))
+        return self._known_ratio
 
 
 class ReleaseSimulation:
