@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
-from sgl.grammar import closers as closers_module
 from sgl.grammar import process
 from sgl.grammar.closers import Closers
 from sgl.grammar.closure import Closed
@@ -127,24 +126,21 @@ def test_half_an_answer_holds_up_nobody_else() -> None:
         assert isinstance(stuck.next()[1], OutOfTime)
 
 
-def test_answers_are_not_read_while_somebody_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    launching = threading.Lock()
-    monkeypatch.setattr(closers_module, "_LONGEST_LAUNCH", 60.0)
-    with closers(launching=launching) as its:
-        pid = stopped(its)
-        asked = Ask(its, regex="[ab]{4}")
-        until_taken_up(its)
-        with launching:
-            os.kill(pid, signal.SIGCONT)
-            with pytest.raises(queue.Empty):
-                asked.found.get(timeout=0.3)
-        assert isinstance(asked.next()[1], Closed)
-
-
-def test_who_launches_for_long_waits_for_the_device_and_holds_up_no_answer() -> None:
-    launching = threading.Lock()
-    with launching, closers(launching=launching) as its:
-        assert isinstance(Ask(its, regex="[ab]{4}").next()[1], Closed)
+def test_nobody_is_told_while_somebody_launches_and_the_processes_work_on() -> None:
+    launches = threading.Event()
+    with closers(is_launching=launches.is_set) as its:
+        launches.set()
+        asked = [Ask(its, regex=regex) for regex in ("[ab]{4}", "(", "[cd]{4}")]
+        end = time.monotonic() + 30
+        while len(its._answered) < 3:
+            assert time.monotonic() < end, "each is taken up when the one before is answered"
+            time.sleep(0.001)
+        assert all(ask.found.empty() for ask in asked)
+        launches.clear()
+        first, failed, last = (ask.next() for ask in asked)
+        assert isinstance(first[1], Closed)
+        assert isinstance(failed[1], RegexSyntaxError)
+        assert isinstance(last[1], Closed)
 
 
 def test_garbage_is_looked_for_when_nobody_asks_or_at_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.runner import runner as runner_module
 from sgl.runtime.runner.capture import capturing
 from sgl.runtime.runner.draw_graphs import DrawGraphs
 from sgl.runtime.runner.graphs import DecodeGraphs
@@ -165,3 +167,29 @@ def test_garbage_is_collected_again_after_a_capture_that_failed() -> None:
     assert gc.isenabled()
     with capturing("nothing"):  # nor does anybody wait for that one for ever
         pass
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_step_that_is_launched_kernel_by_kernel_says_so(tmp_path: Path) -> None:
+    model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")
+    runner = make_runner(model, 5)
+    forward, kv_lens = runner._forward, [0] * ROWS
+    seen: list[bool] = []
+
+    def watched(*arguments: Any) -> Any:
+        seen.append(runner.is_launching())
+        with mock.patch.object(runner_module, "_LONGEST_LAUNCH", 0.0):
+            seen.append(runner.is_launching())  # for so long that it waits for the device
+        return forward(*arguments)
+
+    runner._forward = watched  # type: ignore[method-assign]
+    params: list[dict[str, Any]] = [{} for _ in range(ROWS)]
+    runner.launch(batch_of([0, 1], 2, kv_lens, params)).wait()
+    assert seen == [True, False]
+    assert not runner.is_launching()
+    runner.launch(batch_of([0, 1], 1, kv_lens, params)).wait()  # replayed
+    assert len(seen) == 2
+    runner._forward = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        runner.launch(batch_of([2], 2, kv_lens, params))
+    assert not runner.is_launching()

@@ -1,8 +1,8 @@
 """Closes automata in processes side by side, all of them looked after by one thread.
 
 A thread for each would be so many that want the interpreter's lock whenever the scheduler's thread lets go of it, which
-torch does at every launch. Where that thread launches hundreds of kernels one by one, this one waits: it would have the
-lock at each of them for as long as an answer takes to read.
+torch does at every launch. Where that thread launches hundreds of kernels one by one, this one leaves answers packed:
+unpacking one takes a millisecond, for which the other would wait at every launch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from sgl.grammar.closure import Closed
@@ -23,7 +24,7 @@ from sgl.grammar.time_limit import OutOfTime
 
 Answer = Closed | BaseException | None
 
-_LONGEST_LAUNCH = 0.05  # seconds; where it takes longer, it waits for the device
+_LOOK_SECONDS = 0.003  # between two looks whether somebody still launches
 
 
 @dataclass(slots=True, eq=False)
@@ -43,20 +44,25 @@ class _Job:
 
 class Closers:
     """`num_processes` processes; seconds: `deadline` for one constraint, `patience` that anybody waits for it. Both
-    count from when a process takes it up. Answers are not read while somebody holds `launching`, unless for long. Safe
-    from any thread."""
+    count from when a process takes it up. Nobody is told an answer while `is_launching`. Safe from any thread."""
 
     def __init__(
-        self, num_processes: int, *, deadline: float, patience: float, launching: threading.Lock | None = None
+        self,
+        num_processes: int,
+        *,
+        deadline: float,
+        patience: float,
+        is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
         self._deadline = deadline
         self._patience = patience
-        self._launching = launching or threading.Lock()
+        self._is_launching = is_launching
         self._processes = [GrammarProcess(None) for _ in range(num_processes)]
         self._at_rest = list(self._processes)
         self._busy: dict[GrammarProcess, _Job] = {}
         self._channels: dict[GrammarProcess, Channel] = {}  # of busy ones
         self._waiting: deque[_Job] = deque()
+        self._answered: deque[tuple[_Job, Callable[[], Answer]]] = deque()  # not unpacked yet, and nobody was told
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -97,11 +103,11 @@ class Closers:
         while not self._is_over:
             while self._waiting and self._at_rest and not self._is_over:
                 self._ask(self._at_rest.pop(), self._waiting.popleft())
-            due = min((job.due for job in self._busy.values()), default=None)
+            may_tell = bool(self._answered) and not self._is_launching()
             self._sleeps = True
             if self._waiting and self._at_rest:  # what came before that was set
                 continue
-            ready = self._selector.select(None if due is None else max(due - monotonic(), 0.0))
+            ready = self._selector.select(0.0 if may_tell else self._seconds_left())
             self._sleeps = False
             now = monotonic()  # what answers while these are read is not late
             for key, _ in ready:
@@ -109,18 +115,23 @@ class Closers:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(4096)
                 elif not self._is_over:
-                    self._give_way()
                     self._get_on(key.data)
             for process in [process for process, job in self._busy.items() if job.due <= now]:
                 if not self._is_over:
                     self._is_due(process, self._busy[process], now)
+            if may_tell and not self._is_over:
+                self._tell(*self._answered.popleft())
         self._selector.close()
         self._woken.close()
         self._wake.close()
 
-    def _give_way(self) -> None:
-        if self._launching.acquire(timeout=_LONGEST_LAUNCH):
-            self._launching.release()
+    def _seconds_left(self) -> float | None:
+        """Until there is something to do, if nothing happens; None: nothing."""
+        dues = [job.due for job in self._busy.values()]
+        left = max(min(dues) - monotonic(), 0.0) if dues else None
+        if self._answered:
+            return _LOOK_SECONDS if left is None else min(left, _LOOK_SECONDS)
+        return left
 
     def _ask(self, process: GrammarProcess, job: _Job) -> None:
         now = monotonic()
@@ -129,7 +140,7 @@ class Closers:
         try:
             channel = process.ask(job.constraint, job.until)
         except BaseException as error:
-            self._end(process, error)
+            self._end(process, partial(_same, error))
         else:
             self._selector.register(channel, channel.events, process)
             self._channels[process] = channel
@@ -140,10 +151,10 @@ class Closers:
         try:
             answer = process.answer(self._deadline)
         except BaseException as error:
-            self._end(process, error)
+            self._end(process, partial(_same, error))
             return
         if answer is not None:
-            self._end(process, answer[0])
+            self._end(process, answer)
         else:
             channel = self._channels[process]
             if self._selector.get_key(channel).events != channel.events:
@@ -152,15 +163,26 @@ class Closers:
     def _is_due(self, process: GrammarProcess, job: _Job, now: float) -> None:
         if now >= job.until:
             process.kill(for_good=False)
-            self._end(process, OutOfTime(self._deadline))
+            self._end(process, partial(_same, OutOfTime(self._deadline)))
         else:
             job.is_late = True
             job.ended(None)
 
-    def _end(self, process: GrammarProcess, answer: Answer) -> None:
-        """Let the process rest, and tell what came of its job."""
+    def _end(self, process: GrammarProcess, answer: Callable[[], Answer]) -> None:
+        """Let the process rest; what came of its job is told later."""
         job, channel = self._busy.pop(process), self._channels.pop(process, None)
         if channel is not None:
             self._selector.unregister(channel)
         self._at_rest.append(process)
-        (job.came_late if job.is_late else job.ended)(answer)
+        self._answered.append((job, answer))
+
+    def _tell(self, job: _Job, answer: Callable[[], Answer]) -> None:
+        try:
+            found = answer()
+        except BaseException as error:
+            found = error
+        (job.came_late if job.is_late else job.ended)(found)
+
+
+def _same(error: BaseException) -> BaseException:
+    return error

@@ -17,6 +17,8 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -46,6 +48,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._out = memoryview(b"")
+        self._num_parts = 0
         self._expect(_HEADER.size, is_header=True)
 
     def put(self, message: object) -> None:
@@ -64,8 +67,8 @@ class Channel:
                 self._out = self._out[self._socket.send(self._out) :]
         return not self._out
 
-    def receive(self) -> tuple[Any] | None:
-        """The next message, if it is complete. Raises EOFError if none will come."""
+    def receive(self) -> Callable[[], Any] | None:
+        """What unpacks the next message, if that is complete. Raises EOFError if none will come."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 num_read = self._socket.recv_into(self._in[self._num_read :])
@@ -75,19 +78,12 @@ class Channel:
                 if self._num_read < len(self._in):
                     continue
                 if not self._is_header:
-                    return (self._unpacked(),)
+                    body = self._in
+                    self._expect(_HEADER.size, is_header=True)
+                    return partial(_unpacked, body, self._num_parts)
                 self._num_parts, size = _HEADER.unpack(self._in)
                 self._expect(size, is_header=False)
         return None
-
-    def _unpacked(self) -> Any:
-        body, at, parts = self._in, 8 * self._num_parts, []
-        for size in np.frombuffer(body[:at], np.int64).tolist():
-            at += -at % _ALIGNMENT
-            parts.append(body[at : at + size])
-            at += size
-        self._expect(_HEADER.size, is_header=True)
-        return pickle.loads(parts[0], buffers=parts[1:])
 
     def _expect(self, size: int, *, is_header: bool) -> None:
         self._in, self._num_read, self._is_header = memoryview(bytearray(size)), 0, is_header
@@ -100,6 +96,15 @@ class Channel:
     def events(self) -> int:
         """What to wait for before the next `flush` or `receive`."""
         return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
+
+
+def _unpacked(body: memoryview, num_parts: int) -> Any:
+    at, parts = 8 * num_parts, []
+    for size in np.frombuffer(body[:at], np.int64).tolist():
+        at += -at % _ALIGNMENT
+        parts.append(body[at : at + size])
+        at += size
+    return pickle.loads(parts[0], buffers=parts[1:])
 
 
 class GrammarProcess:
@@ -133,7 +138,7 @@ class GrammarProcess:
                         self.kill(for_good=False)
                         raise OutOfTime(deadline)
                     selector.unregister(channel)
-            return answer[0]
+            return answer()
         finally:
             self._turn.release()
 
@@ -147,10 +152,10 @@ class GrammarProcess:
             raise self._died() from died
         return channel
 
-    def answer(self, deadline: float) -> tuple[Closed | None] | None:
-        """The closed automaton, its place empty if it was too large or the constraint was only to be tried; or None as
-        long as it has not come. Never waits. Raises the GrammarError that it ended in, OutOfTime where the process
-        itself noticed the deadline, GrammarTooLarge if it has died."""
+    def answer(self, deadline: float) -> Callable[[], Closed | None] | None:
+        """What unpacks the closed automaton, or None if it was too large or the constraint was only to be tried; and
+        raises the GrammarError that it ended in, and OutOfTime where the process itself noticed the deadline. None as
+        long as it has not come. Never waits. Raises GrammarTooLarge if the process has died."""
         channel = self._channel
         try:
             if channel is None:
@@ -158,14 +163,7 @@ class GrammarProcess:
             received = channel.receive() if channel.flush() else None
         except (EOFError, OSError) as died:
             raise self._died() from died
-        if received is None:
-            return None
-        answer: Closed | GrammarError | None = received[0]
-        if isinstance(answer, OutOfTime):
-            raise OutOfTime(deadline)
-        if isinstance(answer, GrammarError):
-            raise answer
-        return (answer,)
+        return None if received is None else partial(_found, received, deadline)
 
     def _died(self) -> GrammarTooLarge:
         self.kill(for_good=False)
@@ -198,6 +196,15 @@ class GrammarProcess:
                 self._channel.put(self.vocabulary)
                 self._channel.flush()
             return self._channel
+
+
+def _found(received: Callable[[], Any], deadline: float) -> Closed | None:
+    answer: Closed | GrammarError | None = received()
+    if isinstance(answer, OutOfTime):
+        raise OutOfTime(deadline)
+    if isinstance(answer, GrammarError):
+        raise answer
+    return answer
 
 
 def serve(descriptor: int) -> None:
@@ -244,7 +251,7 @@ def _answer_all(channel: Channel) -> None:
 def _next(channel: Channel) -> Any:
     received = channel.receive()
     assert received is not None, "its socket waits"
-    return received[0]
+    return received()
 
 
 def with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:

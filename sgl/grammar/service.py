@@ -49,12 +49,12 @@ class CompileService:
         num_closers: int = 0,
         patience: float = 0.1,
         prepare: Callable[[ClosedGrammar], None] = lambda _: None,
-        launching: threading.Lock | None = None,
+        is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
         """Seconds: `deadline` for one constraint, `moment` that it may take in a thread before it is tried in the
         process, `failures_kept` for which a failure is remembered. With `num_closers`, so many processes close
         automata, and grammars that are small enough come as ClosedGrammar; where that takes longer than `patience`,
-        only to those who ask later. `prepare` is called with each of these before anybody has it. launching: see
+        only to those who ask later. `prepare` is called with each of these before anybody has it. is_launching: see
         `Closers`."""
         self.vocabulary = vocabulary
         self.deadline = deadline
@@ -72,7 +72,7 @@ class CompileService:
         fits = vocabulary.is_byte_complete and vocabulary.most_opened <= MAX_OPENED
         self._closers: Closers | None = None
         if num_closers > 0 and fits:
-            self._closers = Closers(num_closers, deadline=deadline, patience=patience, launching=launching)
+            self._closers = Closers(num_closers, deadline=deadline, patience=patience, is_launching=is_launching)
             weakref.finalize(self, self._closers.close)  # its thread keeps it in use
 
     def submit(self, constraint: Constraint) -> Flight:

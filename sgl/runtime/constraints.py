@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from copy import copy
 
@@ -140,17 +140,17 @@ class Constraints:
         whitespace: JsonWhitespace = "compact",
         deadline: float = 10.0,
         on_device: bool = False,
-        launching: threading.Lock | None = None,
+        is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
         """deadline: seconds that compiling may take. on_device: masks are walked by the runner, in automata that are
-        closed. launching: see `ModelRunner`."""
+        closed. is_launching: see `ModelRunner`."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._whitespace = whitespace
         self._deadline = deadline
         self._num_closers = min(_MAX_CLOSERS, max(1, num_processors() - 2)) if on_device else 0
-        self._launching = launching
+        self._is_launching = is_launching
         self._service: CompileService | None = None
         self._lock = threading.Lock()
         self._encode = KnownTexts(self._tokens_of, _KNOWN_TEXTS)
@@ -213,7 +213,7 @@ class Constraints:
                     deadline=self._deadline,
                     num_closers=self._num_closers,
                     prepare=self._prepare,
-                    launching=self._launching,
+                    is_launching=self._is_launching,
                 )
             return self._service
 

@@ -91,7 +91,7 @@ class Engine:
             started.tokenizer,
             vocab_size=started.model_config.vocab_size,
             eos_ids=started.eos_ids,
-            launching=started.runner.launching,
+            is_launching=started.runner.is_launching,
         )
         if self._intake.walks_masks:
             try:

@@ -10,7 +10,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -63,9 +63,9 @@ class Intake:
         *,
         vocab_size: int,
         eos_ids: frozenset[int],
-        launching: threading.Lock,
+        is_launching: Callable[[], bool],
     ) -> None:
-        """launching: see `ModelRunner`."""
+        """is_launching: see `ModelRunner`."""
         assert config.context_length is not None, "options were resolved"
         self._config = config
         self._tokenizer = tokenizer
@@ -80,7 +80,7 @@ class Intake:
             whitespace=config.json_whitespace,
             deadline=config.constraint_timeout,
             on_device=self.walks_masks,
-            launching=launching,
+            is_launching=is_launching,
         )
         self._uids = itertools.count(1)
         self._lock = threading.Lock()

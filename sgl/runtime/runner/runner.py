@@ -6,9 +6,9 @@ The runner decides nothing: it keeps the page table and does what a Batch says. 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from time import monotonic
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +29,8 @@ from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
 
 _PARTS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 14  # sixteenths of the most tokens of a step, to warm up
+
+_LONGEST_LAUNCH = 0.06  # seconds, of a step's kernels on a slow host
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
@@ -60,9 +62,7 @@ class ModelRunner:
         self._attention = attention
         self._current = current(device)
         self.is_on_gpu = device.type == "cuda"
-        self.launching = threading.Lock()
-        """Held while a step is launched kernel by kernel. Each launch lets go of the interpreter's lock; other threads
-        that have much to do wait for this one, or the device would wait for them."""
+        self._launching_since: float | None = None  # monotonic seconds
         self._page_table: Int32Array = np.zeros((max_rows, max_pages), np.int32)
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
@@ -108,8 +108,11 @@ class ModelRunner:
         if replayed is not None:
             logits, placed = replayed.logits, (replayed.rows, replayed.positions)
         else:
-            with self.launching:
+            self._launching_since = monotonic()
+            try:
                 hidden, sampling = self._forward(batch, pages)
+            finally:
+                self._launching_since = None
             vocab_size = self._model.config.vocab_size
             inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
             if len(sampling):
@@ -125,6 +128,13 @@ class ModelRunner:
                 return PendingStep(batch, land)
         sampled = self._sampler(logits, batch, placed)
         return PendingStep.of(batch, sampled.ids, sampled.logprobs, inputs, self._downloader)
+
+    def is_launching(self) -> bool:
+        """Whether a step is being launched kernel by kernel, unless that takes so long that it waits for the device.
+        Each launch lets go of the interpreter's lock: other threads with much to do leave it alone meanwhile, or the
+        device would wait for them. Safe from any thread."""
+        since = self._launching_since
+        return since is not None and monotonic() - since < _LONGEST_LAUNCH
 
     def warm_up(self, num_tokens: int) -> None:
         """Compile, load and capture whatever steps will need, with prompts of num_tokens in all: everything that
