@@ -24,6 +24,8 @@ from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.weights import LayerWeights, Weights
 
+_TOKEN_STEP, _MANY_TOKENS = 32, 16_384  # between numbers of tokens whose products are met, and the most
+
 
 @dataclass(slots=True)
 class Flow:
@@ -163,6 +165,28 @@ class Decoder:
             return torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
         logits = linear(hidden, head, None)
         return logits.float() if out is None else out.copy_(logits)
+
+    @torch.inference_mode()
+    def meet_products(self, most_rows: int, most_tokens: int) -> None:
+        """Multiply with the matrices of a layer as many tokens as a step may have, or nearly so many, and with the
+        output's each number of rows: for some, cuBLAS chooses a kernel that no other has. To load one halts the host
+        until the device has done all that is under way."""
+        config, layer = self.config, self.weights.layers[0]
+        sizes = {*range(1, most_rows + 1), *range(0, min(most_tokens, _MANY_TOKENS), _TOKEN_STEP), most_tokens} - {
+            0
+        }
+        nothing = torch.empty(0, device=self.device)
+        for num_tokens in sorted(sizes, reverse=True):  # the smaller ones find room where the largest lay
+            hidden, attended = (
+                torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device)
+                for width in (config.hidden_size, config.num_heads * config.head_dim)
+            )
+            linear(hidden, layer.qkv, layer.qkv_bias)
+            self.after_attention(
+                0, Flow(hidden, (nothing, nothing), nothing), attended.unsqueeze(1), captured=False
+            )
+            if num_tokens <= most_rows:
+                self.logits(hidden)
 
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:
         """[num_heads + num_kv_heads, head_dim], so that queries and keys are normalised together."""

@@ -28,8 +28,6 @@ from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
 
-_PARTS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 14  # sixteenths of the most tokens of a step, to warm up
-
 _LONGEST_LAUNCH = 0.06  # seconds, of a step's kernels on a slow host
 
 
@@ -144,6 +142,7 @@ class ModelRunner:
                 graphs.capture()
         most = self._page_table.shape[1] * self._kv.page_size
         num_rows = len(self._page_table)
+        self._model.meet_products(num_rows, num_tokens)
 
         def prompts(num_tokens: int) -> list[int]:
             return ([most] * (num_tokens // most) + [num_tokens % most or most])[:num_rows]
@@ -152,8 +151,6 @@ class ModelRunner:
         for q_lens in ([1] * min(64, num_rows), [1, *others, max(first - 1, 1)], [1]):
             for temperature in (0.0, 1.0):
                 self.launch(_idle_batch(q_lens[:num_rows], temperature)).wait()
-        for part in _PARTS:  # other kernels multiply fewer tokens, and loading one takes up to 200 ms
-            self.launch(_idle_batch(prompts(max(1, num_tokens * part // 16)), 0.0)).wait()
 
     def walk_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
         """Let token masks be places in closed automata of this vocabulary, and warm that up, as `warm_up` does."""
