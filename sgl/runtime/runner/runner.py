@@ -28,6 +28,7 @@ from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
 
+_SHORT_PROMPTS = 2, 8, 64  # tokens: attention's tiles, each a kernel of its own, hang on how long prompts are
 _LONGEST_LAUNCH = 0.06  # seconds, of a step's kernels on a slow host
 
 
@@ -151,6 +152,9 @@ class ModelRunner:
         for q_lens in ([1] * min(64, num_rows), [1, *others, max(first - 1, 1)], [1]):
             for temperature in (0.0, 1.0):
                 self.launch(_idle_batch(q_lens[:num_rows], temperature)).wait()
+        for q_len in _SHORT_PROMPTS:
+            if q_len <= min(most, num_tokens):
+                self.launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
     def walk_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
         """Let token masks be places in closed automata of this vocabulary, and warm that up, as `warm_up` does."""
