@@ -20,6 +20,7 @@ from sgl.kernels.attention.torch import TorchAttention
 from sgl.kernels.linear import PackedMatrix, linear, prepare
 from sgl.kernels.norm import add_rms_norm, rms_norm
 from sgl.kernels.rope import apply_rotary, rotary_rows
+from sgl.runtime.model import decoder as decoder_module
 from sgl.runtime.model import weights as weights_module
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
@@ -265,6 +266,29 @@ def test_norms_equal_transformers_to_the_bit(dtype: torch.dtype) -> None:
         total = x + residual
         assert torch.equal(add_rms_norm(x, residual, reference.weight, 1e-5), reference(total))
         assert torch.equal(residual, total)
+
+
+def test_products_of_all_numbers_of_rows_are_met(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With each of a layer's matrices and, as many as may be sampled, the output's."""
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, "qwen2"))
+    model = load_decoder(config, device=device, dtype="bfloat16")
+    met: dict[str, set[int]] = {}
+    after, logits = model.after_attention, model.logits
+
+    def note(name: str, x: torch.Tensor) -> None:
+        met.setdefault(name, set()).add(len(x))
+
+    monkeypatch.setattr(model, "after_attention", lambda *a, **k: (note("layer", a[2]), after(*a, **k))[1])
+    monkeypatch.setattr(model, "logits", lambda hidden: (note("output", hidden), logits(hidden))[1])
+    monkeypatch.setattr(decoder_module, "_EACH", 40)
+    model.meet_products(100, 300)
+    steps = {64, 96, 128, 160, 192, 224, 256, 288, 300}
+    assert met == {"layer": {*range(1, 41), *steps}, "output": {*range(1, 41), 64, 96}}
+    met.clear()
+    model.meet_products(3, 2)  # more rows than tokens of prompts
+    assert met == {"layer": {1, 2, 3}, "output": {1, 2, 3}}
 
 
 def test_rotation_equals_transformers() -> None:

@@ -24,7 +24,7 @@ from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.weights import LayerWeights, Weights
 
-_TOKEN_STEP, _MANY_TOKENS = 32, 16_384  # between numbers of tokens whose products are met, and the most
+_EACH, _STEP, _MANY = 512, 32, 16_384  # numbers of tokens whose products are met: up to 512 each, then every 32nd
 
 
 @dataclass(slots=True)
@@ -168,13 +168,12 @@ class Decoder:
 
     @torch.inference_mode()
     def meet_products(self, most_rows: int, most_tokens: int) -> None:
-        """Multiply with the matrices of a layer as many tokens as a step may have, or nearly so many, and with the
-        output's each number of rows: for some, cuBLAS chooses a kernel that no other has. To load one halts the host
-        until the device has done all that is under way."""
+        """Multiply as many tokens as a step may have, or nearly so many, with the matrices of a layer, and up to
+        most_rows with the output's: for some numbers, cuBLAS chooses a kernel that it has for no other. To load one
+        halts the host until the device has done all that is under way."""
         config, layer = self.config, self.weights.layers[0]
-        sizes = {*range(1, most_rows + 1), *range(0, min(most_tokens, _MANY_TOKENS), _TOKEN_STEP), most_tokens} - {
-            0
-        }
+        steps = range(_STEP, min(max(most_tokens, most_rows), _MANY), _STEP)
+        sizes = {most_tokens, *range(1, min(most_rows, _EACH) + 1), *steps}
         nothing = torch.empty(0, device=self.device)
         for num_tokens in sorted(sizes, reverse=True):  # the smaller ones find room where the largest lay
             hidden, attended = (
