@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -9,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,13 +18,16 @@ from typing import Any
 
 import pytest
 
-from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.errors import EngineDead, GrammarTooLarge, RegexSyntaxError
+from sgl.grammar import closers as closers_module
 from sgl.grammar import process
 from sgl.grammar.closers import Closers
 from sgl.grammar.closure import Closed
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.process import Channel
+from sgl.grammar.service import CompileService
 from sgl.grammar.time_limit import OutOfTime
+from sgl.grammar.vocabulary import Vocabulary
 
 
 class Ask:
@@ -126,21 +131,96 @@ def test_half_an_answer_holds_up_nobody_else() -> None:
         assert isinstance(stuck.next()[1], OutOfTime)
 
 
-def test_nobody_is_told_while_somebody_launches_and_the_processes_work_on() -> None:
-    launches = threading.Event()
-    with closers(is_launching=launches.is_set) as its:
+def until_answered(closers: Closers, count: int) -> None:
+    end = time.monotonic() + 30
+    while len(closers._answered) < count:
+        assert time.monotonic() < end, "each is taken up when the one before is answered"
+        time.sleep(0.001)
+
+
+def test_nobody_is_told_while_somebody_launches_and_the_processes_work_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closers_module, "_LONGEST_WAIT", 60.0)
+    launches, looks = threading.Event(), []
+
+    def is_launching() -> bool:
+        looks.append(time.monotonic())
+        return launches.is_set()
+
+    with closers(is_launching=is_launching) as its:
         launches.set()
         asked = [Ask(its, regex=regex) for regex in ("[ab]{4}", "(", "[cd]{4}")]
-        end = time.monotonic() + 30
-        while len(its._answered) < 3:
-            assert time.monotonic() < end, "each is taken up when the one before is answered"
-            time.sleep(0.001)
+        until_answered(its, 3)
+        looks.clear()
+        time.sleep(0.3)
+        assert len(looks) <= 110, "it sleeps between two looks"
         assert all(ask.found.empty() for ask in asked)
         launches.clear()
         first, failed, last = (ask.next() for ask in asked)
         assert isinstance(first[1], Closed)
         assert isinstance(failed[1], RegexSyntaxError)
         assert isinstance(last[1], Closed)
+
+
+def test_who_launches_on_and_on_holds_up_no_answer() -> None:
+    with closers(is_launching=lambda: True) as its:
+        assert isinstance(Ask(its, regex="[ab]{4}").next()[1], Closed)
+
+
+def test_answers_that_come_late_are_told_as_such_behind_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closers_module, "_LONGEST_WAIT", 60.0)
+    launches = threading.Event()
+    with closers(is_launching=launches.is_set) as its:
+        its._patience = 0.1
+        launches.set()
+        pid = stopped(its)
+        asked = Ask(its, regex="[ab]{4}")
+        assert asked.next() == ("ended", None)  # at once
+        os.kill(pid, signal.SIGCONT)
+        until_answered(its, 1)
+        assert asked.found.empty()
+        launches.clear()
+        name, answer = asked.next()
+        assert name == "came late"
+        assert isinstance(answer, Closed)
+
+
+@pytest.mark.parametrize("state", ["answered", "under way", "waiting"])
+def test_a_service_that_was_closed_lets_go_of_who_launches(state: str) -> None:
+    """A runner, whose memory is the GPU's."""
+
+    class Runner:
+        launches = False
+
+        def is_launching(self) -> bool:
+            return self.launches
+
+    runner = Runner()
+    service = CompileService(
+        Vocabulary([bytes([byte]) for byte in range(256)], []), num_closers=1, is_launching=runner.is_launching
+    )
+    its = service._closers
+    assert its is not None
+    service.start()
+    service.submit(make_constraint({"regex": "ready"})).result(30)
+    while its._busy or its._answered:
+        time.sleep(0.001)
+    if state == "answered":
+        runner.launches = True
+        flight = service.submit(make_constraint({"regex": "[ab]{4}"}))
+        until_answered(its, 1)
+    else:
+        stopped(its)
+        flight = service.submit(make_constraint({"regex": "[ab]{4}"}))
+        until_taken_up(its)
+        if state == "waiting":
+            flight = service.submit(make_constraint({"regex": "[cd]{4}"}))
+    service.close()
+    its._thread.join(30)
+    assert isinstance(flight.exception(30), EngineDead)
+    kept = weakref.ref(runner)
+    del service, its, runner, flight
+    gc.collect()
+    assert kept() is None
 
 
 def test_garbage_is_looked_for_when_nobody_asks_or_at_last(monkeypatch: pytest.MonkeyPatch) -> None:

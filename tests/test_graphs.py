@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.runner.graphs import buckets
-from sgl.runtime.runner.prompt_graphs import that_fit, token_buckets
+from sgl.runtime.runner.prompt_graphs import PromptGraphs, that_fit, token_buckets
 from tests.tiny_models import tiny_checkpoint
 
 
@@ -42,6 +45,26 @@ def test_graphs_of_steps_with_prompts_leave_most_of_the_memory(tmp_path: Path) -
     assert few == wanted[: len(few)]
     assert 10 < len(few) < len(wanted)
     assert one == wanted[:1]
+
+
+def test_other_threads_spoil_no_capture_of_a_step_with_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    class Graph:
+        def capture_begin(self, **options: object) -> None:
+            begun.append(options)
+
+        def capture_end(self) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    graphs: Any = PromptGraphs.__new__(PromptGraphs)
+    graphs._model = SimpleNamespace(config=SimpleNamespace(num_layers=3))
+    graphs._inputs, graphs._pieces = torch.zeros(1024, dtype=torch.uint8), {}
+    graphs._enter = graphs._piece = lambda *_: None
+    graphs._capture(16, "the pool")
+    assert begun == [{"pool": "the pool", "capture_error_mode": "thread_local"}] * 3
+    _, pieces = graphs._pieces[16]
+    assert len(pieces) == 3
 
 
 def test_large_layers_are_launched_for_fewer_tokens() -> None:

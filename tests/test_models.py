@@ -274,21 +274,29 @@ def test_products_of_all_numbers_of_rows_are_met(
     """With each of a layer's matrices and, as many as may be sampled, the output's."""
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, "qwen2"))
     model = load_decoder(config, device=device, dtype="bfloat16")
+    layer = model.weights.layers[0]
+    matrices = {"qkv": layer.qkv, "output": layer.output, "gate_up": layer.gate_up, "down": layer.down}
+    names = {id(matrix): name for name, matrix in matrices.items()}
     met: dict[str, set[int]] = {}
-    after, logits = model.after_attention, model.logits
 
-    def note(name: str, x: torch.Tensor) -> None:
-        met.setdefault(name, set()).add(len(x))
+    def noting(multiply: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: torch.Tensor, matrix: Any, *rest: Any, **options: Any) -> Any:
+            met.setdefault(names.get(id(matrix), "logits"), set()).add(len(x))
+            return multiply(x, matrix, *rest, **options)
 
-    monkeypatch.setattr(model, "after_attention", lambda *a, **k: (note("layer", a[2]), after(*a, **k))[1])
-    monkeypatch.setattr(model, "logits", lambda hidden: (note("output", hidden), logits(hidden))[1])
+        return call
+
+    for name in ("linear", "linear_add"):
+        monkeypatch.setattr(decoder_module, name, noting(getattr(decoder_module, name)))
+    logits = model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: noting(lambda x, _: logits(x))(hidden, None))
     monkeypatch.setattr(decoder_module, "_EACH", 40)
     model.meet_products(100, 300)
-    steps = {64, 96, 128, 160, 192, 224, 256, 288, 300}
-    assert met == {"layer": {*range(1, 41), *steps}, "output": {*range(1, 41), 64, 96}}
+    sizes = {*range(1, 41), 64, 96, 100, 128, 160, 192, 224, 256, 288, 300}
+    assert met == dict.fromkeys(matrices, sizes) | {"logits": {size for size in sizes if size <= 100}}
     met.clear()
     model.meet_products(3, 2)  # more rows than tokens of prompts
-    assert met == {"layer": {1, 2, 3}, "output": {1, 2, 3}}
+    assert met == {name: {1, 2, 3} for name in (*matrices, "logits")}
 
 
 def test_rotation_equals_transformers() -> None:

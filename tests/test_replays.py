@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from sgl.kernels.attention.torch import TorchAttention
 from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
@@ -193,3 +194,33 @@ def test_a_step_that_is_launched_kernel_by_kernel_says_so(tmp_path: Path) -> Non
     with pytest.raises(TypeError):
         runner.launch(batch_of([2], 2, kv_lens, params))
     assert not runner.is_launching()
+
+
+@pytest.mark.parametrize(
+    ("rows", "pages", "num_tokens", "longest"),
+    [(8, 8, 64, [[1] * 8, [1, 31, 32], [1]]), (1, 8, 20, [[1], [20], [1]]), (2, 1, 3, [[1] * 2, [1, 2], [1]])],
+)
+def test_a_warm_up_has_prompts_of_all_tokens_of_a_step(
+    rows: int, pages: int, num_tokens: int, longest: list[list[int]], tmp_path: Path
+) -> None:
+    """And of no more; a single row has them as well."""
+    model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")
+    shape = model.attention_shape(PAGE_SIZE)
+    kv = KVCache(model.config, pages + 1, PAGE_SIZE, model.dtype, CPU)
+    runner = ModelRunner(model, kv, TorchAttention(shape), max_rows=rows, max_pages=pages, device=CPU)
+    with mock.patch.object(runner, "launch", wraps=runner.launch) as launch:
+        runner.warm_up(num_tokens)
+    launched = [call.args[0].q_lens.tolist() for call in launch.call_args_list]
+    assert [sorted(q_lens) for q_lens in launched[:6:2]] == [sorted(q_lens) for q_lens in longest]
+    assert all(sum(q_lens) <= max(num_tokens, rows) for q_lens in launched)
+    fitting = {q_len for q_len in (2, 8, 64) if q_len <= min(num_tokens, pages * PAGE_SIZE)}
+    assert {max(q_lens) for q_lens in launched[6:]} == fitting
+
+
+def test_a_context_shorter_than_a_page_is_warmed_up(tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path))
+    model = load_decoder(config, device=CPU, dtype="float32", max_positions=PAGE_SIZE - 1)
+    shape = model.attention_shape(PAGE_SIZE)
+    kv = KVCache(model.config, 3, PAGE_SIZE, model.dtype, CPU)
+    runner = ModelRunner(model, kv, TorchAttention(shape), max_rows=2, max_pages=1, device=CPU)
+    runner.warm_up(PAGE_SIZE)

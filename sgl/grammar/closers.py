@@ -25,6 +25,7 @@ from sgl.grammar.time_limit import OutOfTime
 Answer = Closed | BaseException | None
 
 _LOOK_SECONDS = 0.003  # between two looks whether somebody still launches
+_LONGEST_WAIT = 0.2  # seconds, of an answer for somebody who launches
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +45,8 @@ class _Job:
 
 class Closers:
     """`num_processes` processes; seconds: `deadline` for one constraint, `patience` that anybody waits for it. Both
-    count from when a process takes it up. Nobody is told an answer while `is_launching`. Safe from any thread."""
+    count from when a process takes it up. What a process answers is told when nobody `is_launching`, or a fifth of a
+    second later; that it takes longer than `patience` is told at once. Safe from any thread."""
 
     def __init__(
         self,
@@ -62,7 +64,9 @@ class Closers:
         self._busy: dict[GrammarProcess, _Job] = {}
         self._channels: dict[GrammarProcess, Channel] = {}  # of busy ones
         self._waiting: deque[_Job] = deque()
-        self._answered: deque[tuple[_Job, Callable[[], Answer]]] = deque()  # not unpacked yet, and nobody was told
+        self._answered: deque[tuple[_Job, Callable[[], Answer], float]] = (
+            deque()
+        )  # what was not told yet, and since when
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -103,7 +107,7 @@ class Closers:
         while not self._is_over:
             while self._waiting and self._at_rest and not self._is_over:
                 self._ask(self._at_rest.pop(), self._waiting.popleft())
-            may_tell = bool(self._answered) and not self._is_launching()
+            may_tell = self._may_tell()
             self._sleeps = True
             if self._waiting and self._at_rest:  # what came before that was set
                 continue
@@ -120,10 +124,16 @@ class Closers:
                 if not self._is_over:
                     self._is_due(process, self._busy[process], now)
             if may_tell and not self._is_over:
-                self._tell(*self._answered.popleft())
+                job, answer, _ = self._answered.popleft()
+                self._tell(job, answer)
         self._selector.close()
         self._woken.close()
         self._wake.close()
+
+    def _may_tell(self) -> bool:
+        if not self._answered:
+            return False
+        return not self._is_launching() or monotonic() - self._answered[0][-1] > _LONGEST_WAIT
 
     def _seconds_left(self) -> float | None:
         """Until there is something to do, if nothing happens; None: nothing."""
@@ -174,7 +184,7 @@ class Closers:
         if channel is not None:
             self._selector.unregister(channel)
         self._at_rest.append(process)
-        self._answered.append((job, answer))
+        self._answered.append((job, answer, monotonic()))
 
     def _tell(self, job: _Job, answer: Callable[[], Answer]) -> None:
         try:

@@ -74,7 +74,7 @@ class Closed:
 
     @property
     def most_needed(self) -> int:
-        """What is needed nowhere more of, by `needed`."""
+        """An upper bound of `needed` at every place that a text can reach."""
         return self._ends.ahead[self.start.state]
 
     def needed(self, place: Place, most_opened: int) -> int:

@@ -153,9 +153,9 @@ class GrammarProcess:
         return channel
 
     def answer(self, deadline: float) -> Callable[[], Closed | None] | None:
-        """What unpacks the closed automaton, or None if it was too large or the constraint was only to be tried; and
-        raises the GrammarError that it ended in, and OutOfTime where the process itself noticed the deadline. None as
-        long as it has not come. Never waits. Raises GrammarTooLarge if the process has died."""
+        """A callable that returns the closed automaton, or None if that was too large or the constraint was only to be
+        tried, and raises the GrammarError that it ended in, or OutOfTime where the process itself noticed the deadline.
+        None as long as there is no answer. Never waits. Raises GrammarTooLarge if the process has died."""
         channel = self._channel
         try:
             if channel is None:

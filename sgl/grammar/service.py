@@ -73,7 +73,8 @@ class CompileService:
         self._closers: Closers | None = None
         if num_closers > 0 and fits:
             self._closers = Closers(num_closers, deadline=deadline, patience=patience, is_launching=is_launching)
-            weakref.finalize(self, self._closers.close)  # its thread keeps it in use
+            # Its thread keeps it in use; so would this, and with it who waits and who launches, if it were not called
+            self._end_closers = weakref.finalize(self, self._closers.close)
 
     def submit(self, constraint: Constraint) -> Flight:
         """The grammar, closed or its first mask worked out; the same future for the same constraint.
@@ -110,7 +111,7 @@ class CompileService:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._trial.kill()
         if self._closers is not None:
-            self._closers.close()
+            self._end_closers()
 
     def start(self) -> None:
         """Start the processes that close automata, which would otherwise start when they are first needed."""

@@ -99,7 +99,7 @@ class Engine:
             except BaseException:
                 self._intake.close()
                 raise
-        startup.settle(started)
+        startup.freeze(started)
         self._profiler = StepProfiler()
         self._rids: dict[str, list[int]] = {}
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected

@@ -134,10 +134,10 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, num_pages, kv_bytes)
 
 
-def settle(started: Started) -> None:
+def freeze(started: Started) -> None:
     """Let no collection of garbage look again at what a GPU's engine has loaded by now: that takes 100 to 300 ms, 60 of
     them for the tokens of a vocabulary, and halts all threads. An engine that stops thaws it."""
-    if started.runner.is_on_gpu:
+    if str(started.config.device).startswith("cuda"):
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -24,7 +24,11 @@ from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.weights import LayerWeights, Weights
 
-_EACH, _STEP, _MANY = 512, 32, 16_384  # numbers of tokens whose products are met: up to 512 each, then every 32nd
+_EACH, _STEP, _MANY = (
+    512,
+    32,
+    16_384,
+)  # numbers of tokens whose products are met: each, then every 32nd, up to these
 
 
 @dataclass(slots=True)
@@ -173,7 +177,7 @@ class Decoder:
         halts the host until the device has done all that is under way."""
         config, layer = self.config, self.weights.layers[0]
         steps = range(_STEP, min(max(most_tokens, most_rows), _MANY), _STEP)
-        sizes = {most_tokens, *range(1, min(most_rows, _EACH) + 1), *steps}
+        sizes = {most_tokens, most_rows, *range(1, min(most_rows, _EACH) + 1), *steps}
         nothing = torch.empty(0, device=self.device)
         for num_tokens in sorted(sizes, reverse=True):  # the smaller ones find room where the largest lay
             hidden, attended = (

@@ -60,7 +60,6 @@ class ModelRunner:
         self._kv = kv
         self._attention = attention
         self._current = current(device)
-        self.is_on_gpu = device.type == "cuda"
         self._launching_since: float | None = None  # monotonic seconds
         self._page_table: Int32Array = np.zeros((max_rows, max_pages), np.int32)
         self._uploader = Uploader(device)
@@ -141,17 +140,14 @@ class ModelRunner:
         for graphs in (self._graphs, self._prompt_graphs):
             if graphs is not None:
                 graphs.capture()
-        most = self._page_table.shape[1] * self._kv.page_size
+        most = min(self._page_table.shape[1] * self._kv.page_size, self._model.max_positions)
         num_rows = len(self._page_table)
         self._model.meet_products(num_rows, num_tokens)
-
-        def prompts(num_tokens: int) -> list[int]:
-            return ([most] * (num_tokens // most) + [num_tokens % most or most])[:num_rows]
-
-        first, *others = prompts(num_tokens)
-        for q_lens in ([1] * min(64, num_rows), [1, *others, max(first - 1, 1)], [1]):
+        first, *others = [most] * (num_tokens // most) + [num_tokens % most] * (num_tokens % most > 0)
+        prompts = [1, *others, max(first - 1, 1)][:num_rows] if num_rows > 1 else [first]  # beside a decode
+        for q_lens in ([1] * min(64, num_rows), prompts, [1]):
             for temperature in (0.0, 1.0):
-                self.launch(_idle_batch(q_lens[:num_rows], temperature)).wait()
+                self.launch(_idle_batch(q_lens, temperature)).wait()
         for q_len in _SHORT_PROMPTS:
             if q_len <= min(most, num_tokens):
                 self.launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
