@@ -36,6 +36,8 @@ class _Job:
     is_late: bool = False
     patient_until: float = 0.0  # monotonic seconds; from when a process takes it up
     until: float = 0.0
+    answer: Callable[[], Answer] = lambda: None  # unpacks it
+    answered: float = 0.0  # monotonic seconds
 
     @property
     def due(self) -> float:
@@ -64,9 +66,7 @@ class Closers:
         self._busy: dict[GrammarProcess, _Job] = {}
         self._channels: dict[GrammarProcess, Channel] = {}  # of busy ones
         self._waiting: deque[_Job] = deque()
-        self._answered: deque[tuple[_Job, Callable[[], Answer], float]] = (
-            deque()
-        )  # what was not told yet, and since when
+        self._answered: deque[_Job] = deque()  # and nobody was told yet
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -124,8 +124,7 @@ class Closers:
                 if not self._is_over:
                     self._is_due(process, self._busy[process], now)
             if may_tell and not self._is_over:
-                job, answer, _ = self._answered.popleft()
-                self._tell(job, answer)
+                self._tell(self._answered.popleft())
         self._selector.close()
         self._woken.close()
         self._wake.close()
@@ -133,7 +132,7 @@ class Closers:
     def _may_tell(self) -> bool:
         if not self._answered:
             return False
-        return not self._is_launching() or monotonic() - self._answered[0][-1] > _LONGEST_WAIT
+        return not self._is_launching() or monotonic() - self._answered[0].answered > _LONGEST_WAIT
 
     def _seconds_left(self) -> float | None:
         """Until there is something to do, if nothing happens; None: nothing."""
@@ -184,11 +183,12 @@ class Closers:
         if channel is not None:
             self._selector.unregister(channel)
         self._at_rest.append(process)
-        self._answered.append((job, answer, monotonic()))
+        job.answer, job.answered = answer, monotonic()
+        self._answered.append(job)
 
-    def _tell(self, job: _Job, answer: Callable[[], Answer]) -> None:
+    def _tell(self, job: _Job) -> None:
         try:
-            found = answer()
+            found = job.answer()
         except BaseException as error:
             found = error
         (job.came_late if job.is_late else job.ended)(found)

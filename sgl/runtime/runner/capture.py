@@ -16,7 +16,7 @@ import torch
 logger = logging.getLogger(__name__)
 
 CAPTURE_MODE = "thread_local"  # what other threads ask of the driver meanwhile spoils no capture
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.Lock()  # the collector's switch is the whole process's
 
 
 @contextmanager
