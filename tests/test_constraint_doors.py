@@ -1,0 +1,233 @@
+"""Every kind of constraint generates through every door: the engine, the HTTP APIs and programs, whole and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+import pytest
+
+import sgl
+from sgl import Engine
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+
+POINT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "maximum": 99}, "name": {"enum": ["a", "bc"]}},
+    "required": ["x", "name"],
+    "additionalProperties": False,
+}
+TAG = {
+    "triggers": ["<f"],
+    "structures": [{"begin": "<f=add>", "schema": POINT, "end": "</f>"}],
+    "at_least_one": True,
+    "stop_after_first": True,
+}
+SUM = 'root ::= term ("+" term)+ ";"\nterm ::= [0-9]{1,3} | "(" term "-" term ")"  # nested'
+WORDS = ["yes (a)", "yes, and é", "no. [b]"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of constraint, as each door takes it; None where a door has no such thing."""
+
+    name: str
+    check: Callable[[str], object]
+    native: dict[str, Any] | None = None
+    openai: dict[str, Any] | None = None
+    gen: dict[str, Any] | None = None
+
+
+def matches(pattern: str) -> Callable[[str], object]:
+    return re.compile(pattern, re.DOTALL).fullmatch
+
+
+def fits(schema: dict[str, Any]) -> Callable[[str], object]:
+    def check(text: str) -> bool:
+        jsonschema.validate(json.loads(text), schema)
+        return True
+
+    return check
+
+
+def is_sum(text: str) -> bool:
+    """Of the grammar above, read another way: differences are replaced by digits until none is left."""
+    shorter = re.sub(r"\((\d|\d\d|\d\d\d)-(\d|\d\d|\d\d\d)\)", "1", text)
+    while shorter != text:
+        text, shorter = shorter, re.sub(r"\((\d|\d\d|\d\d\d)-(\d|\d\d|\d\d\d)\)", "1", shorter)
+    return re.fullmatch(r"\d{1,3}(\+\d{1,3})+;", text) is not None
+
+
+def is_call(text: str) -> object:
+    call = re.fullmatch(r"(.*?)<f=add>(.*)</f>", text, re.DOTALL)
+    return call is not None and fits(POINT)(call[2])
+
+
+def everywhere(name: str, params: dict[str, Any], check: Callable[[str], object]) -> Kind:
+    return Kind(name, check, params, params, params)
+
+
+KINDS = [
+    everywhere("regex", {"regex": r"\d{4}-(0[1-9]|1[0-2])( é)?"}, matches(r"\d{4}-(0[1-9]|1[0-2])( é)?")),
+    everywhere("ebnf", {"ebnf": SUM}, is_sum),
+    everywhere("ebnf of choices", {"ebnf": 'root ::= "Hello" | "Hi" | "Hey"'}, matches("Hello|Hi|Hey")),
+    everywhere("lark", {"ebnf": 'start: "<" /[ab]{2,3}/ ">"'}, matches("<[ab]{2,3}>")),
+    Kind("json_schema", fits(POINT), {"json_schema": json.dumps(POINT)}, None, {"json_schema": json.dumps(POINT)}),
+    Kind("structural_tag", is_call, {"structural_tag": json.dumps(TAG)}, {"structural_tag": TAG}),
+    Kind("choices", WORDS.__contains__, None, {"choices": WORDS}, {"choices": WORDS}),
+    Kind("json_object", fits({"type": "object"}), None, {"response_format": {"type": "json_object"}}),
+    Kind("text", matches(".*"), None, {"response_format": {"type": "text"}}),
+    Kind(
+        "response_format",
+        fits(POINT),
+        None,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT}}},
+    ),
+]
+MAX_TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    pytest.importorskip("llguidance")
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
+        server = LiveServer(engine)
+        yield server
+        server.close()
+        assert engine.check_ledger() == []
+
+
+# Each door takes a server and a kind, and returns the finish reason and the text.
+
+
+def sampling(kind: Kind) -> dict[str, Any]:
+    assert kind.native is not None
+    return {**kind.native, "max_new_tokens": MAX_TOKENS, "temperature": 1.0, "seed": 7}
+
+
+def last_of(events: list[dict[str, Any]]) -> tuple[str, str]:
+    return events[-1]["meta_info"]["finish_reason"]["type"], events[-1]["text"]
+
+
+def engine_whole(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    return last_of([server.engine.generate("so", sampling(kind))])
+
+
+def engine_stream(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    return last_of(list(server.engine.generate("so", sampling(kind), stream=True)))
+
+
+def engine_async(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    return last_of([asyncio.run(server.engine.async_generate("so", sampling(kind)))])
+
+
+def engine_async_stream(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    async def collect() -> list[dict[str, Any]]:
+        return [event async for event in await server.engine.async_generate("so", sampling(kind), stream=True)]
+
+    return last_of(asyncio.run(collect()))
+
+
+def native_whole(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    return last_of([server.post("/generate", {"text": "so", "sampling_params": sampling(kind)}).json()])
+
+
+def native_stream(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    body = {"text": "so", "sampling_params": sampling(kind), "stream": True}
+    return last_of(events_of(server.post("/generate", body).text))
+
+
+def events_of(stream: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in stream.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def openai_body(kind: Kind, **more: Any) -> dict[str, Any]:
+    assert kind.openai is not None
+    return {**kind.openai, "max_tokens": MAX_TOKENS, "temperature": 1.0, "seed": 7, **more}
+
+
+def completions_whole(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    [choice] = server.post("/v1/completions", openai_body(kind, prompt="so")).json()["choices"]
+    return choice["finish_reason"], choice["text"]
+
+
+def completions_stream(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    answer = server.post("/v1/completions", openai_body(kind, prompt="so", stream=True))
+    choices = [chunk["choices"][0] for chunk in events_of(answer.text)]
+    return choices[-1]["finish_reason"], "".join(choice["text"] for choice in choices)
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def chat_whole(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    [choice] = server.post("/v1/chat/completions", openai_body(kind, messages=HELLO)).json()["choices"]
+    return choice["finish_reason"], choice["message"]["content"]
+
+
+def chat_stream(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    answer = server.post("/v1/chat/completions", openai_body(kind, messages=HELLO, stream=True))
+    choices = [chunk["choices"][0] for chunk in events_of(answer.text)]
+    return choices[-1]["finish_reason"], "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+@sgl.function
+def program(s: Any, gen: dict[str, Any]) -> None:
+    s += "so " + sgl.gen("text", max_tokens=MAX_TOKENS, seed=7, **gen) + "."
+
+
+def run_program(backend: Any, kind: Kind, *, stream: bool) -> tuple[str, str]:
+    state = program.run(kind.gen, backend=backend, temperature=1.0, stream=stream)
+    if stream:
+        assert "".join(state.text_iter("text")) == state["text"]
+    assert state.text() == "so " + state["text"] + "."
+    meta = state.get_meta_info("text")
+    reason = meta["finish_reason"]["type"] if "finish_reason" in meta else "stop"  # a select has none
+    return reason, state["text"]
+
+
+def program_in_process(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    return run_program(server.engine, kind, stream=False)
+
+
+def program_streamed(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    return run_program(server.engine, kind, stream=True)
+
+
+def program_shipped(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    return run_program(sgl.RuntimeEndpoint(server.url), kind, stream=False)
+
+
+def program_shipped_streamed(server: LiveServer, kind: Kind) -> tuple[str, str]:
+    return run_program(sgl.RuntimeEndpoint(server.url), kind, stream=True)
+
+
+DOORS = {
+    "native": [engine_whole, engine_stream, engine_async, engine_async_stream, native_whole, native_stream],
+    "openai": [completions_whole, completions_stream, chat_whole, chat_stream],
+    "gen": [program_in_process, program_streamed, program_shipped, program_shipped_streamed],
+}
+CASES = [
+    pytest.param(kind, door, id=f"{kind.name}-{door.__name__}")
+    for kind in KINDS
+    for way, doors in DOORS.items()
+    for door in doors
+    if getattr(kind, way) is not None
+]
+
+
+@pytest.mark.parametrize(("kind", "door"), CASES)
+def test_text_matches_its_constraint(
+    server: LiveServer, kind: Kind, door: Callable[[LiveServer, Kind], tuple[str, str]]
+) -> None:
+    reason, text = door(server, kind)
+    assert reason == "stop" or kind.name == "text", text  # free text need not come to an end
+    assert kind.check(text), text
+    assert text or kind.name == "text"
