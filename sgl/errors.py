@@ -1,6 +1,6 @@
 """Every exception a user of sgl can meet, in one tree.
 
-    SglError(Exception)
+    SglError(Exception)             .place: file and line of the program, if one is to blame
     ├─ ProgramError                 a program cannot go on: an unset variable, a foreign fork   .node .variable
     ├─ BackendError                 what the program runs on failed or cannot be reached        .status .retryable
     │  ├─ RequestAborted            the request was cancelled before it finished
@@ -30,7 +30,10 @@ from typing import Any
 
 
 class SglError(Exception):
-    """The base of every error that sgl raises on purpose. All of them travel between processes by pickle."""
+    """The base of every error that sgl raises on purpose. All of them travel between processes by pickle. `place`:
+    the file and line of the program that it comes from, if it comes from one; the message ends with it."""
+
+    place: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from sgl.errors import ProgramError
 from sgl.lang import ir
 from sgl.lang.aio import Watched
+from sgl.lang.place import Place, place_text, with_place
 
 NO_META: dict[str, Any] = {}  # of pending cells; never written to
 
@@ -24,13 +25,17 @@ class Failure:
     cause: BaseException
     node: str | None = None
     variable: str | None = None
+    place: Place | None = None
 
     def exception(self) -> BaseException:
         """What an observer raises: an exception of its own, chained to the cause; a body's error as it is."""
         if self.what is None:
             return self.cause
         text = str(self.cause) or type(self.cause).__name__
-        error = ProgramError(f"{self.what} failed: {text}", node=self.node, variable=self.variable)
+        place = place_text(self.place)
+        message = with_place(f"{self.what} failed: {text}", place)
+        error = ProgramError(message, node=self.node, variable=self.variable)
+        error.place = place
         error.__cause__ = self.cause
         return error
 

@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
-from sgl.errors import ProgramError, RequestAborted, RequestTimeout
+from sgl.errors import RequestAborted, RequestTimeout
 from sgl.lang import ir, tools
 from sgl.lang.aio import Watched, io
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.cell import Cell, Failure
 from sgl.lang.nodes import as_known
+from sgl.lang.place import Place, add_place, misuse
 from sgl.lang.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Run(Watched):
         """Take in a stream; returns its number."""
         with self._lock:
             if len(self._streams) >= MAX_STREAMS:
-                raise ProgramError(f"a program can have at most {MAX_STREAMS - 1} forked branches")
+                raise misuse(f"a program can have at most {MAX_STREAMS - 1} forked branches")
             self._streams.append(stream)
             return len(self._streams) - 1
 
@@ -107,7 +108,7 @@ class Run(Watched):
         elif len(self._unsent) >= SEGMENT_NODES:
             self.flush()
         if self._num_nodes > MAX_NODES:
-            raise ProgramError(f"a program can have at most {MAX_NODES} nodes; does a loop never end?")
+            raise misuse(f"a program can have at most {MAX_NODES} nodes; does a loop never end?")
 
     def flush(self, *, final: bool = False) -> None:
         """Ship what is recorded and not shipped yet. Any thread; never blocks."""
@@ -141,6 +142,7 @@ class Run(Watched):
             yield
         except BaseException as error:
             self.is_over = True
+            add_place(error)
             self.fail(error, is_body=True)
             raise
         finally:
@@ -161,11 +163,20 @@ class Run(Watched):
         """Fail everything that is not done. Any thread; a run that is done stays as it is."""
         if self.is_done:
             return
-        self.failure = Failure(None if is_body else f"program {self.program.name!r}", error)
+        what = f"program {self.program.name!r}"
+        self.failure = Failure(None, error) if is_body else Failure(what, error, place=self._reached())
         for stream in list(self._streams):
             stream.fail(0, self.failure)
         io.post(self._close)
         self._finish()
+
+    def _reached(self) -> Place | None:
+        """Where the first node without an answer was recorded."""
+        for stream in list(self._streams):
+            for part, place in zip(stream.parts, stream.places, strict=False):
+                if isinstance(part, Cell) and not part.done:
+                    return place
+        return None
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Call `call` once when the run is done: at once, or on whatever thread finishes it."""
@@ -223,7 +234,7 @@ class Run(Watched):
                 stream = self._streams[event.stream]
                 what, variable = stream.describe(event.index)
                 path = ir.node_path(stream.path, event.index)
-                stream.fail(event.index, Failure(what, event.error, path, variable))
+                stream.fail(event.index, Failure(what, event.error, path, variable, stream.places[event.index]))
                 self._wake_all()
         else:
             cell = self._streams[event.stream].parts[event.index]

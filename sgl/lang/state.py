@@ -17,6 +17,7 @@ from sgl.lang import ir, tools
 from sgl.lang.aio import Wait, drive, drive_async
 from sgl.lang.cell import Cell, Chunk, Failure, Lazy, cells_of
 from sgl.lang.expr import parser_of, role_turn
+from sgl.lang.place import misuse, place_text, with_place
 from sgl.lang.run import Run
 from sgl.lang.stream import Stream
 
@@ -37,7 +38,7 @@ class Recording:
     def __iadd__(self, expr: object) -> Self:
         """Append text or an expression. Never waits; raises what a node before has failed with."""
         if expr is None:
-            raise ProgramError("None cannot be appended")
+            raise misuse("None cannot be appended")
         self._stream.append(expr)
         return self
 
@@ -57,7 +58,7 @@ class Recording:
             return ir.Text(value)
         address = value.address if isinstance(value, Cell | Lazy) else None
         if address is None:
-            raise ProgramError(f"{name!r} is not a variable whose text can be appended", variable=name)
+            raise misuse(f"{name!r} is not a variable whose text can be appended", variable=name)
         return ir.Ref(*address)
 
     def system(self, expr: ir.Node | str | None = None) -> Any:
@@ -136,7 +137,7 @@ class Recording:
 
     def _fork(self, size: int) -> list[Self]:
         if not isinstance(size, int) or size < 1:
-            raise ProgramError(f"fork needs a number of branches, at least one, not {size!r}")
+            raise misuse(f"fork needs a number of branches, at least one, not {size!r}")
         return [type(self)(self._run, stream) for stream in self._stream.fork(size)]
 
     def _meta(self, name: str) -> Generator[Wait, None, Any]:
@@ -183,7 +184,10 @@ class Recording:
             path = ir.node_path(home.path, index)
             finish = variable.meta.get("finish_reason")
             message = f"the text of {name!r} does not match its schema (finish reason: {finish}): {error}"
-            raise ProgramError(message, node=path, variable=name) from error
+            place = place_text(home.places[index])
+            failed = ProgramError(with_place(message, place), node=path, variable=name)
+            failed.place = place
+            raise failed from error
 
     def _ended(self) -> Generator[Wait, None, None]:
         if self._is_observer and not self._run.is_over:
@@ -325,7 +329,7 @@ class Group(Generic[S]):
 
     def __setitem__(self, index: int, state: S) -> None:
         if state is not self.states[index]:
-            raise ProgramError("a branch cannot be replaced; append to it with +=")
+            raise misuse("a branch cannot be replaced; append to it with +=")
 
     def __iter__(self) -> Iterator[S]:
         return iter(self.states)
@@ -334,7 +338,7 @@ class Group(Generic[S]):
         """Append the same to all branches, one item of a list to each, or `expr(i)` to branch i."""
         if isinstance(expr, Sequence) and not isinstance(expr, str):
             if len(expr) != len(self.states):
-                raise ProgramError(f"{len(expr)} items for {len(self.states)} branches")
+                raise misuse(f"{len(expr)} items for {len(self.states)} branches")
             items = list(expr)
         else:
             items = [expr(i) if callable(expr) else expr for i in range(len(self.states))]
@@ -347,7 +351,7 @@ class Group(Generic[S]):
         branch order, None where a branch did not set it; a later round replaces an earlier one.
         "concate_and_append": the text that each branch wrote is appended to the parent, in order. Never waits."""
         if mode not in JOIN_MODES:
-            raise ProgramError(f"join mode must be one of {', '.join(JOIN_MODES)}, not {mode!r}")
+            raise misuse(f"join mode must be one of {', '.join(JOIN_MODES)}, not {mode!r}")
         self._parent._stream.join([state._stream for state in self.states], JOIN_MODES[mode])
 
 

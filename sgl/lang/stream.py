@@ -11,10 +11,11 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from sgl.errors import ProgramError, nearest_name
+from sgl.errors import nearest_name
 from sgl.lang import ir
 from sgl.lang.aio import Wait, Watched
 from sgl.lang.cell import Cell, Chunk, Failure, Lazy, Part, cells_of, gathered, has_news, text_of
+from sgl.lang.place import Place, here, misuse
 
 ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.ToolResults)
 
@@ -39,7 +40,8 @@ class Recorder(Protocol):
 
 
 class Stream(Watched):
-    """An append-only text: `parts[i]` is the text of `nodes[i]`, after the first `base_length` nodes of `base`."""
+    """An append-only text: `parts[i]` is the text of `nodes[i]`, which was recorded at `places[i]`, after the first
+    `base_length` nodes of `base`."""
 
     def __init__(self, run: Recorder, base: Stream | None, path: str) -> None:
         super().__init__()
@@ -49,6 +51,8 @@ class Stream(Watched):
         self.path = path
         self.nodes: list[ir.Node] = []
         self.parts: list[Part] = []
+        self.places: list[Place | None] = []
+        self._place: Place | None = None  # of what is being recorded
         self.names: dict[str | None, Any] = dict(base.names) if base else {}
         self.own_names: dict[str | None, None] = {}  # set since the fork, in order
         self.role: str | None = base.role if base else None
@@ -62,8 +66,12 @@ class Stream(Watched):
 
     # Recording
 
-    def append(self, item: object) -> None:
-        """Record text, an expression, or a list of them."""
+    def append(self, item: object, place: Place | None = None) -> None:
+        """Record text, an expression, or a list of them, as written at `place`: without one, where it is called."""
+        self._place = here() if place is None else place
+        self._append(item)
+
+    def _append(self, item: object) -> None:
         if isinstance(item, str):
             self._record(ir.Text(item), item)
         elif isinstance(item, ir.Exprs):
@@ -73,9 +81,9 @@ class Stream(Watched):
             self._append_node(item)
         elif isinstance(item, list):
             for part in item:
-                self.append(part)
+                self._append(part)
         else:
-            raise ProgramError(f"only text and expressions can be appended, not {type(item).__name__}")
+            raise misuse(f"only text and expressions can be appended, not {type(item).__name__}")
 
     def _append_node(self, node: ir.Node) -> None:
         kind = type(node)
@@ -85,7 +93,7 @@ class Stream(Watched):
             self._record(node, node.text)  # type: ignore[attr-defined]
         elif isinstance(node, ir.RoleBegin | ir.RoleEnd):
             if problem := ir.turn_problem(node.op, node.role, self.role):
-                raise ProgramError(problem)
+                raise misuse(problem)
             self._record(node, Cell())
             self.role = node.role if isinstance(node, ir.RoleBegin) else None
             while self._tool_gens and self.role is None:
@@ -124,6 +132,7 @@ class Stream(Watched):
     def set(self, name: str, value: Any) -> None:
         """Give a variable a Python value; after the end of the program or branch that is nobody else's business."""
         if isinstance(value, str) and not (self.run.is_over or self.is_closed):
+            self._place = here()
             self._record(ir.SetVar(name, value), "")
         self._name(name, value)
         self.wake()
@@ -135,6 +144,7 @@ class Stream(Watched):
     def fork(self, size: int) -> list[Stream]:
         """Start `size` streams that continue from here."""
         self._check_open()
+        self._place = here()
         index = len(self.nodes)
         branches = [Stream(self.run, self, ir.branch_path(self.path, index, i)) for i in range(size)]
         for branch in branches:
@@ -148,7 +158,8 @@ class Stream(Watched):
         set it; the last round wins. "append": what they wrote after their fork point is appended here. "keep":
         neither."""
         if any(branch.is_closed for branch in branches):
-            raise ProgramError("these branches were joined already")
+            raise misuse("these branches were joined already")
+        self._place = here()
         parts = [part for branch in branches for part in branch.parts]
         node = ir.Join(tuple(branch.id for branch in branches), "append" if mode == "append" else "gather")
         # in either mode what follows the join waits for the branches
@@ -190,6 +201,7 @@ class Stream(Watched):
         index = len(self.nodes)
         self.nodes.append(node)
         self.parts.append(part)
+        self.places.append(self._place)
         self.run.record(self.id, node)
         if self._wakers:
             self.wake()
@@ -199,9 +211,9 @@ class Stream(Watched):
         if self.failure:
             raise self.failure.exception()
         if self.is_closed:
-            raise ProgramError("nothing can be appended to a branch that was joined")
+            raise misuse("nothing can be appended to a branch that was joined")
         if self.run.is_over:
-            raise ProgramError("nothing can be appended: the program has ended")
+            raise misuse("nothing can be appended: the program has ended")
 
     # What the backend answers
 
@@ -262,7 +274,7 @@ class Stream(Watched):
         if self.failure:
             raise self.failure.exception()
         hint = nearest_name(str(name), [known for known in self.names if known])
-        raise ProgramError(f"the program never set a variable {name!r}{hint}", variable=name)
+        raise misuse(f"the program never set a variable {name!r}{hint}", variable=name)
 
     def text(self) -> Generator[Wait, None, str]:
         """Every character so far, in program order."""
@@ -332,7 +344,17 @@ class Stream(Watched):
     def _has_more(self, position: int) -> bool:
         return self._chain_length() > position or self.run.is_over or self.is_closed or self.failure is not None
 
-    def _part_chunks(self, part: Any, is_reasoning: bool = False) -> Iterator[Chunk | Wait]:
+    def _variable_chunks(self, name: str, variable: Any) -> Iterator[Chunk | Wait]:
+        """New text of a variable; of a list that a join made, one branch's after the other's."""
+        if isinstance(variable, Lazy) and variable.items is not None:
+            for item in variable.items:
+                yield from self._variable_chunks(name, item)
+        elif isinstance(variable, str | Cell | Lazy):
+            yield from self._part_chunks(variable, name.endswith(ir.REASONING_SUFFIX))
+        elif variable is not None:  # as for a branch that did not set it
+            raise misuse(f"{name!r} is {variable!r}, which has no text to iterate over", variable=name)
+
+    def _part_chunks(self, part: Part, is_reasoning: bool = False) -> Iterator[Chunk | Wait]:
         source = part.source if isinstance(part, Lazy) else part
         if not isinstance(source, Cell):
             if isinstance(part, Lazy):

@@ -17,6 +17,7 @@ from sgl.errors import ProgramError, SglError
 from sgl.lang import ir
 from sgl.lang.backends.dry import DryBackend
 from sgl.lang.config import backend_of, global_config
+from sgl.lang.place import Place
 from sgl.lang.run import Run
 from sgl.lang.sampling import sampling_params
 from sgl.lang.state import ProgramState
@@ -60,12 +61,12 @@ class TracedRun(Run):
     """A run that remembers in which order all streams recorded."""
 
     def __init__(self, program: Program, args: Mapping[str, str]) -> None:
-        self.recorded: list[tuple[int, ir.Node]] = []
+        self.recorded: list[tuple[int, ir.Node, Place | None]] = []
         super().__init__(program.__name__, DryBackend(), defaults={}, args=args)
 
     def record(self, stream: int, node: ir.Node) -> None:
         """Remember the node, then record it."""
-        self.recorded.append((stream, node))
+        self.recorded.append((stream, node, self.stream(stream).places[-1]))
         super().record(stream, node)
 
 
@@ -166,13 +167,13 @@ class CompiledProgram:
         chosen = backend_of(backend or self._backend)
         run = Run(self._program.__name__, chosen, defaults=defaults, args=args, seed=seed, timeout=timeout)
         streams = [run.root]
-        for source, node in self._trace.run.recorded:
+        for source, node, place in self._trace.run.recorded:
             if isinstance(node, ir.Fork):
                 streams += streams[source].fork(len(node.children))
             elif isinstance(node, ir.Join):
                 streams[source].join([streams[child] for child in node.children], node.mode)
             elif not isinstance(node, ir.ToolResults):  # which recording the gen brings about again
-                streams[source].append(node)
+                streams[source].append(node, place)
         run.end()
         return ProgramState(run, run.root)
 
