@@ -269,8 +269,7 @@ def test_why_a_streamed_text_ended_is_told_though_no_text_comes_with_it() -> Non
 
     async def read() -> list[Any]:
         state = program.run(backend=Apart(), stream=True)
-        return [
-            (text, meta["finish_reason"]) async for text, meta in state.text_async_iter("x", return_meta_data=True)
-        ]
+        pairs = [pair async for pair in state.text_async_iter("x", return_meta_data=True)]
+        return [(text, meta["finish_reason"]) for text, meta in pairs]
 
-    assert asyncio.run(read()) == [("a", None), ("b", None), ("", {"type": "stop"})]
+    assert asyncio.run(read()) == [("a", None), ("b", {"type": "stop"})]

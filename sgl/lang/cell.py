@@ -42,7 +42,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of streamed text and what the backend says about it."""
+    """A piece of streamed text, never an empty one, and what the backend says about it."""
 
     text: str
     meta: dict[str, Any]
@@ -52,7 +52,7 @@ class Chunk:
 class Cell(Watched):
     """The answer to one node: pending, then done with text and value or with a failure. Chunks may come before."""
 
-    __slots__ = ("address", "chunks", "done", "failure", "meta", "text", "value")
+    __slots__ = ("_untold", "address", "chunks", "done", "failure", "meta", "text", "value")
 
     def __init__(self, address: tuple[int, int] | None = None) -> None:
         self._wakers = []
@@ -63,18 +63,31 @@ class Cell(Watched):
         self.meta: dict[str, Any] = NO_META
         self.failure: Failure | None = None
         self.chunks: list[Chunk] = []
+        self._untold = NO_META  # what was said without text since the last chunk
 
     def add(self, event: ir.Delta) -> None:
-        """Add a streamed piece."""
-        self.chunks.append(Chunk(event.text, event.meta or {}, event.reasoning))
-        self.wake()
+        """Add a streamed piece. What is said without text is kept for the piece that comes next."""
+        if event.text:
+            self._add_chunk(event.text, event.meta or {}, event.reasoning)
+            self.wake()
+        else:
+            self._untold = _merged(self._untold, event.meta or {})
+
+    def _add_chunk(self, text: str, meta: dict[str, Any], is_reasoning: bool) -> None:
+        if self._untold:
+            meta, self._untold = _merged(self._untold, meta), NO_META
+        self.chunks.append(Chunk(text, meta, is_reasoning))
 
     def resolve(self, event: ir.NodeDone) -> None:
-        """Take the answer; streamed pieces are completed to its text."""
+        """Take the answer; streamed pieces are completed to its text. What was said after the last of them, such as
+        why the text ended, is added to what that one says."""
         self.text, self.value, self.meta = event.text, event.value, event.meta
         if self.chunks:
             self._add_rest(event.meta.get("reasoning_content", ""), is_reasoning=True)
             self._add_rest(event.text, is_reasoning=False)
+            if self._untold:
+                last = self.chunks[-1]
+                last.meta.update(_merged(last.meta, self._untold))
         self.done = True
         self.wake()
 
@@ -83,7 +96,7 @@ class Cell(Watched):
         sent = sum(len(chunk.text) for chunk in self.chunks if chunk.is_reasoning is is_reasoning)
         if len(whole) > sent:  # logprobs came with the pieces: whoever collects them must not get them twice
             meta = {key: value for key, value in self.meta.items() if not key.endswith("logprobs")}
-            self.chunks.append(Chunk(whole[sent:], meta, is_reasoning))
+            self._add_chunk(whole[sent:], meta, is_reasoning)
 
     def fail(self, failure: Failure) -> None:
         """Give up, unless the answer is there."""
@@ -114,6 +127,15 @@ def gathered(values: list[Any]) -> Lazy:
     """A list of values, some of which may still be pending."""
     cells = [cell for value in values for cell in _value_cells(value)]
     return Lazy(cells, lambda: [_current(value) for value in values], items=values)
+
+
+def _merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What two events say: the later one wins, and lists of log-probabilities follow one another."""
+    merged = {**before, **after}
+    for key, value in before.items():
+        if key.endswith("logprobs") and isinstance(value, list) and isinstance(after.get(key), list):
+            merged[key] = value + after[key]
+    return merged
 
 
 def has_news(cell: Cell, seen: int) -> bool:

@@ -204,16 +204,13 @@ class Recording:
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
-        """New text as it comes, for event loops: of one variable, or of all that is recorded; of a streaming run, until
-        it ends. With `return_meta_data`, pairs of text and meta info."""
+        """New text as it comes, for event loops; otherwise as `ProgramState.text_iter`."""
         for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
-            if not isinstance(step, Chunk):
+            if isinstance(step, Chunk):
+                yield (step.text, step.meta) if return_meta_data else step.text
+            else:
                 watched, is_ready = step
                 await watched.wait_async(is_ready)
-            elif return_meta_data:
-                yield step.text, step.meta
-            elif step.text:
-                yield step.text
 
     def _error(self) -> Generator[Wait, None, BaseException | None]:
         yield from self._ended()
@@ -263,12 +260,13 @@ class ProgramState(Recording):
         has no effect there either.)"""
         return ProgramStateGroup(self, self._fork(size))
 
-    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """New text as it comes: of one variable, or of all that is recorded; of a streaming run, until it ends."""
+    def text_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> Iterator[Any]:
+        """New text as it comes, never an empty piece: of one variable, or of all that is recorded; of a streaming run,
+        until it ends. A list that a join made comes branch by branch. With `return_meta_data`, pairs of text and of
+        the meta info that came with it; what is said after the last piece is added to what was said with it."""
         for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
             if isinstance(step, Chunk):
-                if step.text:
-                    yield step.text
+                yield (step.text, step.meta) if return_meta_data else step.text
             else:
                 watched, is_ready = step
                 watched.wait(is_ready)

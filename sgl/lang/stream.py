@@ -325,7 +325,7 @@ class Stream(Watched):
         if name is not None:
             if to_the_end:
                 yield from self.named(name)
-            yield from self._part_chunks(self.variable(name), name.endswith(ir.REASONING_SUFFIX))
+            yield from self._variable_chunks(name, self.variable(name))
             return
         position = 0
         while True:
@@ -359,9 +359,8 @@ class Stream(Watched):
         if not isinstance(source, Cell):
             if isinstance(part, Lazy):
                 yield from self.ready(part.cells)
-                part = part.get()
-            if part:
-                yield Chunk(part, {})
+            if text := text_of((part,)):
+                yield Chunk(text, {})
             return
         sent = 0
         while True:
