@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-constrained bench-embedded train-embedded soak clean
+.PHONY: help setup demo test test-all slow format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-constrained bench-embedded train-embedded soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,7 +21,9 @@ setup: $(STAMP) ## create .venv with everything (again when pyproject.toml chang
 demo: $(STAMP) ## run examples/quickstart.py
 	$(BIN)/python examples/quickstart.py
 
-test: format-check lint types unit ## formatting, lint, types and tests: what CI runs
+test: format-check lint types unit ## formatting, lint, types and the tests that take minutes
+
+test-all: test slow ## everything that CI runs: `make test`, and the tests that take long
 
 format-check: $(STAMP) ## is everything formatted?
 	$(BIN)/ruff format --check --quiet .
@@ -33,7 +35,10 @@ types: $(STAMP) ## mypy --strict over sgl/
 	$(BIN)/mypy
 
 unit: $(STAMP) ## the tests alone; ARGS="tests/test_x.py -k name" picks some
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
+
+slow: $(STAMP) ## the tests that `make test` leaves out
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
 
 fmt: $(STAMP) ## format, and fix what ruff can fix
 	$(BIN)/ruff format --quiet .

@@ -11,6 +11,9 @@ import logging
 import math
 import os
 import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,7 +50,7 @@ def stand_in(kernel: str) -> SimpleNamespace:
         workspace, query_starts, page_starts, kv_lens, num_tokens, num_rows = (
             arguments[i] for i in (1, 3, 4, 5, 6, 7)
         )
-        assert len(arguments) == (19 if kernel == "fa2" else 16)
+        assert len(arguments) == {"fa2": 19 if flashinfer._version() < (0, 6, 16) else 20, "fa3": 16}[kernel]
         assert all(tensor.device.type == "cpu" for tensor in (query_starts, page_starts, kv_lens))
         assert len(query_starts) == len(page_starts) == len(kv_lens) + 1 == num_rows + 1
         assert int(query_starts[-1]) <= num_tokens
@@ -87,6 +90,10 @@ def stand_in(kernel: str) -> SimpleNamespace:
     return SimpleNamespace(plan=plan, paged_run=paged_run)
 
 
+def installed(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(__version__=version))
+
+
 class Event:
     def synchronize(self) -> None: ...
 
@@ -100,8 +107,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: hopper)
     backend = flashinfer.FlashInferAttention
     monkeypatch.setattr(backend, "_module", lambda self, kernel, window: stand_in(kernel))
-    jit = SimpleNamespace(gen_batch_prefill_module=lambda *kernel: SimpleNamespace(is_compiled=True))
-    monkeypatch.setitem(sys.modules, "flashinfer.jit", jit)
+    installed(monkeypatch, "0.7.2.post1")
     monkeypatch.setattr(
         backend, "_pinned_buffer", staticmethod(lambda: (torch.empty(1 << 23, dtype=torch.uint8), Event()))
     )
@@ -229,7 +235,7 @@ def test_the_faster_kernels_for_prompts_are_remembered(
         memory.write_text(content)
     case = Case([(1, 40)])
     seconds = {"fa2 long": 3.0, "fa3 long": 2.0, "fa2 short": 1.0, "fa3 short": 1.5}
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(__version__="0.6.6"))
+    installed(monkeypatch, "0.6.6")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "gpu")
     monkeypatch.setattr(flashinfer.FlashInferAttention, "_merge", lambda *_: None)  # of CPU tensors, beside a GPU
     for measured in (seconds, None):  # not measured again
@@ -240,38 +246,77 @@ def test_the_faster_kernels_for_prompts_are_remembered(
         assert (backend.prefill, backend.short_prefill) == ("fa3", "fa2")
 
 
-def missing_kernels(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[str]:
-    """Kernels that are not compiled; what was built, in the end. error: what building them ends in."""
-    built: list[str] = []
-
-    def spec(kernel: str, *_: Any) -> SimpleNamespace:
-        def build(*, verbose: bool) -> None:
-            if error is not None:
-                raise error
-            built.append(kernel)
-
-        return SimpleNamespace(is_compiled=False, build=build)
-
-    monkeypatch.setitem(sys.modules, "flashinfer.jit", SimpleNamespace(gen_batch_prefill_module=spec))
-    return built
+@pytest.mark.parametrize("version", ["0.6.6", "0.6.15.post1", "0.6.16", "0.6.18.post1", "0.7.0", "0.7.2.post1"])
+def test_each_version_is_planned_with_the_arguments_it_takes(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, version)
+    monkeypatch.setattr(flashinfer.FlashInferAttention, "_merge", lambda *_: None)
+    case = Case([(5, 9), (200, 230)])
+    for prefill in ("fa2", "fa3"):
+        backend = flashinfer.FlashInferAttention(case.shape, prefill=prefill)
+        backend.plan(case.step)
+        near(backend.run(case.query, case.key_cache, case.value_cache), case.expected())
 
 
-def test_what_is_not_compiled_is_compiled_and_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("version", "is_served"),
+    [
+        ("0.6.5", False),
+        ("0.6.6", True),
+        ("0.7.2.post1", True),
+        ("0.7.9+cu130", True),
+        ("0.8.0", False),
+        ("1.0", False),
+        ("unknown", False),
+    ],
+)
+def test_unknown_versions_are_refused_by_their_number(
+    version: str, is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, version)
+    monkeypatch.setattr(flashinfer.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.version, "hip", None)
+    shape = replace(Case([(1, 4)]).shape, device=torch.device("cuda"), dtype=torch.bfloat16, head_dim=64)
+    reason = flashinfer.why_not(shape)
+    assert (reason is None) == is_served
+    assert is_served or "0.6.6 or later is needed, but below 0.8" in reason
+
+
+def kernels_take(monkeypatch: pytest.MonkeyPatch, load: Callable[[str], SimpleNamespace]) -> None:
+    monkeypatch.setattr(flashinfer.FlashInferAttention, "_module", lambda self, kernel, window: load(kernel))
+
+
+def test_what_is_not_compiled_is_compiled_side_by_side_and_said(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flashinfer.FlashInferAttention, "_merge", lambda *_: None)
-    built = missing_kernels(monkeypatch, None)
-    with caplog.at_level(logging.INFO, flashinfer.__name__):
-        flashinfer.FlashInferAttention(Case([(1, 40)]).shape, prefill="fa3")
-    assert sorted(built) == ["fa2", "fa3"]
-    assert [line for line in caplog.messages if "fa2 and fa3 kernels" in line and "heads of 8" in line]
+    monkeypatch.setattr(flashinfer, "_COMPILING", 0.01)
+    both, said = threading.Barrier(2), threading.Event()
+    lines: list[str] = []
+
+    def info(message: str, *values: object) -> None:
+        lines.append(message % values)
+        said.set()
+
+    monkeypatch.setattr(flashinfer.logger, "info", info)
+
+    def compile_slowly(kernel: str) -> SimpleNamespace:
+        both.wait(60)
+        assert said.wait(60)
+        return stand_in(kernel)
+
+    kernels_take(monkeypatch, compile_slowly)
+    flashinfer.FlashInferAttention(Case([(1, 40)]).shape, prefill="fa3")
+    assert [line for line in lines if "fa2 and fa3 kernels" in line and "heads of 8" in line]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Could not find nvcc\nand so on"), FileNotFoundError("ninja")])
 def test_without_a_compiler_flashinfer_is_refused_or_passed_over(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    missing_kernels(monkeypatch, error)
+    def fail(kernel: str) -> SimpleNamespace:
+        raise error
+
+    kernels_take(monkeypatch, fail)
     monkeypatch.setitem(startup._OBSTACLES, "flashinfer", lambda shape: None)
     shape = Case([(1, 40)]).shape
     options: dict[str, Any] = {"max_running_requests": 4, "context_length": 64}

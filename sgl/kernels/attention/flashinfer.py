@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,17 @@ logger = logging.getLogger(__name__)
 
 PrefillKernel = Literal["fa2", "fa3"]
 
+Version = tuple[int, ...]
+
+OLDEST: Version = (0, 6, 6)
+FIRST_UNKNOWN: Version = (0, 8)
+"""The versions of FlashInfer from which to which what is called here is known; those of the extra sgl[cuda]."""
+_UNIFORM_ROWS: Version = (
+    0,
+    6,
+    16,
+)  # from here on fa2's planner asks whether all rows have the same number of tokens
+_COMPILING = 2.0  # seconds after which kernels are not merely being loaded
 HEAD_DIMS = (64, 128, 256)
 _NON_CAUSAL, _CAUSAL = 0, 1  # mask modes
 _NHD = 0  # layout of the caches: tokens before heads
@@ -59,8 +70,9 @@ def why_not(shape: AttentionShape) -> str | None:
         return "it is not installed (pip install flashinfer-python)"
     from flashinfer import __version__
 
-    if not (0, 6, 6) <= tuple(int(part) for part in __version__.split(".")[:3]) < (0, 7):
-        return f"version {__version__} is installed, and 0.6.6 or a later 0.6 is needed"
+    if not OLDEST <= _version() < FIRST_UNKNOWN:
+        oldest, unknown = (".".join(map(str, version)) for version in (OLDEST, FIRST_UNKNOWN))
+        return f"version {__version__} is installed, and {oldest} or later is needed, but below {unknown}"
     if torch.cuda.get_device_capability(shape.device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     if shape.dtype not in (torch.bfloat16, torch.float16):
@@ -117,6 +129,7 @@ class FlashInferAttention:
         self, shape: AttentionShape, *, prefill: PrefillKernel = "fa2", max_graph_rows: int = 0, max_pages: int = 0
     ) -> None:
         self._shape = shape
+        self._version = _version()
         self.prefill: PrefillKernel = prefill  # for prompts that are long on average,
         self.short_prefill: PrefillKernel = "fa2"  # and for those that are short
         # A kernel may be set up while the one ahead of it drains: programmatic dependent launch.
@@ -391,6 +404,8 @@ class FlashInferAttention:
         ]
         if kernel == "fa2":
             arguments += [-1, False, 0]  # no fixed split size, splits allowed, no other kernel beside it
+            if self._version >= _UNIFORM_ROWS:
+                arguments.append(0)  # rows of any number of tokens
         plan = self._modules[kernel, window is not None].plan(*arguments)
         event.record()
         return plan
@@ -403,19 +418,14 @@ class FlashInferAttention:
     def _load(self, variants: list[tuple[PrefillKernel, bool]]) -> dict[tuple[PrefillKernel, bool], Any]:
         """The compiled modules. nvcc makes, side by side, what the machine has not: fa2 takes 13 s, fa3 49 s (16
         cores)."""
-        from flashinfer.jit import gen_batch_prefill_module
-
         names = " and ".join(dict.fromkeys(kernel for kernel, _ in variants))
         what = f"FlashInfer's {names} kernels for {self._shape.dtype} and heads of {self._shape.head_dim}"
         try:
-            specs = [gen_batch_prefill_module(*self._kernel(*variant)) for variant in variants]
-            missing = [spec for spec in specs if not spec.is_compiled]
-            if missing:
-                logger.info("%s are compiled with nvcc, once on a machine: about a minute", what)
-                with ThreadPoolExecutor(len(missing)) as threads:
-                    for build in [threads.submit(spec.build, verbose=False) for spec in missing]:
-                        build.result()
-            return {variant: self._module(*variant) for variant in variants}
+            with ThreadPoolExecutor(len(variants)) as threads:
+                modules = {variant: threads.submit(self._module, *variant) for variant in variants}
+                if wait(modules.values(), timeout=_COMPILING).not_done:
+                    logger.info("%s are compiled with nvcc, once on a machine: about a minute", what)
+                return {variant: module.result() for variant, module in modules.items()}
         except (RuntimeError, OSError) as error:
             note = str(error).strip().splitlines() or [type(error).__name__]
             raise CannotCompile(f"{what} cannot be compiled, which takes CUDA's nvcc ({note[0]})") from error
@@ -441,6 +451,13 @@ class FlashInferAttention:
     def _pinned_buffer() -> tuple[torch.Tensor, torch.cuda.Event]:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return torch.empty(_INT_WORKSPACE, dtype=torch.uint8, pin_memory=True), event
+
+
+def _version() -> Version:
+    """FlashInfer's, of three numbers: what comes behind them tells builds of one release apart."""
+    from flashinfer import __version__
+
+    return tuple(int(part) for part in __version__.split("+")[0].split(".")[:3] if part.isdecimal())
 
 
 def _num_common(pages: Int32Array) -> int:

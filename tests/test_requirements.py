@@ -1,0 +1,72 @@
+"""What pip brings for the package and each of its extras is what the code accepts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from sgl.kernels.attention import flashinfer
+
+PROJECT = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def requirements(extra: str | None) -> dict[str, Requirement]:
+    lines = PROJECT["dependencies"] if extra is None else EXTRAS[extra]
+    return {requirement.name: requirement for requirement in map(Requirement, lines)}
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def test_the_extra_asks_for_just_the_flashinfer_that_is_accepted() -> None:
+    [asked] = requirements("cuda").values()
+    assert asked.name == "flashinfer-python"
+    oldest, unknown = flashinfer.OLDEST, flashinfer.FIRST_UNKNOWN
+    assert str(asked.specifier) in (
+        f"<{dotted(unknown)},>={dotted(oldest)}",
+        f">={dotted(oldest)},<{dotted(unknown)}",
+    )
+
+
+@pytest.mark.parametrize("extra", [None, *EXTRAS])
+def test_every_requirement_has_a_lower_bound(extra: str | None) -> None:
+    for requirement in requirements(extra).values():
+        assert {"==", ">="} & {one.operator for one in requirement.specifier}, requirement
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resolution", ["highest", "lowest-direct"])
+@pytest.mark.parametrize("extra", [None, *EXTRAS])
+def test_the_package_with_an_extra_can_be_resolved_to_what_is_accepted(
+    extra: str | None, resolution: str, tmp_path: Path
+) -> None:
+    found = resolve([PROJECT["dependencies"], EXTRAS[extra] if extra else []], resolution, tmp_path)
+    for name, requirement in (requirements(None) | (requirements(extra) if extra else {})).items():
+        if requirement.marker is None or requirement.marker.evaluate():
+            assert requirement.specifier.contains(found[name.lower()], prereleases=True)
+    if "flashinfer-python" in found:
+        numbers = found["flashinfer-python"].release[:3]
+        assert flashinfer.OLDEST <= numbers < flashinfer.FIRST_UNKNOWN
+
+
+def resolve(lines: list[list[str]], resolution: str, folder: Path) -> dict[str, Version]:
+    """The version of each package that would be installed for requirements on this machine."""
+    pytest.importorskip("uv")
+    asked = folder / "requirements.in"
+    asked.write_text("\n".join(line for some in lines for line in some) + "\n")
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+    command += ["--python", sys.executable, "--resolution", resolution, str(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    if "error sending request" in done.stderr or "dns error" in done.stderr:
+        pytest.skip("no package index can be reached")
+    assert done.returncode == 0, done.stderr[-4000:]
+    pairs = (line.split(";")[0].strip().partition("==") for line in done.stdout.splitlines() if "==" in line)
+    return {name.lower(): Version(version) for name, _, version in pairs}
