@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jsonschema
@@ -14,6 +15,8 @@ import pytest
 
 import sgl
 from sgl import Engine
+from sgl.errors import GrammarTooLarge, ProgramError
+from sgl.grammar.cursor import MatcherCursor
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 
 POINT: dict[str, Any] = {
@@ -231,3 +234,119 @@ def test_text_matches_its_constraint(
     assert reason == "stop" or kind.name == "text", text  # free text need not come to an end
     assert kind.check(text), text
     assert text or kind.name == "text"
+
+
+# A constraint that fails while text is generated
+
+
+class Failing:
+    """Masks fail with the third token of a text, unless `spared` says that its constraint is another."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, spared: str = "nothing") -> None:
+        mask = MatcherCursor.mask
+
+        def fail_later(cursor: Any, remaining: int | None) -> Any:
+            cursor.num_masks = getattr(cursor, "num_masks", 0) + 1
+            if cursor.num_masks > 2 and spared not in cursor.source:
+                raise GrammarTooLarge("the grammar has more than 7 states", states=8, limit=7)
+            return mask(cursor, remaining)
+
+        create = MatcherCursor.__init__
+
+        def note_source(cursor: Any, grammar: Any, text: bytes = b"") -> None:
+            create(cursor, grammar, text)
+            cursor.source = grammar.constraint.source
+
+        monkeypatch.setattr(MatcherCursor, "__init__", note_source)
+        monkeypatch.setattr(MatcherCursor, "mask", fail_later)
+
+
+LONG = [
+    everywhere("regex", {"regex": "[a-f]{40}"}, matches("[a-f]{40}")),
+    everywhere("ebnf", {"ebnf": "root ::= [a-f]{40}"}, matches("[a-f]{40}")),
+]
+SPARED = {"regex": "[g-k]{40}", "max_new_tokens": MAX_TOKENS, "temperature": 1.0, "seed": 7}
+
+
+@pytest.mark.parametrize("kind", LONG, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("door", DOORS["native"][:4], ids=lambda door: door.__name__)
+def test_a_failing_constraint_raises_from_the_engine(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, kind: Kind, door: Callable[..., Any]
+) -> None:
+    Failing(monkeypatch)
+    with pytest.raises(GrammarTooLarge, match="more than 7 states"):
+        door(server, kind)
+    assert server.engine.check_ledger() == []
+
+
+HTTP = {
+    "/generate": lambda kind: {"text": "so", "sampling_params": sampling(kind)},
+    "/v1/completions": lambda kind: openai_body(kind, prompt="so"),
+    "/v1/chat/completions": lambda kind: openai_body(kind, messages=HELLO),
+}
+
+
+def several(path: str, kind: Kind) -> dict[str, Any]:
+    """A body that asks for two samples."""
+    body = HTTP[path](kind)
+    return body | ({"sampling_params": {**sampling(kind), "n": 2}} if path == "/generate" else {"n": 2})
+
+
+@pytest.mark.parametrize("kind", LONG, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("path", HTTP)
+@pytest.mark.parametrize("is_one", [True, False])
+def test_a_failing_constraint_is_a_400(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, kind: Kind, path: str, is_one: bool
+) -> None:
+    Failing(monkeypatch)
+    answer = server.post(path, HTTP[path](kind) if is_one else several(path, kind))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["code"], error["message"]) == ("invalid_grammar", "the grammar has more than 7 states")
+
+
+@pytest.mark.parametrize("kind", LONG, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("path", "body"), [*HTTP.items(), *((path, partial(several, path)) for path in list(HTTP)[1:])]
+)
+def test_a_failing_constraint_is_an_error_event(
+    server: LiveServer,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind,
+    path: str,
+    body: Callable[[Kind], dict[str, Any]],
+) -> None:
+    Failing(monkeypatch)
+    answer = server.post(path, {**body(kind), "stream": True})
+    assert answer.status_code == 200  # the first token was there
+    *pieces, last = events_of(answer.text)
+    assert pieces
+    assert (last["error"]["code"], last["error"]["message"]) == (
+        "invalid_grammar",
+        "the grammar has more than 7 states",
+    )
+
+
+@pytest.mark.parametrize("kind", LONG, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("door", DOORS["gen"], ids=lambda door: door.__name__)
+def test_a_failing_constraint_is_the_nodes_error(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, kind: Kind, door: Callable[..., Any]
+) -> None:
+    Failing(monkeypatch)
+    with pytest.raises(ProgramError, match="more than 7 states"):
+        door(server, kind)
+
+
+def test_other_rows_go_on_when_one_constraint_fails(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = server.engine.generate("so", SPARED)["text"]
+    Failing(monkeypatch, spared=SPARED["regex"])
+    params = [sampling(LONG[0]), SPARED, sampling(LONG[1]), SPARED]
+    for failed, spared in (0, 1), (2, 3):
+        results = server.engine.generate(["so"] * 4, params)
+        reason = results[failed]["meta_info"]["finish_reason"]
+        assert (reason["type"], reason["status_code"], reason["err_type"]) == ("abort", 400, "GrammarTooLarge")
+        assert "more than 7 states" in reason["message"]
+        assert results[spared]["text"] == alone
+    body = {"text": ["so"] * 4, "sampling_params": params, "stream": True}
+    last = {event["index"]: event for event in events_of(server.post("/generate", body).text)}
+    assert [last[i]["meta_info"]["finish_reason"]["type"] for i in range(4)] == ["abort", "stop"] * 2

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout
+from sgl.errors import EngineDead, GrammarError, InvalidRequest, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.runtime.batch import Int32Array, Logprobs
 from sgl.runtime.loop import Detail, Output
 from sgl.runtime.scheduler.request import FinishReason, Request
@@ -168,9 +168,9 @@ class Call:
         if output.finish_reason is not None:
             self.unfinished -= 1
             error = output.finish_reason.error
-            if isinstance(error, (EngineDead, QueueFull)) or (
-                not self.is_list and isinstance(error, (RequestTimeout, InvalidRequest))
-            ):
+            if isinstance(error, (EngineDead, QueueFull)):
+                raise error
+            if error is not None and not self.is_list and not isinstance(error, RequestAborted):
                 raise error
 
     def event(self, uid: int) -> dict[str, Any]:
@@ -190,7 +190,26 @@ def _flat(parts: list[Logprobs]) -> list[float | None]:
     return [value for part in parts for value in part.chosen.tolist()]
 
 
-_STATUS: dict[type[Exception], int] = {QueueFull: 429, RequestTimeout: 408}
+_STATUS: dict[type[Exception], int] = {
+    QueueFull: 429,
+    RequestTimeout: 408,
+    GrammarError: 400,
+    InvalidRequest: 400,
+    EngineDead: 503,
+}
+_ABORTED = 499
+
+
+def failure_of(result: dict[str, Any]) -> SglError | None:
+    """What one result of a list ended in, if it is over and was not aborted on demand."""
+    reason = result["meta_info"]["finish_reason"] or {}
+    match reason.get("status_code", _ABORTED):
+        case 400:
+            is_grammar = reason["err_type"] != InvalidRequest.__name__
+            return (GrammarError if is_grammar else InvalidRequest)(reason["message"])
+        case 408:
+            return RequestTimeout(reason["message"], seconds=result["meta_info"]["e2e_latency"])
+    return None
 
 
 def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:
@@ -204,6 +223,6 @@ def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, An
     return {
         "type": "abort",
         "message": str(error) if error is not None else "aborted",
-        "status_code": _STATUS.get(type(error), 499) if error is not None else 499,
+        "status_code": next((status for cls, status in _STATUS.items() if isinstance(error, cls)), _ABORTED),
         "err_type": type(error).__name__ if error is not None else "RequestAborted",
     }

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.native import failure_of
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import described, json_response
 from sgl.runtime.server.protocol import Lenient
@@ -110,7 +111,11 @@ class NativeApi:
             timeout = self._service.config.write_timeout
             return await sse.send_events(request, self._events(arguments), timeout)
         results = await self._service.generate(**arguments)
-        for result in results if isinstance(results, list) else [results]:
+        each = results if isinstance(results, list) else [results]
+        failures = [failure for failure in map(failure_of, each) if failure is not None]
+        if failures and len(failures) == len(each):
+            raise failures[0]
+        for result in each:
             self._finish_logprobs(result)
         return json_response(results)
 

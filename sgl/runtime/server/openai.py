@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from sgl.errors import InvalidRequest
+from sgl.errors import InvalidRequest, SglError
 from sgl.lang.tools import CallNotation, call_notation
+from sgl.runtime.native import failure_of
 from sgl.runtime.server import sse
 from sgl.runtime.server.calls import AnswerSplitter, Piece, call_constraint
 from sgl.runtime.server.chat import prompt_ids
@@ -72,6 +73,8 @@ class OpenAIApi:
             return await sse.send_events(request, events, self._service.config.write_timeout)
         results = await self._service.generate(**answers.arguments)
         results = results if isinstance(results, list) else [results]
+        for error in filter(None, map(failure_of, results)):
+            raise error
         choices = [answers.of(i).choice(result) for i, result in enumerate(results)]
         return json_response(
             {**self._head(answers), "choices": choices, "usage": _usage(results, answers.num_samples)}
@@ -81,13 +84,19 @@ class OpenAIApi:
         head = self._head(answers, streamed=True)
         more = {"usage": None} if wants_usage else {}
         last: dict[int, Result] = {}
+        failure: SglError | None = None  # of one choice, told when the others are complete
         async with aclosing(self._service.stream(**answers.arguments)) as events:
             async for event in events:
                 index = event.get("index", 0)
+                if (error := failure_of(event)) is not None:
+                    failure = failure or error
+                    continue
                 for choice in answers.of(index).deltas(event):
                     yield sse.event({**head, "choices": [choice], **more})
                 if event["meta_info"]["finish_reason"] is not None:
                     last[index] = event
+        if failure is not None:
+            raise failure
         if wants_usage:
             results = [last[index] for index in sorted(last)]
             yield sse.event({**head, "choices": [], "usage": _usage(results, answers.num_samples)})
