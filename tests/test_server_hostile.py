@@ -45,7 +45,7 @@ def server(engine: Engine, request: pytest.FixtureRequest) -> Iterator[LiveServe
 
 
 def request(body: bytes, path: str = "/generate", length: int | None = None) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
 
 
@@ -105,7 +105,9 @@ def test_a_thousand_malformed_bodies_get_a_4xx_each(server: LiveServer) -> None:
         try:
             json.loads(body)
         except (ValueError, RecursionError):
-            requests.append(request(body, path).replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n"))
+            requests.append(
+                request(body, path).replace(b"Host: localhost\r\n", b"Host: localhost\r\nConnection: close\r\n")
+            )
     statuses = Counter(map(status, everyone(server, requests)))
     assert statuses == {"400": 1000}
 
@@ -201,7 +203,9 @@ def test_ten_megabyte_prompts_are_refused_soon(server: LiveServer) -> None:
     chat = {"messages": [{"role": "user", "content": text}]}
     requests += [request(json.dumps(chat).encode(), "/v1/chat/completions")]
     requests += [request(json.dumps({"prompt": [text, text]}).encode(), "/v1/completions")]
-    requests = [one.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n", 1) for one in requests]
+    requests = [
+        one.replace(b"Host: localhost\r\n", b"Host: localhost\r\nConnection: close\r\n", 1) for one in requests
+    ]
     for answer in everyone(server, requests, wait=90):
         assert status(answer) == "400", answer[:500]
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "context_length_exceeded"
@@ -229,7 +233,7 @@ def test_odd_characters_are_served_or_refused(server: LiveServer, text: str) -> 
         ("/tokenize", f'{{"text": {text}}}'),
     ]
     requests = [
-        request(body.encode(), path).replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n")
+        request(body.encode(), path).replace(b"Host: localhost\r\n", b"Host: localhost\r\nConnection: close\r\n")
         for path, body in bodies
     ]
     statuses = [status(answer) for answer in everyone(server, requests)]
@@ -242,11 +246,13 @@ def test_invalid_utf8_and_wrong_declarations_are_refused(server: LiveServer) -> 
         request(b'{"text": "\xff\xfe"}'),
         request(b'{"text": "\xc3"}'),
         request('{"text": "a"}'.encode("utf-16")),
-        good.replace(b"Host: x\r\n", b"Host: x\r\nContent-Encoding: gzip\r\n"),
+        good.replace(b"Host: localhost\r\n", b"Host: localhost\r\nContent-Encoding: gzip\r\n"),
         good.replace(b"Content-Length: 13", b"Content-Length: -1"),
         good.replace(b"Content-Length: 13", b"Transfer-Encoding: chunked").replace(b'{"text"', b"zz\r\n"),
         good.replace(b"HTTP/1.1", b"HTTP/9.9"),
-        good.replace(b"Host: x", b"Host: x\r\nX: " + b"y" * 100_000),
+        good.replace(b"Host: localhost", b"Host: localhost\r\nX: " + b"y" * 100_000),
     ]
-    requests = [data.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n", 1) for data in requests]
+    requests = [
+        data.replace(b"Host: localhost\r\n", b"Host: localhost\r\nConnection: close\r\n", 1) for data in requests
+    ]
     assert {status(answer)[0] for answer in everyone(server, requests, wait=10)} == {"4"}

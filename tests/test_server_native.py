@@ -297,7 +297,7 @@ def test_profiles_hold_the_steps_between_start_and_stop(server: LiveServer) -> N
     assert server.post("/start_profile", None).status_code == 200
     assert server.post("/start_profile", None).status_code == 400
     generate(server, text="hello")
-    trace = json.loads(Path(server.get("/stop_profile").json()["path"]).read_text())
+    trace = json.loads(Path(server.post("/stop_profile", None).json()["path"]).read_text())
     assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
 
 
@@ -323,7 +323,7 @@ def test_a_client_that_leaves_aborts_its_request(
     body = json.dumps({"text": "hello", "sampling_params": LONG, "stream": stream}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     wait_until_running(engine)
     if how == "half-close":
@@ -354,7 +354,7 @@ def test_a_stalled_reader_is_given_up(another: Callable[..., LiveServer], engine
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((host, int(port)))
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         wait_until_running(engine)
         wait_until_idle(engine, 60)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from sgl.bench.datasets import Source
 from sgl.bench.load import URL, Load
 from sgl.cli.options import add_fields, add_options
+from sgl.cli.title import hide
 from sgl.errors import ConfigError, SglError, nearest_name
 from sgl.runtime.config import EngineConfig, ServerConfig
 
@@ -24,6 +25,9 @@ _BENCHES = {
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 when it is done, 1 when it failed, 2 when it was called wrongly."""
     options = _parser().parse_args(arguments)
+    if arguments is None:
+        keys = [getattr(options, name, None) or () for name in ("api_key", "admin_api_key")]
+        hide(key for given in keys for key in ([given] if isinstance(given, str) else given))
     module, name = options.does
     try:
         command: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), name)

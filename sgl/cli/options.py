@@ -36,6 +36,8 @@ def add_fields(parser: argparse.ArgumentParser, cls: type[Any], title: str) -> N
         text, hint = docs.get(field.name, "").replace("%", "%%"), hints[field.name]
         if hint in (bool, bool | None):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif _is_repeated(hint):
+            group.add_argument(flag, action="append", metavar=field.name.split("_")[-1].upper(), help=text)
         else:
             default = "" if field.default in (None, "", dataclasses.MISSING) else f" [{field.default}]"
             words = _words(hint)
@@ -49,6 +51,11 @@ def from_flags(options: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
     return {name: value for name, value in values.items() if value is not None} | parse_options(cls, texts)
+
+
+def _is_repeated(hint: Any) -> bool:
+    """Whether a flag gives one of an option's values, and may be given again."""
+    return any(get_origin(part) is tuple for part in (hint, *get_args(hint)))
 
 
 def _words(hint: Any) -> list[str]:

@@ -8,13 +8,15 @@ replaced by what the model and the machine allow, and the result is logged. No o
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -120,6 +122,47 @@ class EngineConfig:
         return "embedded" if self.model_path == str(EMBEDDED) else self.model_path
 
 
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that clients send, and in whose name. Programs and requests belong to the name."""
+
+    name: str
+    key: str = field(repr=False)
+
+
+_NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,64})=(.*[^=].*)")  # `==` at its end belongs to a key without a name
+_NO_KEY = re.compile(r"[\x00-\x20\x7f,]")
+
+
+def _api_keys(given: Any) -> Any:
+    """Keys as texts, each `NAME=KEY` or `KEY`; one text may hold several, separated by commas. Those without a name
+    get one that none can be given. The messages say nothing of a key: they end up in logs."""
+    if given is None or (isinstance(given, tuple) and all(isinstance(key, ApiKey) for key in given)):
+        return given
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a key is a text, NAME=KEY or KEY")
+    if not texts:
+        raise ValueError("no key is given")
+    keys: dict[str, ApiKey] = {}
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    for i, part in enumerate(parts, 1):
+        named = _NAMED_KEY.fullmatch(part)
+        name, key = named.groups() if named else (f"#{i}", part)
+        if not key or _NO_KEY.search(key):
+            raise ValueError(f"key number {i} is empty, or has blanks or control characters")
+        if key in keys:
+            raise ValueError(f"keys number {i} and {list(keys).index(key) + 1} are the same")
+        keys[key] = ApiKey(name, key)
+    return tuple(keys.values())
+
+
+def _admin_key(given: Any) -> Any:
+    if isinstance(given, str) and (not given or _NO_KEY.search(given)):
+        raise ValueError("the key is empty, or has commas, blanks or control characters")
+    return given
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Options of the HTTP server in front of an engine; `from_options` checks them."""
@@ -128,12 +171,20 @@ class ServerConfig:
     """Address to listen on; 0.0.0.0 for every interface."""
     port: Annotated[int, Field(ge=0, le=65535)] = 30000
     """0: any free port; the ready line names it."""
-    api_key: str | None = None
-    """Clients must send it as `Authorization: Bearer <key>`. None: everybody may."""
+    api_key: Annotated[tuple[ApiKey, ...] | None, BeforeValidator(_api_keys)] = field(default=None, repr=False)
+    """NAME=KEY, or KEY alone; may be repeated. Clients must send one as `Authorization: Bearer KEY`, and what they
+    make belongs to its name. None: everybody may."""
+    admin_api_key: Annotated[str | None, BeforeValidator(_admin_key)] = field(default=None, repr=False)
+    """The one key that may flush the cache, profile, abort all requests, and reach everybody's programs and requests.
+    None: every key may flush and profile, and reaches what is its own."""
     served_model_name: str | None = None
     """The model's name in the OpenAI API. None: the model's path."""
     cors_origins: str = ""
-    """Origins, separated by commas, whose pages may call the server from a browser; * for all."""
+    """Origins, separated by commas, whose pages may call the server from a browser; * for all. Pages of others are
+    refused."""
+    allowed_hosts: str = ""
+    """Names, separated by commas, by which the server may be called besides localhost and IP addresses; * for all.
+    They are checked where it listens on a loopback address and asks for no key."""
     max_request_bytes: PositiveInt = 32 << 20
     """A longer request body is refused with 413."""
     read_timeout: PositiveFloat = 60.0
@@ -164,11 +215,14 @@ class ServerConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ServerConfig:
         """Options by name, over `SGL_<NAME>` variables, over defaults. Raises ConfigError."""
-        return cls(**_checked(cls, options))
+        config = cls(**_checked(cls, options))
+        if config.admin_api_key in [key.key for key in config.api_key or ()]:
+            raise ConfigError("admin_api_key is one of api_key's keys: it must be another", option="admin_api_key")
+        return config
 
 
 def _checked(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    known = {field.name for field in fields(cls)}
+    known = {item.name for item in fields(cls)}
     for name in options:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}{nearest_name(name, known)}", option=name)
@@ -187,12 +241,16 @@ def _validated(cls: type[Any], values: Mapping[str, Any], *, strict: bool = True
     checked: dict[str, Any] = {}
     for name, value in values.items():
         try:
-            field = _fields(cls)[name]  # type: ignore[arg-type]  # classes are hashable
-            checked[name] = field.validate_python(value, strict=strict)
+            adapter = _fields(cls)[name]  # type: ignore[arg-type]  # classes are hashable
+            checked[name] = adapter.validate_python(value, strict=strict)
         except ValidationError as error:
-            wanted = "; or ".join(dict.fromkeys(detail["msg"].lower() for detail in error.errors()))
-            raise ConfigError(f"{name}={value!r}: {wanted}", option=name) from None
+            said = dict.fromkeys(detail["msg"].removeprefix("Value error, ").lower() for detail in error.errors())
+            shown = name if name in _SECRET else f"{name}={value!r}"
+            raise ConfigError(f"{shown}: {'; or '.join(said)}", option=name) from None
     return checked
+
+
+_SECRET = frozenset({"api_key", "admin_api_key"})
 
 
 @cache

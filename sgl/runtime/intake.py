@@ -136,7 +136,7 @@ class Intake:
                 top_logprobs=top_logprobs,
                 token_ids_logprob=given,
             )
-            rid = ask.rid if ask.rid is not None else f"sgl-{uid}"
+            rid = ask.rid if ask.rid is not None else f"sgl-{secrets.token_hex(12)}"  # nobody else's to guess
             if params.n > 1:
                 rid = f"{rid}-{sample}"
             token_text = self._token_text if ask.return_text_in_logprobs and self._tokenizer is not None else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import logging
 import re
@@ -17,12 +18,14 @@ from aiohttp import web
 
 from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.connection import Connection
-from sgl.runtime.server.errors import NotThere, described, error_response, json_response
-from sgl.runtime.server.identity import new_identity, request_id
+from sgl.runtime.server.errors import NotThere, WrongKey, error_response
+from sgl.runtime.server.identity import Caller, caller, new_identity, request_id
 from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
+from sgl.runtime.server.origins import Origins
 from sgl.runtime.server.programs import ProgramsApi
+from sgl.runtime.server.scope import ADMIN
 from sgl.runtime.server.service import Handler, Route, Service
 
 logger = logging.getLogger(__name__)
@@ -54,16 +57,25 @@ def build_app(service: Service) -> web.Application:
     return app
 
 
+def _digest(key: str) -> bytes:
+    """Of one length, whatever the key's is."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
 class _Guard:
     """What happens to every request before and after its handler."""
 
     def __init__(self, service: Service, routes: Sequence[Route]) -> None:
         self._service = service
         self._paths = [route.path for route in routes]
-        self._open = {route.path for route in routes if route.is_open}
-        self._origins = {origin.strip() for origin in service.config.cors_origins.split(",") if origin.strip()}
-        key = service.config.api_key
-        self._expected = None if key is None else f"Bearer {key}".encode()
+        self._routes = {route.path: route for route in routes}
+        self._origins = Origins(service.config)
+        config = service.config
+        self._keys = [(_digest(key.key), Caller(key.name, is_admin=False)) for key in config.api_key or ()]
+        if config.admin_api_key is not None:
+            self._keys.append((_digest(config.admin_api_key), Caller(ADMIN, is_admin=True)))
+        # Where only the admin has a key, everybody enters; where nobody has, everybody may do everything.
+        self._stranger = None if config.api_key else Caller(None, is_admin=config.admin_api_key is None)
 
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request through its handler."""
@@ -94,6 +106,8 @@ class _Guard:
                 seconds = time.monotonic() - began
                 fields = {"method": request.method, "path": path, "status": status}
                 fields |= {"seconds": round(seconds, 6), "client": request.remote}
+                if caller.get().name is not None:
+                    fields["key"] = caller.get().name
                 if span is not None:
                     span.answered(status)
                     fields["trace_id"] = span.trace_id
@@ -102,12 +116,11 @@ class _Guard:
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
-            return web.Response(status=204, headers=_CORS)
-        if not self._may_enter(request):
-            error = described("the API key is missing or wrong: send Authorization: Bearer <key>", "authentication")
-            return json_response(error, 401, {"WWW-Authenticate": "Bearer"})
         try:
+            self._origins.check(request)
+            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+                return web.Response(status=204, headers=_CORS)
+            caller.set(self._caller(request))
             return await handler(request)
         except web.HTTPNotFound:
             return error_response(self._no_such_endpoint(request.path))
@@ -127,11 +140,23 @@ class _Guard:
         hint = nearest_name(path, self._paths)
         return NotThere(f"there is no endpoint {path!r}{hint}; /openapi.json lists them", param="path")
 
-    def _may_enter(self, request: web.Request) -> bool:
-        if self._expected is None or request.path in self._open:
-            return True
-        given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._expected)
+    def _caller(self, request: web.Request) -> Caller:
+        """Who asks. Raises WrongKey, and Forbidden for what is the admin's."""
+        resource = request.match_info.route.resource
+        route = None if resource is None else self._routes.get(resource.canonical)
+        if route is not None and route.is_open:
+            return Caller(None, is_admin=False)
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        given = _digest(key if kind.lower() == "bearer" else "")
+        found = self._stranger
+        for expected, owner in self._keys:  # all of them: the time says nothing of which it was
+            if hmac.compare_digest(given, expected):
+                found = owner
+        if found is None:
+            raise WrongKey("the API key is missing or wrong: send Authorization: Bearer <key>")
+        if route is not None and route.for_admin:
+            self._service.check_admin(found)
+        return found
 
     async def on_response_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers that every answer carries."""
@@ -139,6 +164,6 @@ class _Guard:
             request.protocol.is_owed = False
         response.headers["X-Request-Id"] = request_id.get()
         origin = request.headers.get("Origin")
-        if origin is not None and (origin in self._origins or "*" in self._origins):
+        if origin is not None and self._origins.is_allowed(origin):
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Vary"] = "Origin"

@@ -51,10 +51,22 @@ class NoSuchModel(NotThere):
     """The request names another model than the one that is served."""
 
 
+class WrongKey(InvalidRequest):
+    """The API key is missing or wrong."""
+
+
+class Forbidden(InvalidRequest):
+    """Who asks may not have this."""
+
+
 def status_of(error: Exception) -> tuple[int, str, str | None]:
     """HTTP status, type and code of an error; 500 for what is not of our tree."""
     if isinstance(error, NotThere):
         return 404, "invalid_request_error", "model_not_found" if isinstance(error, NoSuchModel) else "not_found"
+    if isinstance(error, WrongKey):
+        return 401, "authentication", None
+    if isinstance(error, Forbidden):
+        return 403, "permission_error", "forbidden"
     for cls, status, kind, code in _TABLE:
         if isinstance(error, cls):
             return status, kind, code
@@ -84,6 +96,8 @@ def error_response(error: Exception) -> web.Response:
         return json_response(described(message, kind), error.status, headers)
     status, _, _ = status_of(error)
     headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return json_response(error_body(error), status, headers)
 
 

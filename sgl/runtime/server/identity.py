@@ -1,4 +1,5 @@
-"""Which request the present task or thread works for; the server's process and the engine's know it alike."""
+"""Which request the present task or thread works for, and in whose name; the server's process and the engine's know
+the first alike."""
 
 from __future__ import annotations
 
@@ -6,9 +7,27 @@ import contextlib
 import uuid
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Sent back as X-Request-Id, and in every line of the log that is about the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever sent a request: the name of the key that came with it, None where none is asked for."""
+
+    name: str | None = None
+    is_admin: bool = True
+
+    def may_reach(self, owner: str | None) -> bool:
+        """Whether what was made in that name is this caller's to read, extend and end."""
+        return self.is_admin or self.name == owner
+
+
+_NOBODY = Caller()
+caller: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
+"""Of the request that the present task works for."""
 
 
 def new_identity() -> str:

@@ -13,6 +13,7 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.native import failure_of
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import described, json_response
+from sgl.runtime.server.identity import caller
 from sgl.runtime.server.protocol import Lenient
 from sgl.runtime.server.service import VERSION, Route, Service
 
@@ -75,7 +76,6 @@ class NativeApi:
 
     def routes(self) -> list[Route]:
         """Every native endpoint."""
-        both = ("GET", "POST")
         health = "200 while the engine's loop is alive and moving, else 503"
         return [
             Route(
@@ -92,10 +92,29 @@ class NativeApi:
             Route(("GET",), "/get_server_info", self.server_info, "Options and the engine's state"),
             Route(("GET",), "/health", self.health, health, is_open=True),
             Route(("GET",), "/health_generate", self.health, health, is_open=True),
-            Route(both, "/flush_cache", self.flush_cache, "Forget cached prefixes", content_type="text/plain"),
+            Route(
+                ("POST",),
+                "/flush_cache",
+                self.flush_cache,
+                "Forget cached prefixes",
+                content_type="text/plain",
+                for_admin=True,
+            ),
             Route(("POST",), "/abort_request", self.abort, "Abort requests by rid", AbortBody),
-            Route(both, "/start_profile", self.start_profile, "Record what steps spend their time on"),
-            Route(both, "/stop_profile", self.stop_profile, "Write the record; its path on the server"),
+            Route(
+                ("POST",),
+                "/start_profile",
+                self.start_profile,
+                "Record what steps spend their time on",
+                for_admin=True,
+            ),
+            Route(
+                ("POST",),
+                "/stop_profile",
+                self.stop_profile,
+                "Write the record; its path on the server",
+                for_admin=True,
+            ),
             Route(("POST",), "/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
             Route(("POST",), "/v1/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
             Route(("POST",), "/detokenize", self.detokenize, "Texts of token ids", DetokenizeBody),
@@ -199,11 +218,11 @@ class NativeApi:
         return json_response(described(message, "invalid_request_error", "busy"), 400)
 
     async def abort(self, request: web.Request) -> web.Response:
-        """When it answers, the requests have ended."""
+        """When it answers, the requests have ended. Those of other keys are passed over like unknown ones."""
         body = await self._service.body(request, AbortBody)
         if body.rid is None and not body.abort_all:
             raise InvalidRequest("rid or abort_all is needed", param="rid")
-        await self._service.engine.call("abort", None if body.abort_all else body.rid)
+        await self._service.abort(None if body.abort_all else body.rid, caller.get())
         return json_response({"status": "ok"})
 
     async def start_profile(self, request: web.Request) -> web.Response:

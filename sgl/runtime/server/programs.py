@@ -15,8 +15,8 @@ import asyncio
 import dataclasses
 import json
 import re
+import secrets
 import time
-import uuid
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -26,12 +26,13 @@ from typing import Any
 from aiohttp import web
 from pydantic import Field
 
-from sgl.errors import InvalidRequest, QueueFull, SglError
+from sgl.errors import InvalidRequest, QueueFull, RequestAborted, SglError
 from sgl.lang import ir
 from sgl.lang.chat import registry
 from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
+from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.process import RemoteSession
 from sgl.runtime.server.protocol import Strict
 from sgl.runtime.server.service import Route, Service
@@ -75,6 +76,7 @@ class ProgramsApi:
         self._service = service
         self._open: dict[str, _OpenProgram] = {}
         self._recent: deque[_OpenProgram] = deque(maxlen=RECENT)
+        service.abort_programs = self.abort_all
 
     def routes(self) -> list[Route]:
         """Every endpoint of programs."""
@@ -127,13 +129,14 @@ class ProgramsApi:
         return await self._send(request, opened, 0)
 
     async def recent(self, request: web.Request) -> web.Response:
-        """The latest first."""
-        return json_response([opened.summary() for opened in reversed(self._recent)])
+        """The latest first, of those that this caller may reach."""
+        asks = caller.get()
+        return json_response([each.summary() for each in reversed(self._recent) if asks.may_reach(each.owner)])
 
     async def timeline(self, request: web.Request) -> web.Response:
         """Its nodes and events; times are seconds since it was opened."""
         for opened in self._recent:
-            if opened.id == request.match_info["id"]:
+            if opened.id == request.match_info["id"] and caller.get().may_reach(opened.owner):
                 return json_response(opened.timeline())
         raise NotThere("there is no such program, or others have followed since", param="id")
 
@@ -164,13 +167,19 @@ class ProgramsApi:
         opened.end()
         return json_response({"id": opened.id})
 
+    def abort_all(self, asks: Caller) -> None:
+        """Fail the programs of a caller."""
+        for opened in list(self._open.values()):
+            if asks.name == opened.owner:
+                opened.abort()
+
     async def _send(self, request: web.Request, opened: _OpenProgram, last: int) -> web.StreamResponse:
         async with aclosing(opened.listen(last)) as events:
             return await sse.send_events(request, events, self._service.config.write_timeout, done=b"")
 
     def _find(self, request: web.Request) -> _OpenProgram:
         opened = self._open.get(request.match_info["id"])
-        if opened is None:
+        if opened is None or not caller.get().may_reach(opened.owner):  # alike: who guesses learns nothing
             raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
         return opened
 
@@ -182,7 +191,8 @@ class _OpenProgram:
         self, service: Service, program: ir.Program, known: dict[str, _OpenProgram], *, is_batch: bool
     ) -> None:
         """`known`: those that are open, which it leaves when it ends."""
-        self.id = uuid.uuid4().hex
+        self.id = secrets.token_hex(16)
+        self.owner = caller.get().name
         self.checker = Checker(program)
         self.num_segments = 0  # beside the one that it opened with
         self.log: list[bytes] = []  # event number n at n - 1
@@ -197,6 +207,7 @@ class _OpenProgram:
         self._is_batch = is_batch
         self._sessions: list[RemoteSession] = []
         self._num_running = 0
+        self._ended: set[int] = set()  # rows
         self._num_listeners = 0
         self._is_over = False  # ended and forgotten
         self._timer: asyncio.TimerHandle | None = None
@@ -237,6 +248,13 @@ class _OpenProgram:
         for session in self._sessions:
             session.send(segment)
 
+    def abort(self) -> None:
+        """Fail what has not ended, and tell whoever listens."""
+        for row in sorted(set(range(len(self._sessions))) - self._ended):
+            self._take(row, ir.NodeFailed(None, None, RequestAborted("the program was aborted")))
+            self._take(row, ir.Done())
+            self._sessions[row].cancel()
+
     def end(self) -> None:
         """Cancel what runs and forget all of it. Idempotent."""
         self._is_over = True
@@ -276,10 +294,11 @@ class _OpenProgram:
         self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
 
     def _take(self, row: int, event: ir.Event) -> None:
-        if self._is_over:
+        if self._is_over or row in self._ended:
             return
         if isinstance(event, ir.Done):
             self._num_running -= 1
+            self._ended.add(row)
         data = {"type": _TYPES[type(event)], **({"row": row} if self._is_batch else {})}
         if isinstance(event, ir.NodeFailed):
             error = {**error_body(event.error)["error"], "class": type(event.error).__name__}

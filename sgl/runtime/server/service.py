@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
@@ -17,8 +18,10 @@ from pydantic import BaseModel, ValidationError
 from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
-from sgl.runtime.server.errors import as_invalid_request
+from sgl.runtime.server.errors import Forbidden, as_invalid_request
+from sgl.runtime.server.identity import Caller
 from sgl.runtime.server.process import EngineProcess
+from sgl.runtime.server.scope import Scopes
 from sgl.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # needs an extra
@@ -41,6 +44,7 @@ class Route:
     body: type[BaseModel] | None = None
     streams: bool = False
     is_open: bool = False  # answers without the API key
+    for_admin: bool = False  # wants the admin's key where there is one
     content_type: str = "application/json"
 
 
@@ -55,6 +59,13 @@ class Service:
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     started: float = field(default_factory=time.time)
     is_draining: bool = False
+    abort_programs: Callable[[Caller], None] = lambda asks: None
+    """Fails the programs of a caller."""
+
+    @cached_property
+    def scopes(self) -> Scopes:
+        """Whose request a rid names."""
+        return Scopes(self.config)
 
     @property
     def model_name(self) -> str:
@@ -81,6 +92,11 @@ class Service:
         if self.engine.silence() > heard_within:
             raise EngineDead(f"nothing was heard of the engine's process for {self.engine.silence():.0f} s")
 
+    def check_admin(self, asks: Caller) -> None:
+        """Raise Forbidden for whom this is not, where there is an admin's key."""
+        if self.config.admin_api_key is not None and not asks.is_admin:
+            raise Forbidden("this is for the admin's key")
+
     async def body(self, request: web.Request, model: type[Body]) -> Body:
         """The request's JSON body. Raises InvalidRequest that names what is wrong; HTTPException 413 if it is long;
         RequestTimeout if it does not arrive in time."""
@@ -101,8 +117,10 @@ class Service:
     async def generate(self, **arguments: Any) -> Any:
         """What EngineProcess.generate returns, counted."""
         self.check_is_up()
-        results = await self.engine.generate(**arguments)
+        with self.scopes.entered(arguments) as scope:
+            results = await self.engine.generate(**scope.arguments)
         for result in results if isinstance(results, list) else [results]:
+            scope.shown(result)
             self.finished(result["meta_info"])
         return results
 
@@ -111,17 +129,32 @@ class Service:
         self.check_is_up()
         began = time.monotonic()
         latest: dict[int, float] = {}
-        async with contextlib.aclosing(self.engine.stream(**arguments)) as events:
-            async for event in events:
-                now, index = time.monotonic(), event.get("index", 0)
-                if index in latest:
-                    self.metrics.inter_token_latency.observe(now - latest[index])
-                else:
-                    self.metrics.time_to_first_token.observe(now - began)
-                latest[index] = now
-                if event["meta_info"]["finish_reason"] is not None:
-                    self.finished(event["meta_info"])
-                yield event
+        with self.scopes.entered(arguments) as scope:
+            async with contextlib.aclosing(self.engine.stream(**scope.arguments)) as events:
+                async for event in events:
+                    now, index = time.monotonic(), event.get("index", 0)
+                    if index in latest:
+                        self.metrics.inter_token_latency.observe(now - latest[index])
+                    else:
+                        self.metrics.time_to_first_token.observe(now - began)
+                    latest[index] = now
+                    scope.shown(event)
+                    if event["meta_info"]["finish_reason"] is not None:
+                        self.finished(event["meta_info"])
+                    yield event
+
+    async def abort(self, rid: str | None, asks: Caller) -> None:
+        """End the requests of a rid, or all of a caller's for None. Raises Forbidden; see `check_admin`."""
+        if rid is not None:
+            names: list[str | None] = [*self.scopes.named(rid, asks)]
+        elif asks.is_admin:
+            names = [None]
+        else:
+            self.check_admin(asks)
+            self.abort_programs(asks)
+            names = [*self.scopes.unfinished(asks)]
+        for name in names:
+            await self.engine.call("abort", name)
 
     def finished(self, meta: dict[str, Any], *, name: str = "generate", parent: Any = None) -> None:
         """Count a generation that ended, and trace it; see Tracer.generation."""

@@ -1,0 +1,313 @@
+"""Keys: who may do what, and that neither programs nor requests of one key are another's to see or to end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+import sgl
+from sgl.cli.options import configs
+from sgl.errors import ConfigError, SglError
+from sgl.runtime.config import ServerConfig
+from sgl.runtime.engine import Engine
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+
+SHORT = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
+LONG = {"max_new_tokens": 450, "temperature": 0, "ignore_eos": True}
+ALICE, BOB, ADMIN = ({"Authorization": f"Bearer {key}"} for key in ("alices-key", "bobs-key", "admins-key"))
+KEYS = {"api_key": ["alice=alices-key", "bob=bobs-key"]}
+OPEN_ENDED = {
+    "program": {"v": 1, "name": "p", "seed": 1},
+    "segment": {"nodes": [{"st": 0, "op": "text", "text": "a"}]},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
+        yield engine
+
+
+@pytest.fixture
+def served(engine: Engine) -> Iterator[Callable[..., LiveServer]]:
+    servers: list[LiveServer] = []
+
+    def start(**options: Any) -> LiveServer:
+        servers.append(LiveServer(engine, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+    deadline = time.monotonic() + 60
+    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+        assert time.monotonic() < deadline, "a request goes on for nobody"
+        time.sleep(0.005)
+    assert not engine._rids
+
+
+def wait_until(engine: Engine, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while engine.get_server_info()["internal_states"][0]["num_running_reqs"] != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def opened(server: LiveServer, headers: dict[str, str], body: Any = OPEN_ENDED) -> tuple[str, Iterator[bytes]]:
+    """A program's id, and the lines of its events."""
+    answer = server.post("/v1/programs", body, headers=headers, stream=True)
+    assert answer.status_code == 200, answer.text
+    lines = answer.iter_lines()
+    line = next(line for line in lines if line.startswith(b"data: "))
+    return str(json.loads(line[6:])["id"]), lines
+
+
+@pytest.mark.parametrize("admin", [None, "admins-key"])
+def test_programs_belong_to_the_key_that_made_them(served: Callable[..., LiveServer], admin: str | None) -> None:
+    """Another key can neither list, read, extend nor delete them, nor tell them from programs that never were."""
+    server = served(**KEYS, admin_api_key=admin)
+    program, events = opened(server, ALICE)
+    path = f"/v1/programs/{program}"
+    segment = {"segment": {"nodes": [], "final": True}, "number": 1}
+
+    def tries(headers: dict[str, str], path: str) -> list[tuple[int, str]]:
+        answers = [
+            server.get(path + "/timeline", headers=headers),
+            server.get(path + "/events", headers=headers),
+            server.post(path + "/segments", segment, headers=headers),
+            requests.delete(server.url + path, headers=headers, timeout=60),
+        ]
+        return [(answer.status_code, answer.text) for answer in answers]
+
+    nowhere = "/v1/programs/" + "0" * 32
+    assert tries(BOB, path) == tries(BOB, nowhere)
+    assert {status for status, _ in tries(BOB, path)} == {404}
+    assert {status for status, _ in tries({}, path)} == {401}
+    assert server.get("/v1/programs", headers=BOB).json() == []
+    assert [each["id"] for each in server.get("/v1/programs", headers=ALICE).json()] == [program]
+    if admin is not None:
+        assert [each["id"] for each in server.get("/v1/programs", headers=ADMIN).json()] == [program]
+    assert server.get(path + "/timeline", headers=ALICE if admin is None else ADMIN).status_code == 200
+    assert server.post(path + "/segments", segment, headers=ALICE).status_code == 200
+    assert b'"type":"done"' in b"".join(events)
+
+
+def test_ids_of_programs_and_requests_cannot_be_guessed(served: Callable[..., LiveServer], engine: Engine) -> None:
+    server = served()
+    for _ in range(2):
+        program, _events = opened(server, {})
+        assert re.fullmatch("[0-9a-f]{24,}", program)
+        requests.delete(f"{server.url}/v1/programs/{program}", timeout=60)
+    bodies = [{"text": "a"}, {"text": ["a", "b"]}, {"input_ids": [[3], [4]]}, {"text": "a", "stream": True}]
+    for keyed in (False, True):
+        server = served(**KEYS) if keyed else server
+        ids = []
+        for body in bodies:
+            for n in (1, 2):
+                params = {**SHORT, "n": n, "temperature": 0.5}
+                answer = server.post("/generate", {**body, "sampling_params": params}, headers=ALICE)
+                ids += set(re.findall(r'"id":"([^"]+)"', answer.text))
+        assert len(ids) == len(set(ids)) == (1 + 2 + 2 + 1) * 3 - 6 + 6
+        for each in ids:
+            assert re.fullmatch("sgl-[0-9a-f]{24,}(-[01])?", each), each
+    assert engine.generate("a", SHORT)["meta_info"]["id"] != engine.generate("a", SHORT)["meta_info"]["id"]
+
+
+def test_a_rid_is_each_keys_own(served: Callable[..., LiveServer], engine: Engine) -> None:
+    """Two keys use the same one at a time; each aborts its own, the admin any."""
+    server = served(**KEYS, admin_api_key="admins-key")
+    answers: dict[str, Any] = {}
+
+    def ask(name: str, headers: dict[str, str], rid: Any, **more: Any) -> threading.Thread:
+        body = {"text": name, "sampling_params": LONG, "rid": rid, **more}
+
+        def run() -> None:
+            answers[name] = server.post("/generate", body, headers=headers).json()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    with slow_steps(engine):
+        threads = [ask("alice", ALICE, "same"), ask("bob", BOB, "same")]
+        wait_until(engine, 2)
+        again = server.post("/generate", {"text": "a", "sampling_params": SHORT, "rid": "same"}, headers=BOB)
+        assert again.status_code == 400
+        assert again.json()["error"]["message"] == "rid 'same' is in use by another unfinished request"
+        assert server.post("/abort_request", {"rid": "same"}, headers=BOB).status_code == 200
+        threads[1].join(60)
+        wait_until(engine, 1)
+        for rid in ("alice:same", "#admin:same", ":same"):
+            assert server.post("/abort_request", {"rid": rid}, headers=BOB).status_code == 200
+        assert engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 1
+        assert server.post("/abort_request", {"rid": "same"}, headers=ADMIN).status_code == 200
+        threads[0].join(60)
+    for name in ("alice", "bob"):
+        assert answers[name]["meta_info"]["id"] == "same"
+        assert answers[name]["meta_info"]["finish_reason"]["type"] == "abort"
+    listed = {"text": ["a", "b"], "rid": ["one", "two"], "sampling_params": SHORT}
+    results = server.post("/generate", listed, headers=ALICE).json()
+    assert [result["meta_info"]["id"] for result in results] == ["one", "two"]
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "rid": "mine"}
+    assert server.post("/v1/chat/completions", chat, headers=ALICE).status_code == 200
+
+
+def test_abort_all_reaches_what_is_the_callers(served: Callable[..., LiveServer], engine: Engine) -> None:
+    """Its programs too; with an admin's key it is for that one alone, and reaches everybody's."""
+    gen = {"st": 0, "op": "gen", "name": "x", "params": {"max_tokens": 450, "ignore_eos": True}}
+    program = {**OPEN_ENDED, "segment": {"nodes": [{"st": 0, "op": "text", "text": "a"}, gen], "final": True}}
+    everything = {"abort_all": True}
+    for keys in (KEYS, {**KEYS, "admin_api_key": "admins-key"}):
+        server = served(**keys)
+        done: list[Any] = []
+        with slow_steps(engine):
+            body = {"text": ["a", "b"], "sampling_params": LONG}
+            run = lambda: done.append(server.post("/generate", body, headers=ALICE).json())  # noqa: B023, E731
+            thread = threading.Thread(target=run)
+            thread.start()
+            _, events = opened(server, ALICE, program)
+            wait_until(engine, 3)
+            answer = server.post("/abort_request", everything, headers=BOB)
+            assert answer.status_code == (403 if "admin_api_key" in keys else 200)
+            assert engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 3
+            who = ADMIN if "admin_api_key" in keys else ALICE
+            assert server.post("/abort_request", everything, headers=who).status_code == 200
+            thread.join(60)
+            assert [each["meta_info"]["finish_reason"]["type"] for each in done[0]] == ["abort", "abort"]
+            rest = b"".join(events)
+            assert b"RequestAborted" in rest
+            assert b'"type":"done"' in rest
+
+
+def test_the_admins_key_alone_flushes_and_profiles(served: Callable[..., LiveServer]) -> None:
+    for_admin = ("/flush_cache", "/start_profile", "/stop_profile")
+    server = served(**KEYS, admin_api_key="admins-key")
+    for path in for_admin:
+        answer = server.post(path, None, headers=BOB)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+        assert server.post(path, None).status_code == 401
+    for path in for_admin:
+        assert server.post(path, None, headers=ADMIN).status_code == 200
+    assert server.post("/generate", {"text": "a", "sampling_params": SHORT}, headers=ADMIN).status_code == 200
+    server = served(admin_api_key="admins-key")
+    assert server.post("/generate", {"text": "a", "sampling_params": SHORT}).status_code == 200
+    unused = {"Authorization": "Bearer none"}  # what clients send that have to send something
+    assert server.post("/generate", {"text": "a", "sampling_params": SHORT}, headers=unused).status_code == 200
+    assert server.post("/flush_cache", None).status_code == 403
+    assert server.post("/flush_cache", None, headers=ADMIN).status_code == 200
+    server = served(**KEYS)
+    assert server.post("/flush_cache", None, headers=BOB).status_code == 200
+
+
+def test_every_door_but_the_open_ones_asks_for_a_key(served: Callable[..., LiveServer]) -> None:
+    server = served(**KEYS)
+    described = server.get("/openapi.json").json()["paths"]
+    is_open = {"/health", "/health_generate", "/openapi.json", "/"}
+    for path, methods in described.items():
+        for method in methods:
+            answer = requests.request(method, server.url + path.replace("{", "").replace("}", ""), timeout=60)
+            assert (answer.status_code == 401) == (path not in is_open), path
+    assert server.get("/nowhere").status_code == 401
+    assert server.get("/flush%5Fcache").status_code in (401, 405)
+
+
+def test_keys_are_read_from_flags_files_and_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(options: Any) -> list[tuple[str, str]]:
+        return [(key.name, key.key) for key in ServerConfig.from_options({"api_key": options}).api_key or ()]
+
+    assert found("k") == [("#1", "k")]
+    assert found("c2VjcmV0==") == [("#1", "c2VjcmV0==")]
+    assert found(["a=k1", "a=k2", "k3"]) == [("a", "k1"), ("a", "k2"), ("#3", "k3")]
+    assert found("a=x==, b=sëcret") == [("a", "x=="), ("b", "sëcret")]
+    for wrong in ("", "a,", "a b", ["a=k", "b=k"], [], [3], "k\nk"):
+        with pytest.raises(ConfigError, match="api_key") as refused:
+            found(wrong)
+        assert not wrong or "k" not in str(refused.value).replace("key", "").replace("blank", "")
+    with pytest.raises(ConfigError, match="admin_api_key"):
+        ServerConfig.from_options({"api_key": "k", "admin_api_key": "k"})
+    monkeypatch.setenv("SGL_API_KEY", "a=k1,k2")
+    keys = ServerConfig.from_options({}).api_key
+    assert keys is not None
+    assert [key.name for key in keys] == ["a", "#2"]
+    assert "k3" not in repr(ServerConfig.from_options({"admin_api_key": "k3"}))
+    file = tmp_path / "options.yaml"
+    file.write_text("api-key: [a=one, two]\n")
+    import argparse
+
+    from sgl.cli.options import add_options
+
+    parser = argparse.ArgumentParser()
+    add_options(parser, (ServerConfig,))
+    [config] = configs(parser.parse_args(["--config", str(file)]), (ServerConfig,))
+    assert [key.name for key in config.api_key] == ["a", "#2"]
+    [config] = configs(
+        parser.parse_args(["--api-key", "x=1", "--api-key", "2", "--config", str(file)]), (ServerConfig,)
+    )
+    assert [(key.name, key.key) for key in config.api_key] == [("x", "1"), ("#2", "2")]
+
+
+def test_a_key_is_told_to_nobody(
+    served: Callable[..., LiveServer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by /server_info, the page, the log or a traceback; the log says its name."""
+    server = served(**KEYS, admin_api_key="admins-key")
+    with caplog.at_level(logging.DEBUG):
+        told = [
+            server.get(path, headers=ALICE).text for path in ("/server_info", "/get_model_info", "/v1/status", "/")
+        ]
+        told += [
+            server.get("/metrics", headers=ALICE).text,
+            server.get("/server_info", headers=BOB | {"X": "y"}).text,
+        ]
+        told.append(server.post("/generate", {"text": 5}, headers={"Authorization": "Bearer alices-keyx"}).text)
+
+        def fail(*_arguments: Any, **_options: Any) -> Any:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(server.service.engine, "generate", fail)
+        assert server.post("/generate", {"text": "a"}, headers=ALICE).status_code == 500
+    told += [
+        record.getMessage() + str(record.__dict__) + (caplog.handler.format(record)) for record in caplog.records
+    ]
+    assert "broken" in "".join(told)
+    assert not re.search("alices-key|bobs-key|admins-key", "".join(told) + repr(server.service.config))
+    assert any(record.__dict__.get("fields", {}).get("key") == "alice" for record in caplog.records)
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+def test_keys_are_no_part_of_the_processs_title() -> None:
+    code = (
+        "import sys\nimport sgl.cli.serve\n"
+        "sgl.cli.serve.serve = lambda options: print(open('/proc/self/cmdline').read()) or 0\n"
+        "from sgl.cli import main\nmain()"
+    )
+    flags = ["serve", "--api-key", "alice=s3cret", "--api-key=0ther", "--admin-api-key", "4dmin", "--port", "0"]
+    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "--admin-api-key" in done.stdout
+    assert not re.search("s3cret|0ther|4dmin", done.stdout)
+
+
+def test_the_language_runs_with_a_key_of_several(served: Callable[..., LiveServer]) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a " + sgl.gen("x", max_tokens=3)
+        s += sgl.select("y", ["one", "two"])
+
+    server = served(**KEYS)
+    state = program.run(backend=sgl.RuntimeEndpoint(server.url, api_key="bobs-key"))
+    assert state["y"] in ("one", "two")
+    assert len(server.get("/v1/programs", headers=BOB).json()) == 1
+    with pytest.raises(SglError, match="API key"):
+        sgl.RuntimeEndpoint(server.url, api_key="nobodys")
