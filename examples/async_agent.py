@@ -1,14 +1,12 @@
 """Agents in an event loop: tools are Python functions, called in parallel; many agents run at once.
 
-python examples/async_agent.py [MODEL]
+python examples/async_agent.py, or sgl run [--model MODEL | --url URL] examples/async_agent.py
 """
 
 from __future__ import annotations
 
 import asyncio
 from typing import Literal
-
-from open_engine import chat_template, open_engine
 
 import sgl
 
@@ -41,12 +39,10 @@ async def advise(s, question):
     return await s.value("first"), answer
 
 
-async def ask_all(engine: sgl.Engine) -> None:
+async def ask_all() -> None:
     questions = [f"What shall I pack for {city}?" for city in WEATHER]
     batch = advise.arun_batch(
         [{"question": question} for question in questions],
-        backend=engine,
-        chat_template=chat_template(engine),
         max_concurrency=8,
     )
     async for state in batch:
@@ -55,10 +51,9 @@ async def ask_all(engine: sgl.Engine) -> None:
         print(f"  {len(state.messages())} turns in {state.usage['requests']} requests")
 
 
-def main(engine: sgl.Engine) -> None:
-    asyncio.run(ask_all(engine))
+def main() -> None:
+    asyncio.run(ask_all())
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

@@ -1,11 +1,9 @@
 """A batch with a progress bar: rows run at the same time, come back in order, and fail alone.
 
-python examples/batch.py [MODEL]
+python examples/batch.py, or sgl run [--model MODEL | --url URL] examples/batch.py
 """
 
 from __future__ import annotations
-
-from open_engine import open_engine
 
 import sgl
 
@@ -17,12 +15,10 @@ def describe(s, city):
     s += f"One sentence about {city}:" + sgl.gen("sentence", max_tokens=24, stop=["\n", "."])
 
 
-def main(engine: sgl.Engine) -> None:
+def main() -> None:
     cities = ["Lima", "Oslo", "", "Kyoto", "Accra"] * 4
     rows = [{"city": city} for city in cities]
-    outcomes = describe.run_batch(
-        rows, backend=engine, seed=7, temperature=0.8, progress_bar=True, return_exceptions=True
-    )
+    outcomes = describe.run_batch(rows, seed=7, temperature=0.8, progress_bar=True, return_exceptions=True)
     for city, outcome in list(zip(cities, outcomes, strict=True))[:5]:
         print(f"{city or '-':>6}: {outcome if isinstance(outcome, Exception) else repr(outcome['sentence'])}")
     failed = sum(isinstance(outcome, Exception) for outcome in outcomes)
@@ -30,5 +26,4 @@ def main(engine: sgl.Engine) -> None:
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

@@ -1,11 +1,9 @@
 """Turns: as calls, as blocks, and what the conversation looks like afterwards.
 
-python examples/chat.py [MODEL]
+python examples/chat.py, or sgl run [--model MODEL | --url URL] examples/chat.py
 """
 
 from __future__ import annotations
-
-from open_engine import chat_template, open_engine
 
 import sgl
 
@@ -21,13 +19,11 @@ def interview(s, first, second):
         s += sgl.gen("second", max_tokens=32)
 
 
-def main(engine: sgl.Engine) -> None:
+def main() -> None:
     state = interview.run(
         "Where do penguins live?",
         "And what do they eat?",
         temperature=0.5,
-        chat_template=chat_template(engine),
-        backend=engine,
     )
     for message in state.messages():
         print(f"{message['role']:>9}: {message['content']!r}")
@@ -35,5 +31,4 @@ def main(engine: sgl.Engine) -> None:
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

@@ -1,11 +1,9 @@
 """Select: the model decides among given answers, by their exact probabilities. No answer is ever misspelt.
 
-python examples/choose.py [MODEL]
+python examples/choose.py, or sgl run [--model MODEL | --url URL] examples/choose.py
 """
 
 from __future__ import annotations
-
-from open_engine import open_engine
 
 import sgl
 
@@ -22,13 +20,12 @@ def classify(s, letter):
     branches.join()
 
 
-def main(engine: sgl.Engine) -> None:
-    state = classify.run("The soup was cold and so was the waiter.", backend=engine)
+def main() -> None:
+    state = classify.run("The soup was cold and so was the waiter.")
     for method, label, meta in zip(METHODS, state["label"], state.get_meta_info("label"), strict=True):
         shown = ", ".join(f"{name} {share:.0%}" for name, share in zip(LABELS, meta["probabilities"], strict=True))
         print(f"{method.name:>36}: {label.strip():<10} ({shown})")
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

@@ -1,13 +1,12 @@
 """Typed extraction: a sentence goes in, an object comes out, and its JSON is valid by construction.
 
-python examples/extract.py [MODEL]
+python examples/extract.py, or sgl run [--model MODEL | --url URL] examples/extract.py
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from open_engine import open_engine
 from pydantic import BaseModel, Field
 
 import sgl
@@ -27,9 +26,9 @@ def extract(s, message):
     s += f"Message: {message}\nAs JSON: " + sgl.gen("booking", schema=Booking, max_tokens=256)
 
 
-def main(engine: sgl.Engine) -> None:
+def main() -> None:
     message = "Hi, this is Ada. We are four, one of us eats no meat, and we would like to come for dinner."
-    state = extract.run(message, backend=engine, temperature=0)
+    state = extract.run(message, temperature=0)
     booking = state.value("booking")
     print(f"text:   {state['booking']}")
     print(f"object: {booking!r}")
@@ -37,5 +36,4 @@ def main(engine: sgl.Engine) -> None:
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

@@ -1,11 +1,9 @@
 """Few-shot questions in a batch: the shots are computed once and shared by every row.
 
-python examples/few_shot.py [MODEL]
+python examples/few_shot.py, or sgl run [--model MODEL | --url URL] examples/few_shot.py
 """
 
 from __future__ import annotations
-
-from open_engine import open_engine
 
 import sgl
 
@@ -23,9 +21,9 @@ def answer(s, question):
     s += f"Q: {question}\nA:" + sgl.gen("answer", max_tokens=16, stop="\n")
 
 
-def main(engine: sgl.Engine) -> None:
+def main() -> None:
     questions = ["How many days has a week?", "What is the capital of Japan?", "Who wrote Hamlet?"]
-    states = answer.run_batch([{"question": question} for question in questions], temperature=0, backend=engine)
+    states = answer.run_batch([{"question": question} for question in questions], temperature=0)
     for question, state in zip(questions, states, strict=True):
         print(f"{question}  {state['answer'].strip()!r}")
     usage = states[-1].usage
@@ -33,5 +31,4 @@ def main(engine: sgl.Engine) -> None:
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

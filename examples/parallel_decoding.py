@@ -1,11 +1,9 @@
 """Fork and join: an outline is expanded point by point, all points at the same time.
 
-python examples/parallel_decoding.py [MODEL]
+python examples/parallel_decoding.py, or sgl run [--model MODEL | --url URL] examples/parallel_decoding.py
 """
 
 from __future__ import annotations
-
-from open_engine import open_engine
 
 import sgl
 
@@ -23,12 +21,11 @@ def article(s, animal):
     s += "In one word:" + sgl.gen("summary", max_tokens=4)
 
 
-def main(engine: sgl.Engine) -> None:
-    state = article.run("otter", backend=engine, temperature=0.7)
+def main() -> None:
+    state = article.run("otter", temperature=0.7)
     print(state.text())
     print(f"\n{len(state['point'])} branches and a summary in {state.usage['requests']} request")
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

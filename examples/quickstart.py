@@ -1,6 +1,6 @@
 """The first minute: typed records from sentences, a choice with probabilities, a fork, an agent with a tool, a stream.
 
-    python examples/quickstart.py [MODEL]
+    python examples/quickstart.py, or sgl run [--model MODEL | --url URL] examples/quickstart.py
 
 MODEL is a Hugging Face folder or hub id; without one, the small model that comes with the package answers.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 
-from open_engine import open_engine
 from pydantic import BaseModel
 
 import sgl
@@ -90,9 +90,9 @@ def ask(s, question):
     s += sgl.assistant(sgl.gen("answer", temperature=0, max_tokens=48))
 
 
-def show_records(engine: sgl.Engine) -> None:
+def show_records() -> list[sgl.ProgramState]:
     print("Typed records (a * marks a field that is not the truth):\n")
-    states = extract.run_batch([{"text": text} for text in SENTENCES], backend=engine)
+    states = extract.run_batch([{"text": text} for text in SENTENCES])
     rows = [["customer", "item", "quantity", "city"]]
     right = 0
     for state, truth in zip(states, SENTENCES.values(), strict=True):
@@ -103,19 +103,22 @@ def show_records(engine: sgl.Engine) -> None:
     for row in rows:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     print(f"\n  {right} of {4 * len(SENTENCES)} fields right\n")
+    return states
 
 
-def main(engine: sgl.Engine) -> None:
+def main() -> None:
     start = time.perf_counter()
-    show_records(engine)
+    states = show_records()
 
     for text in ["The soup was cold and the waiter rude.", "What a wonderful concert, I loved every minute!"]:
-        state = judge.run(text=text, backend=engine)
+        state = judge.run(text=text)
+        states.append(state)
         chances = state.get_meta_info("sentiment")["probabilities"]
         listed = ", ".join(f"{choice} {chance:.1%}" for choice, chance in zip(SENTIMENTS, chances, strict=True))
         print(f"{text}\n  {state['sentiment']} ({listed})\n")
 
-    state = stories.run(backend=engine)
+    state = stories.run()
+    states.append(state)
     metas = state.get_meta_info("next")
     hits = sum(meta["cached_tokens"] for meta in metas) / sum(meta["prompt_tokens"] for meta in metas)
     print(f"Four branches from one prefix ({hits:.0%} of their prompts' tokens cached): One day, the fox")
@@ -123,24 +126,25 @@ def main(engine: sgl.Engine) -> None:
         print(f"  …{text.rstrip()}")
 
     question = "How much is 17 * 24?"
-    state = ask.run(question=question, backend=engine)
+    state = ask.run(question=question)
+    states.append(state)
     [call] = state.value("call")
     print(f"\n{question}\n  called {call.name}({call.arguments}) = {call.content()}\n  {state['answer']}\n")
 
     print("Streamed: ", end="", flush=True)
-    for piece in story.run(backend=engine, stream=True).text_iter():
+    states.append(story.run(stream=True))
+    for piece in states[-1].text_iter():
         print(piece, end="", flush=True)
 
     seconds = time.perf_counter() - start
-    did = engine.get_server_info()["internal_states"][0]
-    tokens = did["generated_tokens"] + did["forced_tokens"]
+    did = sum((Counter(state.usage) for state in states), Counter())
+    tokens, forced = did["completion_tokens"], did["forced_tokens"]
     print(
-        f"\n\n{tokens / seconds:.0f} tokens/s ({did['forced_tokens']} of {tokens} followed for certain), "
-        f"{did['cached_tokens']} of {did['prompt_tokens']} prompt tokens cached, {did['finished']} requests, "
+        f"\n\n{tokens / seconds:.0f} tokens/s ({forced} of {tokens} followed for certain), "
+        f"{did['cached_tokens']} of {did['prompt_tokens']} prompt tokens cached, {did['requests']} requests, "
         f"{seconds:.1f} s"
     )
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

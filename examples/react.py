@@ -1,12 +1,10 @@
 """ReAct: think, choose an action, see what comes of it, and again, until the model finishes.
 
 Actions are chosen by select and their arguments held to a regex, so that every step can be executed.
-python examples/react.py [MODEL]
+python examples/react.py, or sgl run [--model MODEL | --url URL] examples/react.py
 """
 
 from __future__ import annotations
-
-from open_engine import open_engine
 
 import sgl
 
@@ -32,12 +30,11 @@ def react(s, question, max_steps=4):
     s += "\nAnswer:" + sgl.gen("answer", max_tokens=8, stop="\n")
 
 
-def main(engine: sgl.Engine) -> None:
-    state = react.run("How much is 6 times 7, and 8 more?", backend=engine, temperature=0.3)
+def main() -> None:
+    state = react.run("How much is 6 times 7, and 8 more?", temperature=0.3)
     print(state.text())
     print(f"\n{state.usage['requests']} requests")
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

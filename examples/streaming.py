@@ -1,13 +1,11 @@
 """Streaming: the text as it comes, of a whole program or of one variable, in blocking and in asynchronous code.
 
-python examples/streaming.py [MODEL]
+python examples/streaming.py, or sgl run [--model MODEL | --url URL] examples/streaming.py
 """
 
 from __future__ import annotations
 
 import asyncio
-
-from open_engine import open_engine
 
 import sgl
 
@@ -18,18 +16,17 @@ def story(s, hero):
     s += " And the moral is:" + sgl.gen("moral", max_tokens=12)
 
 
-async def read_the_moral(engine: sgl.Engine) -> int:
+async def read_the_moral() -> int:
     """Count the pieces that one variable comes in."""
-    state = story.run("hen", backend=engine, stream=True)
+    state = story.run("hen", stream=True)
     return len([piece async for piece in state.text_async_iter("moral")])
 
 
-def main(engine: sgl.Engine) -> None:
-    for piece in story.run("fox", backend=engine, stream=True).text_iter():
+def main() -> None:
+    for piece in story.run("fox", stream=True).text_iter():
         print(piece, end="", flush=True)
-    print(f"\n\nthe moral of another came in {asyncio.run(read_the_moral(engine))} pieces")
+    print(f"\n\nthe moral of another came in {asyncio.run(read_the_moral())} pieces")
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

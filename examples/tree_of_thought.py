@@ -1,11 +1,10 @@
 """A tree of thought: every idea is developed in two ways, four levels deep, and the best leaf is chosen.
 
-All sixteen leaves share their ancestors' pages. python examples/tree_of_thought.py [MODEL]
+All sixteen leaves share their ancestors' pages.
+python examples/tree_of_thought.py, or sgl run [--model MODEL | --url URL] examples/tree_of_thought.py
 """
 
 from __future__ import annotations
-
-from open_engine import open_engine
 
 import sgl
 
@@ -26,8 +25,8 @@ def solve(s, question):
     return leaves
 
 
-def main(engine: sgl.Engine) -> None:
-    state = solve.run("How many squares has a chess board?", backend=engine, temperature=0.8)
+def main() -> None:
+    state = solve.run("How many squares has a chess board?", temperature=0.8)
     leaves = state.ret_value
     sure = [leaf.get_meta_info("verdict")["probabilities"][0] for leaf in leaves]
     best = max(range(len(leaves)), key=sure.__getitem__)
@@ -36,5 +35,4 @@ def main(engine: sgl.Engine) -> None:
 
 
 if __name__ == "__main__":
-    with open_engine() as engine:
-        main(engine)
+    main()

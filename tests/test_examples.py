@@ -1,22 +1,24 @@
-"""Every example runs, offline, on the embedded model; what it prints has the right form."""
+"""Every example runs, offline, on the embedded model: alone, and wherever `sgl run` and `sgl trace` send it. What it
+prints has the right form."""
 
 from __future__ import annotations
 
-import importlib
+import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import sgl
+from sgl.cli import main
+from tests.live_server import LiveServer
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-HELPERS = {"open_engine"}
 
 # What must be in the output of each.
 EXPECTED = {
@@ -40,30 +42,78 @@ def engine() -> Iterator[sgl.Engine]:
         yield engine
 
 
-def example(name: str) -> ModuleType:
-    """An example as a module."""
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(EXAMPLES))
+@pytest.fixture(scope="module")
+def server(engine: sgl.Engine) -> Iterator[LiveServer]:
+    """One server of the one engine, for all examples."""
+    server = LiveServer(engine)
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_other_engine(engine: sgl.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No example loads a model of its own, and the default backend is nobody's afterwards."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a second engine is loaded")
+
+    monkeypatch.setattr(sgl.Engine, "__init__", refuse)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    yield
+    sgl.set_default_backend(None)
+
+
+def command(arguments: list[str]) -> None:
+    """`sgl` with these arguments, in this process; it must succeed."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
 
 
 def test_every_example_is_run_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} - HELPERS == set(EXPECTED)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_the_example_runs(name: str, engine: sgl.Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    example(name).main(engine)
+def test_the_example_runs_on_the_default_backend(
+    name: str, engine: sgl.Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sgl.set_default_backend(engine)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert re.search(EXPECTED[name], out), out
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_the_example_runs_on_a_server(name: str, server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
+    command(["run", "--url", server.url, str(EXAMPLES / f"{name}.py")])
+    said = capsys.readouterr()
+    assert re.search(EXPECTED[name], said.out), said.out
+    assert "sgl:" not in said.err
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_the_example_is_traced(
+    name: str, server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "trace.html"
+    command(["trace", "--url", server.url, "--output", str(page), str(EXAMPLES / f"{name}.py")])
+    said = capsys.readouterr()
+    assert re.search(EXPECTED[name], said.out), said.out
+    found = re.search(r'<script id="snapshot" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    timelines = json.loads(found[1])
+    assert f"{len(timelines)} program" in said.err
+    assert timelines
+    assert all(timeline["events"][-1]["type"] == "done" for timeline in timelines)
+    assert any(node["op"] in ("gen", "select") for timeline in timelines for node in timeline["nodes"])
 
 
 @pytest.mark.parametrize("name", ["quickstart", "extract"])
 def test_the_example_runs_as_a_script(name: str, tmp_path: Any) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=100, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert run.returncode == 0, run.stderr
     assert re.search(EXPECTED[name], run.stdout), run.stdout
-    assert "embedded model" in run.stderr
+    assert " ".join(run.stderr.split()).count("embedded model, a toy") == 1

@@ -16,40 +16,99 @@ from typing import Any
 from rich.console import Console
 
 from sgl.cli.options import check_output
-from sgl.errors import ConfigError
-from sgl.lang.api import set_default_backend
+from sgl.errors import ConfigError, InvalidRequest, ProgramError
+from sgl.lang import ir
+from sgl.lang.backends.base import Backend, Session
 from sgl.lang.backends.launch import Runtime
 from sgl.lang.backends.server import RuntimeEndpoint
+from sgl.lang.config import backend_of, fallback_model, set_default_backend
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the file."""
+    """Run the file. Without --url and --model, its programs go where they go without `sgl run`."""
     _check(options)
-    if options.url is not None:
-        _execute(options, RuntimeEndpoint(options.url, api_key=options.api_key))
+    if options.url is None and options.model is None:
+        _execute(options)
         return 0
-    from sgl.runtime.engine import Engine
+    backend: Backend
+    if options.url is not None:
+        backend = RuntimeEndpoint(options.url, api_key=options.api_key)
+    else:
+        from sgl.runtime.engine import Engine
 
-    _execute(options, Engine(model_path=options.model))
+        backend = backend_of(Engine(model_path=options.model))
+    programs = _Counted(backend)
+    _execute(options, backend)
+    if not programs.number:
+        _say(f"sgl: {_elsewhere(options, backend)}")
     return 0
 
 
 def trace(options: argparse.Namespace) -> int:
-    """Run the file and write the timelines of the programs that it ran."""
+    """Run the file and write the timelines of the programs that it ran. Raises ProgramError where it ran none."""
     _check(options)
     check_output(options.output)
     with contextlib.nullcontext(options.url) if options.url is not None else _own_server(options.model) as url:
-        backend = RuntimeEndpoint(url, api_key=options.api_key)
-        before = {program["id"] for program in backend.request("/v1/programs")}
+        backend = _Traced(url, api_key=options.api_key)
+        if not backend.model_info.get("programs"):
+            raise ConfigError(
+                f"{url} executes no programs, so it knows no timelines: is it `sgl serve`?", option="url"
+            )
+        programs = _Counted(backend)
         try:
             _execute(options, backend)
+        except SystemExit as error:
+            if error.code:  # what has gone wrong is the file's to tell
+                raise
         finally:  # also of a program that failed: that is when it is looked at
-            ids = [program["id"] for program in backend.request("/v1/programs") if program["id"] not in before]
-            timelines = [_ended(backend, id) for id in ids]
-            _write(Path(options.output), timelines)
-            text = f"{len(ids)} program{'' if len(ids) == 1 else 's'} in {options.output}"
-            Console(soft_wrap=True, highlight=False, stderr=True).print(text, markup=False)
+            if backend.ids:
+                _write_page(Path(options.output), backend)
+        if not backend.ids:
+            why = _ONE_BY_ONE if programs.number else _elsewhere(options, backend)
+            raise ProgramError(f"there is nothing to trace: {why}")
     return 0
+
+
+class _Traced(RuntimeEndpoint):
+    """A server that remembers which programs it was sent."""
+
+    def __init__(self, url: str, *, api_key: str | None) -> None:
+        super().__init__(url, api_key=api_key)
+        self.ids: list[str] = []
+
+    def opened(self, program_id: str) -> None:
+        self.ids.append(program_id)
+
+
+class _Counted:
+    """Counts the programs that a backend gets from now on."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.number = 0
+        self._open = backend.open
+        backend.open = self._opened  # type: ignore[method-assign]  # of this one object
+
+    def _opened(self, program: ir.Program, sink: ir.Sink) -> Session:
+        self.number += 1
+        return self._open(program, sink)
+
+
+_ONE_BY_ONE = (
+    "the server got the file's programs as single calls, because it does not know their chat template; "
+    "`sgl serve --chat-template` gives it one"
+)
+
+
+def _elsewhere(options: argparse.Namespace, backend: Backend) -> str:
+    where = options.url or f"the model {options.model or backend.model_name}"
+    return (
+        f"no program of {options.file} went to {where}. Either it runs none, or they name a backend of their own: "
+        "leave out its backend=… and set_default_backend(…), so that they take the default one"
+    )
+
+
+def _say(text: str) -> None:
+    Console(soft_wrap=True, highlight=False, stderr=True).print(text, markup=False)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -59,33 +118,46 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError(f"there is no file {options.file} to run", option="file")
 
 
-def _execute(options: argparse.Namespace, backend: Any) -> None:
-    """Run the file as a script whose programs go to the backend."""
+def _execute(options: argparse.Namespace, backend: Backend | None = None) -> None:
+    """Run the file as a script whose programs go to the backend, which is shut down at the end."""
     set_default_backend(backend)
     sys.argv = [options.file, *options.arguments]
     sys.path.insert(0, str(Path(options.file).resolve().parent))
     try:
         runpy.run_path(options.file, run_name="__main__")
     finally:
-        backend.shutdown()
+        if backend is not None:
+            backend.shutdown()
 
 
 @contextlib.contextmanager
 def _own_server(model: str | None) -> Iterator[str]:
     """The URL of a server that lasts as long as the context."""
-    runtime = Runtime(model_path=model)
+    runtime = Runtime(model_path=model or fallback_model())
     try:
         yield runtime.url
     finally:
         runtime.shutdown()
 
 
-def _ended(backend: RuntimeEndpoint, program_id: str, patience: float = 5.0) -> dict[str, Any]:
+def _write_page(path: Path, backend: _Traced) -> None:
+    """Write what the server still knows of the programs."""
+    timelines = [timeline for id in backend.ids if (timeline := _ended(backend, id)) is not None]
+    _write(path, timelines)
+    ran, kept = len(backend.ids), len(timelines)
+    what = f"{ran} program{'' if ran == 1 else 's'}" if kept == ran else f"the last {kept} of {ran} programs"
+    _say(f"{what} in {path}")
+
+
+def _ended(backend: RuntimeEndpoint, program_id: str, patience: float = 5.0) -> dict[str, Any] | None:
     """A program's timeline with its end, which comes a moment after its last value; without, past `patience` seconds,
-    where the program is left waiting for its client."""
+    where the program is left waiting for its client. None where the server has let go of it, for later ones."""
     until = time.monotonic() + patience
     while True:
-        found: dict[str, Any] = backend.request(f"/v1/programs/{program_id}/timeline")
+        try:
+            found: dict[str, Any] = backend.request(f"/v1/programs/{program_id}/timeline")
+        except InvalidRequest:
+            return None
         if any(event["type"] == "done" for event in found["events"]) or time.monotonic() > until:
             return found
         time.sleep(0.02)

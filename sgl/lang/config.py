@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
-from sgl.errors import ProgramError
+from sgl.errors import ConfigError, ProgramError
 from sgl.lang.backends.base import Backend
-from sgl.lang.backends.engine import embedded_backend, engine_backend
+from sgl.lang.backends.engine import backend_of_model, engine_backend
 
 
 @dataclass
@@ -34,11 +36,12 @@ def set_default_backend(backend: Any) -> None:
 
 def backend_of(value: Any = None) -> Backend:
     """A backend from what users pass as one: a `Backend`, an `Engine`, anything with an `endpoint`, or None for the
-    default: the one that was set, or an engine with the embedded model, started at its first use."""
+    default: the one that was set, or an engine that is started at its first use, with the model that SGL_MODEL_PATH
+    names or else the embedded one. Raises ConfigError where there must be a choice and is none."""
     if value is None:
         value = global_config.default_backend
     if value is None:
-        return embedded_backend()
+        return backend_of_model(fallback_model())
     value = getattr(value, "endpoint", value)
     if isinstance(value, Backend):
         return value
@@ -47,6 +50,37 @@ def backend_of(value: Any = None) -> Backend:
     raise ProgramError(
         f"{value!r} is no backend: pass an sgl.Engine, sgl.RuntimeEndpoint(url), or one of sgl.lang.backends"
     )
+
+
+def fallback_model() -> str:
+    """The model of programs for which no backend was chosen. That it is the embedded one is said on standard error,
+    once; with SGL_REQUIRE_BACKEND=1 it is a ConfigError."""
+    global _has_warned
+    if model := environment("SGL_MODEL_PATH"):
+        return model
+    if (environment("SGL_REQUIRE_BACKEND") or "0").lower() not in ("0", "false", "no"):
+        message = f"no backend was chosen, and SGL_REQUIRE_BACKEND is set. {_WAYS}"
+        raise ConfigError(message, option="backend")
+    with _lock:
+        if not _has_warned:
+            _has_warned = True
+            sys.stderr.write(f"sgl: WARNING: no backend was chosen. {_TOY}\n     {_WAYS}\n     {_REQUIRE}\n")
+            sys.stderr.flush()
+    return "embedded"
+
+
+_TOY = (
+    "Programs run on the embedded model,\n     a toy of 6 million parameters that comes with the package: "
+    "it is for trying sgl out, not for its answers."
+)
+_WAYS = (
+    "Choose one: run(…, backend=…), sgl.set_default_backend(…), SGL_MODEL_PATH=MODEL,\n     "
+    "or `sgl run --model MODEL` or `sgl run --url URL` with the program's file."
+)
+_REQUIRE = "SGL_REQUIRE_BACKEND=1 makes this an error."
+_has_warned = False
+_lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
 def flush_cache(backend: Any = None) -> bool:

@@ -121,7 +121,8 @@ class Recording:
         return failure.exception() if failure else None
 
     def __repr__(self) -> str:
-        return f"ProgramState({self._stream.partial_text()})"
+        model = self._run.backend.model_name
+        return f"ProgramState({self._stream.partial_text()}{f'; model: {model}' if model else ''})"
 
     def _role(self, role: str, expr: ir.Node | str | None) -> Any:
         if expr is not None:

@@ -59,11 +59,6 @@ class Started:
 
 def start(config: EngineConfig) -> Started:
     """Load the model and its tokenizer and allocate the KV pages. Raises ConfigError and ModelError."""
-    if config.model_name == "embedded":
-        logger.warning(
-            "sgl runs its embedded model, which is small: name another by model_path=, SGL_MODEL_PATH or "
-            "`sgl serve MODEL`"
-        )
     device = _device(config.device)
     with current(device):
         return _start(config, device)

@@ -23,7 +23,9 @@ class Session(Protocol):
 
 
 class Backend(ABC):
-    """Executes programs."""
+    """Executes programs. `model_name`: what answers, where that is known."""
+
+    model_name: str | None = None
 
     @abstractmethod
     def open(self, program: ir.Program, sink: ir.Sink) -> Session:

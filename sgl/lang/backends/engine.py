@@ -12,20 +12,20 @@ from typing import Any
 from sgl.lang import ir
 from sgl.lang.backends.base import Backend, Session
 
-_embedded_lock = threading.Lock()
+_lock = threading.Lock()
 
 
-def embedded_backend() -> Backend:
-    """The backend of programs that name none: one engine a process, with the model of the package."""
-    with _embedded_lock:
-        return _embedded()
+def backend_of_model(model: str) -> Backend:
+    """The backend of programs that name none: one engine a process, with that model."""
+    with _lock:
+        return _started(model)
 
 
 @cache
-def _embedded() -> Backend:
+def _started(model: str) -> Backend:
     from sgl.runtime.engine import Engine
 
-    return engine_backend(Engine())
+    return engine_backend(Engine(model))
 
 
 def engine_backend(engine: Any) -> Backend:
@@ -42,6 +42,7 @@ class EngineBackend(Backend):
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.chat_template = engine.chat_template
+        self.model_name = getattr(getattr(engine, "config", None), "model_name", None)
 
     def open(self, program: ir.Program, sink: ir.Sink) -> Session:
         session: Session = self._engine.open_program(program, sink)

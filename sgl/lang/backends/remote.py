@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sgl import errors
@@ -23,10 +23,12 @@ from sgl.lang.nodes import as_known
 class RemoteSession(Session):
     """One program. The first segment opens it; a lost connection is taken up again after the last event seen."""
 
-    def __init__(self, http: HttpClient, program: ir.Program, sink: ir.Sink) -> None:
+    def __init__(self, http: HttpClient, program: ir.Program, sink: ir.Sink, opened: Callable[[str], None]) -> None:
+        """opened: called with the program's id, once the server has given it one."""
         self._http = http
         self._program = program
         self._sink = sink
+        self._opened = opened
         self._path: str | None = None  # of the program, once it is open
         self._is_open = asyncio.Event()
         self._last = 0  # number of the last event seen
@@ -97,6 +99,7 @@ class RemoteSession(Session):
         self._last = number
         if kind == "opened":
             self._path = f"/v1/programs/{data['id']}"
+            self._opened(data["id"])
             self._is_open.set()
         elif kind == "done":
             self._end()

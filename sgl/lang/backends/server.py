@@ -45,6 +45,7 @@ class RuntimeEndpoint(TextBackend):
             verify=verify is not False,
         )
         self.model_info: dict[str, Any] = self.request("/get_model_info")
+        self.model_name = self.model_info.get("model_path")
         self._is_incremental: bool | None = None
         self._seed_name = "seed" if self.model_info.get("engine") == "sgl" else "sampling_seed"
         self._template_name = chat_template_name
@@ -60,7 +61,10 @@ class RuntimeEndpoint(TextBackend):
         if not (self.model_info.get("programs") and is_known):  # what the server does not know is rendered here
             return super().open(program, sink)
         program = dataclasses.replace(program, chat_template=template)
-        return RemoteSession(self._http, program, sink)
+        return RemoteSession(self._http, program, sink, self.opened)
+
+    def opened(self, program_id: str) -> None:
+        """Called on the io thread with the id of each program that the server executes."""
 
     @property
     def base_url(self) -> str:
