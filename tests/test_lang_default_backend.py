@@ -40,6 +40,7 @@ async def asynchronous(s: Any) -> None:
 @pytest.fixture(autouse=True)
 def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The models that were started because nobody chose a backend; none is really started."""
+    sgl.set_default_backend(None)  # others may have left one
     asked: list[str] = []
 
     def backend_of_model(model: str) -> Backend:

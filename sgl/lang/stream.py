@@ -15,6 +15,7 @@ from sgl.errors import nearest_name
 from sgl.lang import ir
 from sgl.lang.aio import Wait, Watched
 from sgl.lang.cell import Cell, Chunk, Failure, Lazy, Part, cells_of, gathered, has_news, text_of
+from sgl.lang.messages import messages_of
 from sgl.lang.place import Place, here, misuse
 
 ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.ToolResults)
@@ -297,27 +298,9 @@ class Stream(Watched):
         return text_of(self.chain_parts())
 
     def messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
-        """The closed turns, a default system turn of the template included; contents are stripped on the left."""
+        """The closed turns; see `messages_of`."""
         yield from self.text()
-        messages: list[dict[str, Any]] = []
-        turn: list[str] = []
-        images: list[ir.Media] = []
-        for node, part in self._chain():
-            if isinstance(node, ir.RoleBegin):
-                assert isinstance(part, Cell)
-                if system := part.meta.get("system"):
-                    messages.append({"role": "system", "content": system})
-                turn, images = [], []
-            elif isinstance(node, ir.RoleEnd):
-                messages.append({"role": node.role, "content": _content("".join(turn).lstrip(), images)})
-            elif isinstance(node, ir.ToolResults):
-                assert isinstance(part, Cell)
-                messages += part.meta.get("messages", [])
-            elif isinstance(node, ir.Media):
-                images.append(node)
-            else:
-                turn.append(text_of((part,)))
-        return messages
+        return messages_of(self._chain())
 
     def chunks(self, name: str | None, *, to_the_end: bool) -> Iterator[Chunk | Wait]:
         """New text as it comes: of one variable, or of the whole stream. `to_the_end`: also what a body that runs
@@ -393,10 +376,3 @@ class Stream(Watched):
         while stream.base:
             length, stream = length + stream.base_length, stream.base
         return length
-
-
-def _content(text: str, images: list[ir.Media]) -> str | list[dict[str, Any]]:
-    if not images:
-        return text
-    urls = [f"data:image/jpeg;base64,{image.data}" for image in images]
-    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
