@@ -47,8 +47,6 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
     tracer = _tracer(config)
     bound = listen(config.host, config.port)
     logger.info("starting the engine with %s", engine_config.model_name)
-    if engine_config.model_name == "embedded":
-        logger.warning("the embedded model is a toy: name another by `sgl serve MODEL` or SGL_MODEL_PATH")
     configure = partial(configure_logging, config.log_level, config.log_format)
     engine = EngineProcess(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)
     await engine.start()

@@ -7,6 +7,7 @@ replaced by what the model and the machine allow, and the result is logged. No o
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ from pydantic import (
 )
 
 from sgl.errors import ConfigError, nearest_name
+
+logger = logging.getLogger(__name__)
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
 """The model that comes with the package."""
@@ -114,7 +117,13 @@ class EngineConfig:
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
         """Options by name, over `SGL_<NAME>` variables, over defaults. Raises ConfigError."""
         config = cls(**_checked(cls, options))
-        return replace(config, model_path=str(EMBEDDED)) if config.model_path == "embedded" else config
+        if config.model_path != "embedded":
+            return config
+        if "model_path" not in options:
+            logger.warning(
+                "sgl runs its embedded model, a toy: name another by model_path=, SGL_MODEL_PATH or MODEL"
+            )
+        return replace(config, model_path=str(EMBEDDED))
 
     @property
     def model_name(self) -> str:

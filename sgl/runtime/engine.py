@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import logging
 import os
 import threading
 import weakref
@@ -36,8 +35,6 @@ from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.thread import EngineThread
-
-logger = logging.getLogger(__name__)
 
 Params = SamplingParams | Mapping[str, Any]
 Result = dict[str, Any]
@@ -71,10 +68,6 @@ class Engine:
             options["model_path"] = model_path
         options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items()}
         config = EngineConfig.from_options(options)
-        if config.model_name == "embedded" and "model_path" not in options:
-            logger.warning(
-                "sgl runs its embedded model, which is a toy: name another by model_path= or SGL_MODEL_PATH"
-            )
         thread = EngineThread()
         started = thread.call(lambda: startup.start(config))
         self.config = started.config
