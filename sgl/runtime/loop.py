@@ -232,7 +232,7 @@ class EngineLoop:
             else:
                 flying = step, pending
         elif flying is None and self.scheduler.has_work:
-            self._is_held = any(request.is_held for request in self.scheduler.live_requests())
+            self._is_held = self.scheduler.has_held
             if not self._is_held:
                 raise RuntimeError("the scheduler has work and schedules nothing")
         if flying is not None:

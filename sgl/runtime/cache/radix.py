@@ -17,7 +17,7 @@ What holds, and what the rest relies on:
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -88,6 +88,16 @@ class Inserted(NamedTuple):
     duplicates: Int32Array  # the caller's pages that these make superfluous: still PRIVATE, for the caller to free
 
 
+class Watcher(Protocol):
+    """Who keeps matches and wants to know which of them may be longer."""
+
+    def grown(self, node: Node, edge: Edge) -> None:
+        """A child was added to a node under this edge."""
+
+    def split(self, node: Node, upper: Node) -> None:
+        """A node was split: `upper` is new, above it."""
+
+
 class RadixCache:
     """Prefixes of whole pages in a tree, over `pool`. Costs grow with the key and the nodes on its path, never with
     the tree: `num_nodes`, `evictable_pages` and `locked_pages` are kept up to date, not counted.
@@ -104,6 +114,7 @@ class RadixCache:
         self.locked_pages = 0
         self.evicted_pages = 0  # since the start
         self.version = 0
+        self.watcher: Watcher | None = None
         self._page_bytes = pool.page_size * TOKEN_BYTES
         self._next_id = 1
 
@@ -189,6 +200,8 @@ class RadixCache:
         self.evictable_pages += len(pages)
         self.num_nodes += 1
         self.version += 1
+        if self.watcher is not None:
+            self.watcher.grown(parent, edge)
         return leaf
 
     def _split(self, node: Node, at: int) -> Node:
@@ -208,6 +221,8 @@ class RadixCache:
         if not upper.lock_ref:
             self.lru[upper] = None  # in order, since only an access that ends here or passes through here splits
         self.num_nodes += 1
+        if self.watcher is not None:
+            self.watcher.split(node, upper)
         return upper
 
     def _new_id(self) -> int:

@@ -55,11 +55,16 @@ class RowMemory:
             request.match = match
         return match
 
-    def is_computed_elsewhere(self, request: Request) -> bool:
-        """Whether a running request is about to put the next tokens of this one into the tree."""
+    def computed_by(self, request: Request) -> int | None:
+        """The uid of a running request that is about to put the next tokens of this one into the tree."""
         cached_len = self.current_match(request).length
         key = request.key()[: 4 * request.match_limit]
-        return self._in_flight.find(request.uid, key, cached_len, request.namespace) is not None
+        pending = self._in_flight.find(request.uid, key, cached_len, request.namespace)
+        return None if pending is None else pending.owner
+
+    def is_in_flight(self, uid: int) -> bool:
+        """Whether that request is still about to put tokens into the tree."""
+        return uid in self._in_flight
 
     def enter(self, request: Request) -> None:
         """Give a waiting request a row with its cached prefix, whose node the caller has locked for it."""

@@ -67,6 +67,8 @@ class Request:
 
     is_held: bool = False  # its last known token is not computed: what may follow is not known yet
     tick: int = 0  # the scheduling round in which it arrived
+    order: int = 0  # its place among all that ever waited; 0: it has not
+    group: Any = None  # the queue's own record of a request that waits
     row: int = -1
     target_len: int = 0  # known tokens at admission, and a draft: prefill ends there
     draft: int | None = None  # a token that may be the next: computed with what is known, and kept if it is sampled
@@ -92,6 +94,11 @@ class Request:
     def ready_len(self) -> int:
         """How many of the tokens known at admission may be computed."""
         return self.target_len - self.is_held
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it may end because its time is up."""
+        return self.deadline is not None or self.queue_deadline is not None
 
     @property
     def is_done(self) -> bool:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 import numpy as np
@@ -25,6 +27,7 @@ from sgl.runtime.scheduler.policy import WaitingQueue
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 
 _MAX_BYPASSED = 16  # requests that may be found not to fit in one round before it ends
+_MAX_EXPIRED = 256  # requests whose time is up that are named at once
 _NO_BUDGET = 1 << 40
 
 
@@ -82,7 +85,8 @@ class Scheduler:
         self.counters = Counters()
         max_pages = -(-limits.context_length // pool.page_size)
         self.memory = RowMemory(pool, limits.max_running_requests, max_pages, share=share)
-        self.queue = WaitingQueue(limits.schedule_policy, self.memory.current_match)
+        self.queue = WaitingQueue(limits.schedule_policy, self.memory)
+        self.memory.cache.watcher = self.queue
         self._running = self.memory.running
         self._rows = self.memory.rows
         self._clock = clock
@@ -90,7 +94,8 @@ class Scheduler:
         self._decode_rows: Int32Array = np.empty(0, np.int32)
         self._flying: list[Step] = []  # launched or about to be, not handled
         self._lengths = OutputLengths(limits.conservativeness)
-        self._earliest_deadline = float("inf")
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap, with some that are over
+        self._num_timed = 0  # requests in it that have not ended
         self._tick = 0
 
     # ── requests come and go ────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +108,9 @@ class Scheduler:
         request.tick = self._tick
         request.scored_len = request.logprob_start or 0
         self.queue.add(request)
-        self._earliest_deadline = min(self._earliest_deadline, _next_deadline(request))
+        if request.is_timed:
+            self._num_timed += 1
+            self._watch(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request in any phase, now. Its pages are free or evictable when this returns; a result that is
@@ -117,6 +124,7 @@ class Scheduler:
         request.phase = Phase.DONE
         request.finish_reason = reason
         request.match = None
+        self._num_timed -= request.is_timed
         if reason.type == "abort":
             self.counters.aborted += 1
         else:
@@ -126,7 +134,8 @@ class Scheduler:
 
     def let_go(self, request: Request) -> None:
         """Let the last token of a request that is held be computed."""
-        request.is_held = False
+        if request.is_held:
+            self.queue.let_go(request)
 
     def append(self, request: Request, token_ids: Sequence[int], draft: int | None = None) -> None:
         """Give a request tokens that follow for certain behind its last one: the next step computes them, and
@@ -169,14 +178,31 @@ class Scheduler:
         yield from list(self._running.values())
         yield from list(self.queue)
 
-    def expire(self) -> list[Request]:
-        """Requests whose deadline has passed, for the caller to finish."""
-        now = self._clock()
-        if now < self._earliest_deadline:
+    @property
+    def has_held(self) -> bool:
+        """Whether any request waits to be let go."""
+        return self.queue.num_held > 0 or any(request.is_held for request in self._running.values())
+
+    def expire(self, most: int = _MAX_EXPIRED) -> list[Request]:
+        """Requests whose deadline has passed, for the caller to finish: so many at once, and each is named once."""
+        if not self._deadlines:
             return []
-        deadlines = [(_next_deadline(request), request) for request in self.live_requests()]
-        self._earliest_deadline = min((at for at, _ in deadlines if at > now), default=float("inf"))
-        return [request for at, request in deadlines if at <= now]
+        now, late = self._clock(), list[Request]()
+        while self._deadlines and self._deadlines[0][0] <= now and len(late) < most:
+            _, _, request = heappop(self._deadlines)
+            if request.is_done:
+                continue
+            if _next_deadline(request) <= now:
+                late.append(request)
+            elif request.deadline is not None:  # it left the queue in time
+                self._watch(request)
+        return late
+
+    def _watch(self, request: Request) -> None:
+        heappush(self._deadlines, (_next_deadline(request), request.uid, request))
+        if len(self._deadlines) > 2 * self._num_timed + _MAX_EXPIRED:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_done]
+            heapify(self._deadlines)
 
     # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -195,7 +221,7 @@ class Scheduler:
                 return self._commit(decodes, chunks, setups)
             stuck = [request for request in self._running.values() if request.phase is Phase.PREFILL]
             held = [request for request in stuck if request.is_held]
-            if held and (len(held) < len(stuck) or any(not request.is_held for request in self.queue)):
+            if held and (len(held) < len(stuck) or self.queue.num_held < len(self.queue)):
                 self._retract(held[-1])
             elif not held and len(stuck) > 1:
                 self._retract(stuck[-1])  # all wait for pages that only they hold
@@ -306,28 +332,23 @@ class Scheduler:
             return chunks
         simulation = self._simulation()
         bypassed = 0
-        for request in self.queue.ordered():
-            if budget <= 0 or not self._rows.num_free or bypassed > _MAX_BYPASSED:
-                break
-            if request.num_retractions and any(request in step.requests for step in self._flying):
-                continue  # a token of its own is under way
-            if self.memory.is_computed_elsewhere(request):
-                continue
-            if request.is_held and (
-                request.num_retractions or self.memory.current_match(request).length == request.num_known - 1
-            ):
-                continue  # it has given way, or nothing is left to compute
-            if not self._give_row(request, simulation):
-                if self.queue.is_aged(request):
+        with closing(self.queue.candidates()) as candidates:
+            for request in candidates:
+                if request.num_retractions and any(request in step.requests for step in self._flying):
+                    continue  # a token of its own is under way
+                if not self._give_row(request, simulation):
+                    bypassed += 1
+                    if self.queue.is_aged(request) or bypassed > _MAX_BYPASSED:
+                        break
+                    continue
+                start = request.tree_len
+                end = self.memory.reach(request, min(request.ready_len, start + budget))
+                chunks.append(Chunk(request, start, end))
+                budget -= end - start
+                output_ids = np.array(request.output_ids, np.int32)
+                setups.append(RowSetup(request.row, request.params, request.seed, request.prompt_ids, output_ids))
+                if budget <= 0 or not self._rows.num_free:
                     break
-                bypassed += 1
-                continue
-            start = request.tree_len
-            end = self.memory.reach(request, min(request.ready_len, start + budget))
-            chunks.append(Chunk(request, start, end))
-            budget -= end - start
-            output_ids = np.array(request.output_ids, np.int32)
-            setups.append(RowSetup(request.row, request.params, request.seed, request.prompt_ids, output_ids))
         return chunks
 
     def _simulation(self) -> ReleaseSimulation:

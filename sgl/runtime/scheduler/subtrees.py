@@ -1,0 +1,159 @@
+"""Where in the cache's tree requests wait, and how many below each node: the order of DFS-weight.
+
+A walk over the tree that enters the subtree with most waiting requests first (SGLang's paper, arXiv 2312.07104) uses a
+prefix up while it is cached. The counts are kept as requests come and go, at the price of one path to the root each;
+nothing here walks the whole tree.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Generic, Protocol, TypeVar
+
+from sgl.runtime.cache.radix import Node
+
+_MUCH_GARBAGE = 64
+
+
+class Stamped(Protocol):
+    """A group of requests that wait at one node and may go on while its stamp stands."""
+
+    stamp: int
+
+
+Group = TypeVar("Group", bound=Stamped)
+
+
+class _Place(Generic[Group]):
+    """A node at or below which somebody waits."""
+
+    __slots__ = ("groups", "heavy", "node", "num_children", "num_offered", "parent", "stamp", "weight")
+
+    def __init__(self, node: Node, parent: _Place[Group] | None) -> None:
+        self.node = node
+        self.parent = parent
+        self.weight = 0  # requests that wait at or below it
+        self.num_offered = 0  # groups among them that may go on
+        self.num_children = 0
+        self.stamp = 0  # of its valid entry in the parent's `heavy`
+        self.groups: list[tuple[int, int, Group]] = []  # at the node itself: a heap, with some that are over
+        self.heavy: list[tuple[int, int, _Place[Group]]] = []  # children, the heaviest first: likewise
+
+
+class Subtrees(Generic[Group]):
+    """The places of one queue."""
+
+    def __init__(self) -> None:
+        self._places: dict[Node, _Place[Group]] = {}
+        self._root: _Place[Group] | None = None
+        self._stamps = count(1)
+        self._frozen: dict[Node, int] | None = None  # what is to be added to weights
+
+    def weigh(self, node: Node, number: int) -> None:
+        """So many requests more, or fewer, wait at a node."""
+        if self._frozen is not None and node in self._places:
+            self._frozen[node] = self._frozen.get(node, 0) + number
+            return
+        self._weigh(node, number)
+
+    def _weigh(self, node: Node, number: int) -> None:
+        place: _Place[Group] | None = self._place(node)
+        while place is not None:
+            place.weight += number
+            above = place.parent
+            if place.weight or above is None:
+                self._show(place)
+            else:
+                del self._places[place.node]
+                above.num_children -= 1
+            place = above
+
+    def offer(self, node: Node, group: Group, rank: int) -> None:
+        """A group at a node may go on, for as long as its stamp stands: there, the lowest rank first."""
+        place = self._place(node)
+        heappush(place.groups, (rank, group.stamp, group))
+        self._count(place, 1)
+
+    def withdraw(self, node: Node) -> None:
+        """One that was offered there may not any more."""
+        self._count(self._places[node], -1)
+
+    def freeze(self) -> None:
+        """Leave weights as they are until `thaw`: a round keeps to the subtree that it has entered."""
+        self._frozen = {}
+
+    def thaw(self) -> None:
+        """Count what has changed since `freeze`."""
+        changes, self._frozen = self._frozen or {}, None
+        for node, number in changes.items():
+            if number:
+                self._weigh(node, number)
+
+    def split(self, node: Node, upper: Node) -> None:
+        """`upper` is a new node above this one."""
+        place = self._places.get(node)
+        if place is None:
+            return
+        above = place.parent
+        assert above is not None, "the root is never split"
+        between = self._places[upper] = _Place(upper, above)
+        between.weight, between.num_offered, between.num_children = place.weight, place.num_offered, 1
+        place.parent = between
+        self._show(place)
+        self._show(between)
+
+    def best(self) -> Group | None:
+        """The first group of the walk that may go on."""
+        place = self._root
+        while place is not None and place.num_offered:
+            groups = place.groups
+            while groups and groups[0][2].stamp != groups[0][1]:
+                heappop(groups)
+            if groups:
+                return groups[0][2]
+            heavy = place.heavy
+            while not _is_valid(heavy[0], place):
+                heappop(heavy)
+            place = heavy[0][2]
+        return None
+
+    def _place(self, node: Node) -> _Place[Group]:
+        missing = []
+        while node not in self._places:
+            missing.append(node)
+            if node.parent is None:
+                assert self._root is None, "whoever waits has a place in the tree"
+                self._root = self._places[node] = _Place(node, None)
+                missing.pop()
+                break
+            node = node.parent
+        place = self._places[node]
+        for below in reversed(missing):
+            place.num_children += 1
+            place = self._places[below] = _Place(below, place)
+        return place
+
+    def _count(self, place: _Place[Group] | None, number: int) -> None:
+        while place is not None:
+            place.num_offered += number
+            if place.num_offered in (0, number):  # it begins or ceases to take part
+                self._show(place)
+            place = place.parent
+
+    def _show(self, place: _Place[Group]) -> None:
+        """Give a place its entry in its parent's list."""
+        above = place.parent
+        if above is None or not place.num_offered:
+            return
+        place.stamp = next(self._stamps)
+        # Of equals, the one that changed last: it is being used up.
+        heappush(above.heavy, (-place.weight, -place.stamp, place))
+        if len(above.heavy) > 2 * above.num_children + _MUCH_GARBAGE:
+            above.heavy = [entry for entry in above.heavy if _is_valid(entry, above)]
+            heapify(above.heavy)
+
+
+def _is_valid(entry: tuple[int, int, _Place[Group]], parent: _Place[Group]) -> bool:
+    _, stamp, place = entry
+    return place.parent is parent and place.stamp == -stamp and place.num_offered > 0
