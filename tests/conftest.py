@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ for name, value in {
     os.environ.setdefault(name, value)
 if not Path("/dev/nvidiactl").exists():  # without a GPU, Triton's kernels run in its interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so in a shell's background, and inherited by what tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

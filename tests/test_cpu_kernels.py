@@ -259,6 +259,7 @@ def test_what_the_attention_cannot_serve_is_said(tmp_path: Path) -> None:
         Engine(model, attention_backend="cpu", **options)
 
 
+@pytest.mark.slow
 @needs_them
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names its levels")
 @pytest.mark.parametrize("level", ["x86-64", "x86-64-v3"])

@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 import torch
 
+import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels import activation, linear, norm, qkv, rope, single
 
 if importlib.util.find_spec("triton") is None:

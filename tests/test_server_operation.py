@@ -154,6 +154,7 @@ def test_the_documentation_names_every_endpoint_and_option(server: LiveServer) -
         assert f"| `--{field.name.replace('_', '-')}` | {'' if default == '``' else default} | {meaning} |" in text
 
 
+@pytest.mark.slow
 def test_what_is_described_is_what_happens(server: LiveServer) -> None:
     """schemathesis makes requests up from the description: no 5xx, no answer that is not described, nothing accepted
     that it forbids. (What is refused for other reasons, such as a token id that the model does not have, no schema can
