@@ -116,6 +116,19 @@ class ContextTooLong(InvalidRequest):
         self.tokens = tokens
         self.limit = limit
 
+    @classmethod
+    def of(cls, tokens: int, limit: int, *, param: str = "prompt", seen: str = "") -> ContextTooLong:
+        """The error, in the words by which clients know it and fall back to another model or a shorter prompt. If
+        only the part `seen` of the prompt was counted, the whole has more than `tokens`."""
+        message = (
+            f"the prompt is too long: it has {'more than ' if seen else ''}{tokens} tokens and this model's maximum "
+            f"context length is {limit} tokens"
+        )
+        if seen:
+            message += f" ({seen} were counted)"
+        message += f". Shorten it to at most {limit - 1} tokens, which leaves room for one of output"
+        return cls(message, tokens=tokens, limit=limit, param=param)
+
 
 class ConfigError(SglError, ValueError):
     """An option that does not exist, cannot be parsed, or cannot be honoured on this machine."""

@@ -36,7 +36,8 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.lang.tools",
     ),
     "sgl.runtime.intake": ("sgl.runtime.native", "sgl.runtime.config"),
-    "sgl.runtime.native": ("sgl.runtime.loop",),
+    "sgl.runtime.native": ("sgl.runtime.loop", "sgl.runtime.aside"),
+    "sgl.runtime.aside": (),
     "sgl.runtime.outlet": ("sgl.runtime.loop",),
     "sgl.runtime.startup": ("sgl.runtime.scheduler", "sgl.runtime.runner", "sgl.runtime.text"),
     "sgl.runtime.loop": (

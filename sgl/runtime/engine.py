@@ -421,7 +421,7 @@ class Engine:
         try:
             while call.unfinished:
                 prepared.absorb(await sink.get())
-            return call.result()
+            return await call.async_result()
         finally:
             self.release(prepared)
 
@@ -430,7 +430,7 @@ class Engine:
         self.submit(prepared, sink)
         try:
             while call.unfinished:
-                yield call.take(await sink.get())
+                yield await call.async_take(await sink.get())
         finally:
             self.release(prepared)
 

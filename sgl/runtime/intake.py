@@ -32,6 +32,9 @@ from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.tokenizer import Tokenizer
 
 MAX_TOP_LOGPROBS = 1024
+MAX_TOKEN_IDS_LOGPROB = 1024
+MAX_LOGPROBS = 1 << 20
+"""Log-probabilities of one request, or of all requests of one call of a server: 40 MB of JSON."""
 
 
 @dataclass(slots=True)
@@ -51,6 +54,8 @@ class Ask:
     extra_key: str | None = None
     timeout: float | None = None
     stream: bool = False
+    limits_logprobs: bool = True
+    """False where they are not told to anyone one by one: of candidates that are only scored."""
 
 
 class Intake:
@@ -139,7 +144,11 @@ class Intake:
             rid = ask.rid if ask.rid is not None else f"sgl-{secrets.token_hex(12)}"  # nobody else's to guess
             if params.n > 1:
                 rid = f"{rid}-{sample}"
-            token_text = self._token_text if ask.return_text_in_logprobs and self._tokenizer is not None else None
+            if ask.limits_logprobs:
+                check_num_logprobs(params.n * num_logprobs(request, streams=bool(ask.stream)))
+            token_text = None
+            if ask.return_text_in_logprobs and self._tokenizer is not None:
+                token_text = self._tokenizer.token_text
             made.append(
                 (
                     Submission(
@@ -148,7 +157,7 @@ class Intake:
                         guide=guides[sample],
                         stream=bool(ask.stream),
                     ),
-                    NativeResult(Header.of(request, rid), token_text),
+                    NativeResult(Header.of(request, rid, with_text=token_text is not None), token_text),
                 )
             )
         return made
@@ -169,12 +178,7 @@ class Intake:
         if not len(ids):
             raise InvalidRequest("the prompt is empty: it needs at least one token", param=param)
         if len(ids) >= self._context_length + (self._max_new(ask) == 0):
-            raise ContextTooLong(
-                f"the prompt has {len(ids)} tokens and the context holds {self._context_length}, output included",
-                tokens=len(ids),
-                limit=self._context_length,
-                param=param,
-            )
+            raise ContextTooLong.of(len(ids), self._context_length, param=param)
         return ids
 
     def encode(self, text: str) -> Int32Array:
@@ -214,10 +218,6 @@ class Intake:
         stops = StopMatcher(params.stop, params.stop_regex) if params.stop or params.stop_regex else None
         return TextOutput(detokenizer, stops, keep_match=params.no_stop_trim, min_tokens=params.min_new_tokens)
 
-    def _token_text(self, token_id: int) -> str:
-        assert self._tokenizer is not None, "asked for only with a tokenizer"
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
-
     def _logprob_start(self, ask: Ask, prompt_len: int) -> int | None:
         """The first prompt position whose logprob is wanted; None: none is."""
         start = ask.logprob_start_len
@@ -244,9 +244,38 @@ class Intake:
         return number if ask.return_logprob else -1
 
     def _given(self, ask: Ask) -> Int32Array | None:
-        if ask.token_ids_logprob is None or not ask.return_logprob:
+        ids = ask.token_ids_logprob
+        if ids is None or not ask.return_logprob:
             return None
+        if ask.limits_logprobs and _is_list(ids) and len(ids) > MAX_TOKEN_IDS_LOGPROB:
+            raise InvalidRequest(
+                f"token_ids_logprob may hold {MAX_TOKEN_IDS_LOGPROB} token ids, got {len(ids)}",
+                param="token_ids_logprob",
+            )
         return _token_ids("token_ids_logprob", ask.token_ids_logprob, self._vocab_size)
+
+
+def num_logprobs(request: Request, *, streams: bool = False) -> int:
+    """The most log-probabilities that a request's result can tell at once: a stream tells those of the prompt with its
+    first event, and those of the output as they come. One for each output token is no more than the tokens themselves
+    and does not count."""
+    if request.top_logprobs < 0:
+        return 0
+    others = request.top_logprobs + (0 if request.token_ids_logprob is None else len(request.token_ids_logprob))
+    num_scored = 0 if request.logprob_start is None else request.prompt_len - request.logprob_start
+    return num_scored * (1 + others) + (0 if streams else max(request.max_new_tokens, 1) * others)
+
+
+def check_num_logprobs(number: int, limit: int = MAX_LOGPROBS) -> None:
+    """Raise InvalidRequest if so many log-probabilities are more than an answer holds."""
+    if number > limit:
+        raise InvalidRequest(
+            f"this asks for up to {number} log-probabilities, and an answer holds {limit}: each scored token of "
+            "the prompt, and each output token where others are told beside it, has one and one for each of "
+            "top_logprobs_num and token_ids_logprob, n times. Lower one of these, ask for fewer tokens, or raise "
+            "logprob_start_len",
+            param="top_logprobs_num",
+        )
 
 
 def asks_of(arguments: Mapping[str, Any]) -> tuple[list[Ask], bool]:

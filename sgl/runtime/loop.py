@@ -376,7 +376,7 @@ class EngineLoop:
         if submission.is_incremental and text is not None:
             submission.pieces += text.feed(token)
             if text.matched is not None:
-                return FinishReason("stop", text.matched)
+                return FinishReason("stop", text.matched, stop=text.stop)
         return None
 
     def _end(self, submission: Submission, reason: FinishReason) -> None:

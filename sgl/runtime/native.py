@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sgl.errors import EngineDead, GrammarError, InvalidRequest, QueueFull, RequestAborted, RequestTimeout, SglError
+from sgl.runtime.aside import aside
 from sgl.runtime.batch import Int32Array, Logprobs
 from sgl.runtime.loop import Detail, Output
 from sgl.runtime.scheduler.request import FinishReason, Request
@@ -29,21 +30,22 @@ class Header(NamedTuple):
     scored: Int32Array | None  # the prompt's tokens whose logprobs are told
     top_logprobs: int  # how many of the likeliest tokens are told; -1: no logprobs at all
     given: Int32Array | None  # tokens whose logprobs are told everywhere
+    with_text: bool = False  # whether logprobs carry their tokens' texts
 
     @classmethod
-    def of(cls, request: Request, rid: str) -> Header:
+    def of(cls, request: Request, rid: str, *, with_text: bool = False) -> Header:
         """The header of a request."""
         start, given = request.logprob_start, request.token_ids_logprob
         scored = None if start is None else request.prompt_ids[start:]
-        return cls(request.uid, rid, request.prompt_len, scored, request.top_logprobs, given)
+        return cls(request.uid, rid, request.prompt_len, scored, request.top_logprobs, given, with_text)
 
 
 @dataclass(slots=True)
 class NativeResult:
     """Collects the outputs of one request.
 
-    `text` and `output_ids` are cumulative. Output logprobs are all of them in `result`, and those since the previous
-    event in `event`, which is what a stream sends.
+    `text` and `output_ids` are cumulative. Logprobs are all of them in `result`, and in `event`, which is what a stream
+    sends, those that are new since the previous one: the prompt's come with the first.
     """
 
     header: Header
@@ -56,6 +58,7 @@ class NativeResult:
     _input: list[Logprobs] = field(default_factory=list)
     _output: list[Logprobs] = field(default_factory=list)
     _num_sent: int = 0  # output logprobs that events have carried
+    _has_sent_input: bool = False
 
     def add(self, output: Output) -> None:
         """Take in the request's next output."""
@@ -69,20 +72,32 @@ class NativeResult:
 
     def result(self) -> dict[str, Any]:
         """Everything so far."""
-        return self._as_dict(0)
+        return self._as_dict(0, with_input=True)
 
     def event(self) -> dict[str, Any]:
         """What a stream sends for the outputs since its previous event."""
-        event = self._as_dict(self._num_sent)
-        self._num_sent = len(self._output)
+        event = self._as_dict(self._num_sent, with_input=not self._has_sent_input)
+        self._num_sent, self._has_sent_input = len(self._output), True
         return event
 
-    def _as_dict(self, first_logprob: int) -> dict[str, Any]:
+    def num_logprobs(self, *, of_event: bool = False) -> int:
+        """How many log-probabilities `result`, or the next `event`, tells."""
+        if self.header.top_logprobs < 0:
+            return 0
+        scored, output = self.header.scored, len(self._output)
+        if of_event:
+            scored, output = None if self._has_sent_input else scored, output - self._num_sent
+        given = self.header.given
+        width = 1 + self.header.top_logprobs + (0 if given is None else len(given))
+        return (output + (0 if scored is None else len(scored))) * width
+
+    def _as_dict(self, first_logprob: int, *, with_input: bool) -> dict[str, Any]:
         detail = self._detail
         assert detail is not None, "the first output brings it"
         meta: dict[str, Any] = {
             "id": self.header.rid,
             "finish_reason": _finish_reason(self.finish_reason, len(self.output_ids)),
+            **_matched_regex(self.finish_reason),
             "prompt_tokens": self.header.prompt_len,
             "completion_tokens": len(self.output_ids),
             "forced_tokens": detail.num_forced,
@@ -93,26 +108,27 @@ class NativeResult:
             "e2e_latency": time.monotonic() - self.started,
         }
         if self.header.top_logprobs >= 0:
-            meta.update(self._logprobs(first_logprob))
+            meta.update(self._logprobs(first_logprob, with_input=with_input))
         return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
 
-    def _logprobs(self, first: int) -> dict[str, Any]:
-        scored = [] if self.header.scored is None else self.header.scored.tolist()
+    def _logprobs(self, first: int, *, with_input: bool) -> dict[str, Any]:
+        of_prompt = self._input if with_input else []
+        scored = [] if self.header.scored is None or not with_input else self.header.scored.tolist()
         output = self._output[first:]
         sampled = self.output_ids[first : first + len(output)] or [0] * len(output)
         fields: dict[str, Any] = {
-            "input_token_logprobs": self._entries([None, *_flat(self._input)], scored),
+            "input_token_logprobs": self._entries([None, *_flat(of_prompt)], scored),
             "output_token_logprobs": self._entries(_flat(output), sampled),
             "output_token_logprobs_length": len(self._output),
         }
         if self.header.top_logprobs > 0:
             head: list[list[Entry] | None] = [None] if scored else []
-            fields["input_top_logprobs"] = head + self._top(self._input)
+            fields["input_top_logprobs"] = head + self._top(of_prompt)
             fields["output_top_logprobs"] = self._top(output)
         given = self.header.given
         if given is not None:
             head = [None] if scored else []
-            fields["input_token_ids_logprobs"] = head + self._given(self._input, given.tolist())
+            fields["input_token_ids_logprobs"] = head + self._given(of_prompt, given.tolist())
             fields["output_token_ids_logprobs"] = self._given(output, given.tolist())
         return fields
 
@@ -185,6 +201,19 @@ class Call:
         results = [result.result() for result in self.results.values()]
         return results if self.is_list else results[0]
 
+    async def async_take(self, output: Output) -> dict[str, Any]:
+        """`take`, with an event loop to keep going; see `async_event`."""
+        self.absorb(output)
+        return await self.async_event(output.uid)
+
+    async def async_event(self, uid: int) -> dict[str, Any]:
+        """`event`, for whoever has an event loop to keep going. Nothing may be added meanwhile."""
+        return await aside(lambda: self.event(uid), self.results[uid].num_logprobs(of_event=True))
+
+    async def async_result(self) -> Any:
+        """`result`, in the same way."""
+        return await aside(self.result, sum(result.num_logprobs() for result in self.results.values()))
+
 
 def _flat(parts: list[Logprobs]) -> list[float | None]:
     return [value for part in parts for value in part.chosen.tolist()]
@@ -210,6 +239,12 @@ def failure_of(result: dict[str, Any]) -> SglError | None:
         case 408:
             return RequestTimeout(reason["message"], seconds=result["meta_info"]["e2e_latency"])
     return None
+
+
+def _matched_regex(reason: FinishReason | None) -> dict[str, Any]:
+    if reason is None or reason.stop is None or reason.stop == reason.matched:
+        return {}
+    return {"matched_regex": reason.stop}
 
 
 def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:

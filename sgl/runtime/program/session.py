@@ -19,7 +19,8 @@ from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.lang.nodes import Interpreter, Steps
 from sgl.lang.sampling import logprob_options, native_sampling
 from sgl.lang.tools import CallNotation, call_tag
-from sgl.runtime.intake import Ask
+from sgl.runtime.aside import FEW
+from sgl.runtime.intake import Ask, check_num_logprobs, num_logprobs
 from sgl.runtime.loop import Submission
 from sgl.runtime.native import NativeResult
 from sgl.runtime.program.machine import Machine, Services
@@ -31,6 +32,8 @@ from sgl.runtime.sampling_params import SamplingParams
 INLINE_CHARACTERS = 512
 """A text up to so long is encoded on the loop's thread (0.2 ms), a longer one elsewhere."""
 
+_MAX_LOGPROBS = 1 << 16
+"""Of one gen: they travel in one event, and with streaming are put together on the engine's thread."""
 _EXTRA_OPTIONS = ("extra_key", "token_ids_logprob")
 _SCORE = SamplingParams(max_new_tokens=0, temperature=0.0)
 
@@ -78,13 +81,15 @@ class ProgramSession(Interpreter[Stream]):
 
         def prepare() -> tuple[StreamTokens, Pairs]:
             tokens = self._services.encoder.extend(stream.tokens, stream.unencoded)
-            return tokens, self._submissions(tokens.ids, asks)
+            pairs = self._submissions(tokens.ids, asks)
+            check_num_logprobs(sum(num_logprobs(submission.request) for submission, _ in pairs), _MAX_LOGPROBS)
+            return tokens, pairs
 
         is_heavy = ir.constraint_of(node) is not None or bool(node.tools)
         tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         call = Call(stream, pairs, self._listener(self._told(stream, node)) if asks[0]["stream"] else None)
         yield from self._machine.call(call)
-        results = [result.result() for result in call.results]
+        results = yield from self._results(stream, call)
         texts = [result["text"] for result in results]
         value, meta = self._outcome(node, texts, [result["meta_info"] for result in results])
         text = value if isinstance(value, str) else value[0]
@@ -98,6 +103,14 @@ class ProgramSession(Interpreter[Stream]):
         usage = call.usage()
         self._machine.lease(stream, call.requests[0].namespace)
         self._done(stream, text, value, {**meta, "usage": usage})
+
+    def _results(self, stream: Stream, call: Call) -> Steps[list[dict[str, Any]]]:
+        def results() -> list[dict[str, Any]]:
+            return [result.result() for result in call.results]
+
+        if sum(result.num_logprobs() for result in call.results) > FEW:
+            return (yield from self._machine.elsewhere(stream, results))
+        return results()
 
     def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
         """What is asked of the engine for each sample of a gen, but for its prompt."""
@@ -208,6 +221,7 @@ class ProgramSession(Interpreter[Stream]):
             "sampling_params": _SCORE,
             "return_logprob": True,
             "logprob_start_len": trie.logprob_start,
+            "limits_logprobs": False,
             "priority": self._program.defaults.get("priority", 0),
         }
         pairs: Pairs = []

@@ -30,12 +30,14 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why a request ended; `matched` is the stop token id or the stop text, where one ended it. A stop without one:
-    the output matches its constraint, and nothing could follow."""
+    """Why a request ended; `matched` is the stop token id or the text of a stop, where one ended it, and `stop` the
+    stop string or the source of the stop regex that it matched. A stop without one: the output matches its constraint,
+    and nothing could follow."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
     error: Exception | None = None  # for an abort: what the caller is told
+    stop: str | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -78,7 +78,7 @@ class EngineProcess:
         async with self._call("generate", arguments) as waiter:
             while not waiter.is_complete:
                 call, _ = await waiter.progress()
-            return call.result()
+            return await call.async_result()
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
         """The events of Engine.async_generate(stream=True). Closing the generator aborts what is not finished."""
@@ -88,7 +88,7 @@ class EngineProcess:
                 # behind has less to do.
                 call, uids = await waiter.progress()
                 for uid in uids:
-                    yield call.event(uid)
+                    yield await call.async_event(uid)
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> RemoteSession:
         """Engine.open_program, with events on the server's event loop. Raises InvalidRequest and EngineDead."""
@@ -150,10 +150,6 @@ class EngineProcess:
             raise EngineDead("the engine is not running: it is starting, or being restarted")
         return self._channel
 
-    def _token_text(self, token_id: int) -> str:
-        assert self.tokenizer is not None
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
-
     def _receive(self, channel: LoopChannel, messages: list[Message]) -> None:
         if channel is not self._channel:
             return
@@ -187,7 +183,8 @@ class EngineProcess:
         if isinstance(waiter, _Waiter):
             waiter.call = Call(is_list)
             for header in itertools.starmap(Header, headers):
-                waiter.call.add(NativeResult(header, self._token_text, started=waiter.began))
+                token_text = self.tokenizer.token_text if header.with_text and self.tokenizer is not None else None
+                waiter.call.add(NativeResult(header, token_text, started=waiter.began))
 
     # ── the life of the process ─────────────────────────────────────────────────────────────────────────────────
 

@@ -35,6 +35,7 @@ from sgl.errors import SglError
 from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine, Prepared
+from sgl.runtime.intake import check_num_logprobs, num_logprobs
 from sgl.runtime.loop import Output
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.scheduler.request import FinishReason
@@ -114,6 +115,7 @@ class _Worker:
     def _generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         with working_for(identity), self._answering(call_id):
             call = _Call(call_id, identity, engine.prepare(**arguments))
+            check_num_logprobs(sum(num_logprobs(s.request, streams=s.stream) for s in call.prepared.submissions))
             whole = call.prepared.call
             headers = [result.header for result in whole.results.values()]
             with self._lock:

@@ -11,7 +11,7 @@ from sgl.runtime.text.stop import StopMatcher
 class TextOutput:
     """Feeds tokens through a detokenizer and a stop matcher; the engine's loop owns one per request."""
 
-    __slots__ = ("_detokenizer", "_keep_match", "_min_tokens", "_num_tokens", "_stops", "feed", "matched")
+    __slots__ = ("_detokenizer", "_keep_match", "_min_tokens", "_num_tokens", "_stops", "feed", "matched", "stop")
 
     def __init__(
         self, detokenizer: Detokenizer, stops: StopMatcher | None, *, keep_match: bool = False, min_tokens: int = 0
@@ -27,6 +27,8 @@ class TextOutput:
         runs away."""
         self.matched: str | None = None
         """The text that matched a stop, once one did."""
+        self.stop: str | None = None
+        """That stop: a string, or the source of a regex."""
 
     @property
     def has_stops(self) -> bool:
@@ -49,6 +51,6 @@ class TextOutput:
             return text
         safe, match = self._stops.feed(text)
         if match is not None:
-            self.matched = match.text
+            self.matched, self.stop = match.text, match.stop
             return safe + match.text if self._keep_match else safe
         return safe

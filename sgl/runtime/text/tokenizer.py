@@ -50,6 +50,7 @@ class Tokenizer:
         added = hf.added_tokens_decoder.items()
         self.special_ids = frozenset(token_id for token_id, token in added if token.special)
         """The ids that skip_special_tokens leaves out."""
+        self._token_texts: dict[int, str] = {}  # of the ids that were asked for, so no more than there are
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, vocab_size: int | None = None) -> Tokenizer:
@@ -112,11 +113,7 @@ class Tokenizer:
         while length < len(text):
             found = len(self.encode(text[:length], add_special_tokens=False))
             if found > 2 * limit:
-                message = (
-                    f"the prompt is far too long: the first {length} of its {len(text)} characters are {found} tokens, "
-                    f"and the context holds {limit}, output included"
-                )
-                raise ContextTooLong(message, tokens=found, limit=limit)
+                raise ContextTooLong.of(found, limit, seen=f"the first {length} of its {len(text)} characters")
             length *= 4
 
     def decode(
@@ -141,6 +138,13 @@ class Tokenizer:
                 spaces_between_special_tokens=spaces_between_special_tokens,
             )
         )
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself, control tokens included. Cheap, but for the first time."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return text
 
     def detokenizer(
         self,
