@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.reasoning import ReasoningSplitter, half_tag
 from sgl.lang.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
-from sgl.runtime.server.protocol import ChatBody, ChosenTool, Function
+from sgl.runtime.server.protocol import AllowedToolChoice, ChatBody, ChosenTool, Function
 
 Sure: TypeAlias = Literal["all", "tags"] | None
 """What of an answer's text is certain to be well-formed calls: all of it, what stands in tags, or nothing."""
@@ -34,21 +34,19 @@ def call_constraint(
     for function in functions:
         if (function.parameters or {}).get("type", "object") != "object":
             raise InvalidRequest(f"the parameters of {function.name!r} must be of type object", param="tools")
-    if isinstance(body.tool_choice, ChosenTool):
-        chosen = body.tool_choice.function.name
-        if chosen not in names:
-            hint = nearest_name(chosen, names)
-            raise InvalidRequest(
-                f"tool_choice names {chosen!r}, which is not among the tools{hint}", param="tool_choice"
-            )
-        return {"json_schema": call_schema([_typed(functions[names.index(chosen)])])}, "all"
-    if body.tool_choice == "required":
+    choice = body.tool_choice
+    if isinstance(choice, ChosenTool):
+        return {"json_schema": call_schema([_typed(_named(choice, functions))])}, "all"
+    if isinstance(choice, AllowedToolChoice):
+        allowed_tools = choice.allowed_tools
+        choice, functions = allowed_tools.mode, [_named(tool, functions) for tool in allowed_tools.tools]
+    if choice == "required":
         if not functions:
             raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
         calls = call_schema([_typed(function) for function in functions])
         most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
         return {"json_schema": {"type": "array", "items": calls, "minItems": 1, **most}}, "all"
-    if not functions or body.tool_choice == "none":
+    if not functions or choice == "none":
         return {}, None
     if "json_schema" in params:  # a document or a call
         document = {"$id": "urn:answer", **params["json_schema"]}
@@ -63,6 +61,15 @@ def call_constraint(
 
 
 _CONSTRAINTS = {"regex", "json_schema", "ebnf", "structural_tag"}
+
+
+def _named(chosen: ChosenTool, functions: list[Function]) -> Function:
+    name = chosen.function.name
+    for function in functions:
+        if function.name == name:
+            return function
+    hint = nearest_name(name, [function.name for function in functions])
+    raise InvalidRequest(f"tool_choice names {name!r}, which is not among the tools{hint}", param="tool_choice")
 
 
 def _typed(function: Function) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.server.protocol import ChatBody, Message
+from sgl.runtime.server.protocol import CalledFunction, ChatBody, Message, Part
 from sgl.runtime.text.tokenizer import Tokenizer
 
+_ROLES = {"developer": "system", "function": "tool"}  # the newer or the older name of what templates know
 _QUOTE = re.compile("\ue000([0-9]+)\ue001")  # private-use characters: no template trims or rewrites them
 
 
@@ -31,6 +32,10 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit
         raise InvalidRequest(message, param="chat_template_kwargs")
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":  # templates have one of these names for it
+            variables = {"enable_thinking": False, "thinking": False, **variables}
+    if body.documents is not None:
+        variables["documents"] = _each_text(body.documents, quote)
     if template is not None:
         variables["chat_template"] = template
     if body.tools and body.tool_choice != "none":
@@ -38,9 +43,12 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit
     if body.continue_final_message:
         if messages[-1]["role"] != "assistant":
             raise InvalidRequest("continue_final_message needs an assistant message at the end", param="messages")
+        if body.add_generation_prompt:
+            message = "continue_final_message excludes add_generation_prompt: the answer's turn has begun"
+            raise InvalidRequest(message, param="add_generation_prompt")
         variables["continue_final_message"] = True
     else:
-        variables["add_generation_prompt"] = True
+        variables["add_generation_prompt"] = body.add_generation_prompt is not False
     text = tokenizer.apply_chat_template(messages, **variables)
     parts = [
         tokenizer.encode(
@@ -78,31 +86,38 @@ def _message(message: Message, quote: Callable[[str], str]) -> dict[str, Any]:
     """As templates expect messages: content a text, arguments of calls an object."""
     content = message.content
     if isinstance(content, list):
-        for part in content:
-            if part.type != "text" or part.text is None:
-                raise InvalidRequest(f"this model takes texts only, not {part.type!r}", param="messages")
-        content = "".join(part.text or "" for part in content)
-    role = "system" if message.role == "developer" else message.role
-    given: dict[str, Any] = {"role": role, "content": content or ""}
+        content = "".join(map(_part_text, content))
+    role = _ROLES.get(message.role, message.role)
+    given: dict[str, Any] = {"role": role, "content": content or message.refusal or ""}
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             given[name] = value
-    if message.tool_calls:
+    if message.reasoning is not None:
+        given.setdefault("reasoning_content", message.reasoning)
+    calls = [(call.id, call.function) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append((None, message.function_call))
+    if calls:
         given["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _loaded(call)},
-            }
-            for call in message.tool_calls
+            {"id": call_id, "type": "function", "function": {"name": called.name, "arguments": _loaded(called)}}
+            for call_id, called in calls
         ]
     changed: dict[str, Any] = _each_text(given, quote)
     return changed
 
 
-def _loaded(call: Any) -> Any:
+def _part_text(part: Part) -> str:
+    text = {"text": part.text, "refusal": part.refusal}.get(part.type)
+    if text is None:
+        raise InvalidRequest(f"this model takes texts only, not {part.type!r}", param="messages")
+    return text
+
+
+def _loaded(called: CalledFunction) -> Any:
+    if not isinstance(called.arguments, str):
+        return called.arguments or {}
     try:
-        return json.loads(call.function.arguments)
+        return json.loads(called.arguments or "{}")
     except ValueError as error:
-        message = f"arguments of the call of {call.function.name!r} are not JSON: {error}"
+        message = f"arguments of the call of {called.name!r} are not JSON: {error}"
         raise InvalidRequest(message, param="messages") from None

@@ -14,32 +14,36 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     """The token's bytes, or those of its text where the tokenizer knows no bytes."""
     if tokenizer.table is not None:
         return tokenizer.table.bytes_of(token_id, skip_special_tokens=False)
-    return tokenizer.decode([token_id], skip_special_tokens=False).encode()
+    return tokenizer.token_text(token_id).encode()
 
 
-def chat_logprobs(tokenizer: Tokenizer, meta: dict[str, Any]) -> dict[str, Any]:
-    """Of the tokens that a result or an event brought."""
+def chat_logprobs(tokenizer: Tokenizer, meta: dict[str, Any], *, as_ids: bool = False) -> list[dict[str, Any]]:
+    """Of the tokens that a result or an event brought; `as_ids`: tokens are written token_id:N."""
     tops = meta.get("output_top_logprobs") or [[]] * len(meta["output_token_logprobs"])
 
     def described(entry: Entry) -> dict[str, Any]:
         data = token_bytes(tokenizer, entry[1])
-        return {"token": data.decode("utf-8", "replace"), "logprob": entry[0], "bytes": list(data)}
+        token = f"token_id:{entry[1]}" if as_ids else data.decode("utf-8", "replace")
+        return {"token": token, "logprob": entry[0], "bytes": list(data)}
 
-    content = [
+    return [
         {**described(entry), "top_logprobs": [described(other) for other in top or ()]}
         for entry, top in zip(meta["output_token_logprobs"], tops, strict=True)
     ]
-    return {"content": content, "refusal": None}
 
 
 class CompletionLogprobs:
     """Of one completion, piece by piece. Tokens join to the text that they are offsets in; a character of several
     tokens is the text of the last of them."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, echo: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, echo: bool, as_ids: bool = False
+    ) -> None:
+        """as_ids: tokens are written token_id:N."""
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer([] if echo else prompt_ids)
         self._echo = echo
+        self._as_ids = as_ids
         self._offset = 0
 
     def of(self, meta: dict[str, Any], *, num_top: int, has_output: bool = True) -> dict[str, Any]:
@@ -57,7 +61,7 @@ class CompletionLogprobs:
     def _add(self, fields: dict[str, Any], entries: Sequence[Entry], tops: Sequence[Any] | None) -> None:
         for i, entry in enumerate(entries):
             piece = self._detokenizer.feed(entry[1])
-            fields["tokens"].append(piece)
+            fields["tokens"].append(f"token_id:{entry[1]}" if self._as_ids else piece)
             fields["token_logprobs"].append(entry[0])
             fields["text_offset"].append(self._offset)
             self._offset += len(piece)
@@ -67,4 +71,6 @@ class CompletionLogprobs:
             )
 
     def _text(self, token_id: int) -> str:
+        if self._as_ids:
+            return f"token_id:{token_id}"
         return token_bytes(self._tokenizer, token_id).decode("utf-8", "backslashreplace")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.aside import aside
 from sgl.runtime.native import failure_of
-from sgl.runtime.server import sse
+from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.errors import described, json_response
+from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
-from sgl.runtime.server.protocol import Lenient
 from sgl.runtime.server.service import VERSION, Route, Service
 
 UNRESPONSIVE_SECONDS = 20.0
@@ -130,13 +132,13 @@ class NativeApi:
             timeout = self._service.config.write_timeout
             return await sse.send_events(request, self._events(arguments), timeout)
         results = await self._service.generate(**arguments)
-        each = results if isinstance(results, list) else [results]
-        failures = [failure for failure in map(failure_of, each) if failure is not None]
-        if failures and len(failures) == len(each):
+        several = results if isinstance(results, list) else [results]
+        failures = [failure for failure in map(failure_of, several) if failure is not None]
+        if failures and len(failures) == len(several):
             raise failures[0]
-        for result in each:
+        for result in several:
             self._finish_logprobs(result)
-        return json_response(results)
+        return await encoding.answer(lambda: results, sum(map(encoding.size_of_result, several)))
 
     async def _events(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         is_incremental = self._service.config.incremental_streaming_output
@@ -149,7 +151,7 @@ class NativeApi:
                     num_chars, num_ids = sent.get(index, (0, 0))
                     sent[index] = len(text), len(ids)
                     event["text"], event["output_ids"] = text[num_chars:], ids[num_ids:]
-                yield sse.event(event)
+                yield await aside(partial(encoding.event, event), encoding.size_of_result(event))
 
     def _arguments(self, body: GenerateBody) -> dict[str, Any]:
         if body.image_data:

@@ -32,9 +32,9 @@ from sgl.lang.chat import registry
 from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
+from sgl.runtime.server.fields import Strict
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.process import RemoteSession
-from sgl.runtime.server.protocol import Strict
 from sgl.runtime.server.service import Route, Service
 
 MAX_PROGRAMS = 20_000  # open at the same time

@@ -1,60 +1,34 @@
 """The bodies of the OpenAI API: what they may hold, and how that reads as the engine's sampling parameters.
 
-Unknown fields are refused, as OpenAI does. Fields that only mean something to OpenAI's own service (user, store, …)
-are taken and have no effect here. Values are checked once, most by SamplingParams.
+Unknown fields are refused, as OpenAI does; see `fields` for those that are taken without effect, and `constrained` for
+those that say what the answer must look like. Values are checked once, most by SamplingParams.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.sampling_params import MAX_TOKENS, SamplingParams
+from sgl.runtime.server.constrained import Constrained
+from sgl.runtime.server.fields import Anything, Empty, ForeignFields, Lenient, NoCall, Nothing, Off, On, Strict
 
 # Checked here, since the engine calls them otherwise.
 TokenCount = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
-
-
-class Strict(BaseModel):
-    """A body or a part of one: fields that are not known are refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class Lenient(BaseModel):
-    """The same, but what is not known is passed over."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class StreamOptions(Strict):
     """What a stream carries besides its chunks."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class NamedSchema(Strict):
-    """A JSON Schema under a name."""
-
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """How the whole answer must look."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: NamedSchema | None = None
-
-
-class SamplingBody(Strict):
+class SamplingBody(Constrained, ForeignFields):
     """What both endpoints share. The second block extends OpenAI's parameters by the engine's own."""
 
     model: str | None = None
@@ -69,9 +43,6 @@ class SamplingBody(Strict):
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    user: Any = None
-    metadata: Any = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -81,60 +52,54 @@ class SamplingBody(Strict):
     stop_token_ids: list[int] | None = None
     stop_regex: str | list[str] | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | dict[str, Any] | None = None
-    choices: list[str] | None = None
-    """The answer is one of these texts."""
+    include_stop_str_in_output: bool | None = None
+    """vLLM's name for no_stop_trim."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Tokens of logprobs are written token_id:N."""
     priority: int | None = None
     cache_salt: str | None = None
     """Requests share cached prefixes only with those of the same salt."""
+    extra_key: str | None = None
+    """SGLang's: a second salt."""
     rid: str | None = None
+    request_id: str | None = None
+    """vLLM's name for rid."""
     timeout: float | None = None
 
     def sampling_params(self, max_new_tokens: int) -> dict[str, Any]:
         """The engine's parameters; nulls are left out."""
         params = {item.name: getattr(self, item.name, None) for item in fields(SamplingParams)}
         params |= {"max_new_tokens": max_new_tokens, "min_new_tokens": self.min_tokens}
-        if (schema := self._schema()) is not None:
-            params["json_schema"] = schema
-        if self.choices is not None:
-            if not self.choices or self.regex is not None:
-                raise InvalidRequest("choices must hold texts, and excludes regex", param="choices")
-            params["regex"] = "(" + "|".join(_META.sub(r"\\\g<0>", choice) for choice in self.choices) + ")"
+        if self.include_stop_str_in_output:
+            params["no_stop_trim"] = True
+        params |= dict.fromkeys(CONSTRAINTS) | self.constraint()
         return {name: value for name, value in params.items() if value is not None}
 
     def options(self) -> dict[str, Any]:
         """The engine's arguments beside the sampling parameters."""
+        salts = [salt for salt in (self.cache_salt, self.extra_key) if salt is not None]
         options = {
             "priority": self.priority,
-            "extra_key": self.cache_salt,
-            "rid": self.rid,
+            "extra_key": "\0".join(salts) if salts else None,
+            "rid": self.rid if self.rid is not None else self.request_id,
             "timeout": self.timeout,
         }
         return {name: value for name, value in options.items() if value is not None}
 
-    def wants_usage(self) -> bool:
-        """Whether the stream ends with a chunk of usage."""
-        if self.stream_options is not None and not self.stream:
+    def usage_wanted(self) -> tuple[bool, bool]:
+        """Whether each chunk of a stream carries usage, and whether it ends with a chunk of usage."""
+        wanted = self.stream_options
+        if wanted is None:
+            return False, False
+        if not self.stream:
             raise InvalidRequest("stream_options are only allowed with stream: true", param="stream_options")
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    def _schema(self) -> dict[str, Any] | None:
-        wanted = self.response_format
-        if wanted is None or wanted.type == "text":
-            return None
-        if wanted.type == "json_object":
-            return {"type": "object"}
-        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-            raise InvalidRequest(
-                "response_format.json_schema.schema is needed", param="response_format.json_schema"
-            )
-        return wanted.json_schema.schema_
+        return bool(wanted.continuous_usage_stats), bool(wanted.include_usage)
 
 
-_META = re.compile(r"[\\.^$*+?{}\[\]|()]")
+CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 
 
 class CompletionBody(SamplingBody):
@@ -145,6 +110,7 @@ class CompletionBody(SamplingBody):
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = None
 
 
 class Part(Lenient):
@@ -152,13 +118,14 @@ class Part(Lenient):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class CalledFunction(Lenient):
-    """A function that an earlier answer called, its arguments as JSON text."""
+    """A function that an earlier answer called, its arguments as JSON text or as what that says."""
 
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class Call(Lenient):
@@ -172,11 +139,15 @@ class Call(Lenient):
 class Message(Lenient):
     """A turn of the conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
     name: str | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """vLLM's name for reasoning_content."""
     tool_calls: list[Call] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
 
 
@@ -187,13 +158,15 @@ class Function(Strict):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: Off = None
 
 
 class Tool(Strict):
     """A tool; functions are the only kind."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
+    defer_loading: Off = None
 
 
 class ChosenName(Lenient):
@@ -205,8 +178,22 @@ class ChosenName(Lenient):
 class ChosenTool(Lenient):
     """Which tool must be used."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: ChosenName
+
+
+class AllowedTools(Lenient):
+    """Which of the tools may be used, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool] = Field(min_length=1)
+
+
+class AllowedToolChoice(Lenient):
+    """The tools that may be used, of all that the prompt describes."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class ChatBody(SamplingBody):
@@ -217,19 +204,36 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChosenTool | None = None
+    tool_choice: Literal["auto", "none", "required"] | AllowedToolChoice | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: str | float | None = None
     modalities: list[Literal["text"]] | None = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    verbosity: Any = None
 
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template, such as enable_thinking."""
+    documents: list[dict[str, Any]] | None = None
+    """Another such variable, of templates that know documents."""
+    add_generation_prompt: bool | None = None
+    """False: the template does not begin the answer's turn."""
     continue_final_message: bool | None = None
     """The last message is the beginning of the answer."""
     separate_reasoning: bool | None = None
     """False: leave the reasoning in the content."""
+    include_reasoning: bool | None = None
+    """False: leave the reasoning out of the answer."""
+    return_prompt_token_ids: bool | None = None
+
+    verbosity: Anything = None
+    prediction: Anything = None
+    """A guess of the answer only makes it come faster."""
+    functions: Empty = None
+    """What tools and tool_choice have replaced."""
+    function_call: NoCall = None
+    web_search_options: Nothing = None
+    audio: Nothing = None
+    echo: Off = None
+    add_special_tokens: Off = None
+    return_meta_info: Off = None
+    return_prompt_text: Off = None
+    use_audio_in_video: Off = None
+    stream_reasoning: On = None

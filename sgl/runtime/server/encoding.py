@@ -1,0 +1,77 @@
+"""Large answers as JSON: beside the event loop, and piece by piece.
+
+A call of the C encoder lets no other thread run until it returns, so an answer of a million values would halt the
+server for a second. Small ones are written at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aiohttp import web
+
+from sgl.runtime.aside import FEW, aside
+from sgl.runtime.server.errors import json_response
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=str)
+_CHARACTERS = 16  # that count as one value
+
+
+async def answer(build: Callable[[], Any], size: int) -> web.Response:
+    """The response with the body that `build` makes of about `size` values."""
+    if size <= FEW:
+        return json_response(build())
+    data = await aside(lambda: encoded(build()), size)
+    return web.Response(body=data, content_type="application/json")
+
+
+def encoded(body: Any) -> bytes:
+    """The body as JSON in ASCII, as `json_response` writes it."""
+    return "".join(_pieces(body)).encode()
+
+
+def event(data: Any) -> bytes:
+    """An event of a stream, as `sse.event` writes it."""
+    return b"data: " + encoded(data) + b"\n\n"
+
+
+def size_of_result(result: dict[str, Any]) -> int:
+    """About how many values a native result, or an event of a stream, has."""
+    size = len(result.get("output_ids", ())) + len(result["text"]) // _CHARACTERS
+    for name, entries in result["meta_info"].items():
+        if name.endswith("_logprobs") and entries:
+            size += len(entries) * _size(entries[-1])  # the first may be null
+    return size
+
+
+def _size(value: Any) -> int:
+    """About how many values a list or an object holds, from its last one, as lists of one kind look alike."""
+    if isinstance(value, list):
+        return len(value) * _size(value[-1]) if value else 1
+    if isinstance(value, dict):
+        return sum(map(_size, value.values())) + 1
+    return len(value) // _CHARACTERS + 1 if isinstance(value, str) else 1
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        mark = "{"
+        for key, item in value.items():
+            yield f"{mark}{_ENCODER.encode(key)}:"
+            yield from _pieces(item)
+            mark = ","
+        yield "}"
+    elif isinstance(value, list) and value and (size := _size(value)) > FEW:
+        step, mark = max(1, FEW * len(value) // size), "["
+        for start in range(0, len(value), step):
+            yield mark
+            if step == 1:
+                yield from _pieces(value[start])
+            else:
+                yield _ENCODER.encode(value[start : start + step])[1:-1]
+            mark = ","
+        yield "]"
+    else:
+        yield _ENCODER.encode(value)
