@@ -9,18 +9,23 @@ import random
 import re
 import statistics
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.progress import Progress
 
-from sgl.bench import datasets
+from sgl.bench import about, datasets
 from sgl.bench.load import PATHS, Load, Measured, arrivals
 from sgl.bench.plot import panels, write_plot
 from sgl.bench.report import report as report_of
 from sgl.cli import main
 from sgl.errors import ConfigError
 from sgl.runtime.engine import Engine
+from sgl.runtime.server.service import VERSION
+from tests.fake_servers import FakeServer
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 
 
@@ -81,6 +86,118 @@ def test_schemas_of_a_file_are_enforced(
     report = bench(server, capsys, "--dataset", "file", "--dataset-path", str(file), "--output", str(output))
     assert (report["requests"], report["failed"]) == (3, 0)
     assert json.loads(output.read_text()) == report
+
+
+def test_a_report_says_what_it_is_about(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars = []
+    add_task = Progress.add_task
+    monkeypatch.setattr(
+        Progress, "add_task", lambda bar, text, **more: bars.append(text) or add_task(bar, text, **more)
+    )
+    model = server.engine.config.model_path
+    begin = datetime.now().astimezone().replace(microsecond=0)
+    flags = [
+        "--request-rate",
+        "300",
+        "--max-concurrency",
+        "3",
+        "--dataset",
+        "generated-shared-prefix",
+        "--groups",
+        "2",
+    ]
+    report = bench(server, capsys, *flags, "--prefix-len", "9", "--max-output-len", "4", "--seed", "6")
+    assert bars == [f"{model} at {server.url}"]
+    assert begin <= datetime.fromisoformat(report["date"]) <= datetime.now().astimezone()
+    assert (report["kind"], report["model"]) == ("serving", model)
+    told = report["server"]
+    assert (told["url"], told["engine"], told["version"], told["device"]) == (server.url, "sgl", VERSION, "cpu")
+    assert (told["torch_version"], told["dtype"]) == (torch.__version__, "float32")
+    assert "cores" in told["device_name"]
+    assert report["client"]["sgl"] == VERSION
+    assert report["load"] == {
+        "api": "native", "request_rate": 300.0, "arrivals": "poisson", "max_concurrency": 3, "warmup": 1,
+        "temperature": 0.0, "ignore_eos": True,
+    }  # fmt: skip
+    assert report["dataset"] == {
+        "name": "generated-shared-prefix", "num_prompts": 12, "input_len": 8, "output_len": 5, "groups": 2,
+        "prefix_len": 9, "max_output_len": 4, "seed": 6,
+    }  # fmt: skip
+    assert "k" not in {*report["load"].values(), *told.values()}, "the key is nobody's business"
+    said = about.lines(report)
+    assert said["model"] == model
+    for line, words in {
+        "server": [server.url, f"sgl {VERSION}", torch.__version__, "cores"],
+        "load": ["300 requests a second (poisson)", "at most 3 in flight", "api native", "temperature 0"],
+        "dataset": ["12 requests", "generated-shared-prefix", "2 prefixes of 9 words", "8 words in", "seed 6"],
+        "measured": [report["date"], VERSION],
+    }.items():
+        assert all(word in said[line] for word in words), said[line]
+
+
+@pytest.mark.parametrize("kind", ["serving", "offline", "latency"])
+def test_tables_say_what_they_are_about(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    model = server.engine.config.model_path
+    target = ["--url", server.url, "--api-key", "k"] if kind == "serving" else [model, "--max-total-tokens", "4096"]
+    flags = ["--num-prompts", "3", "--input-len", "4", "--output-len", "2"]
+    out = run(["bench", kind, *target, *flags], capsys)
+    assert f"sgl bench {kind}" in out
+    assert "None" not in out
+    for word in (
+        model,
+        f"sgl {VERSION}",
+        torch.__version__,
+        "random, 3 requests, 4 words in, 2 tokens out",
+        "cores",
+    ):
+        assert word in out
+    assert re.search(r"measured +\d{4}-\d\d-\d\dT", out)
+    report = json.loads(run(["bench", kind, *target, *flags, "--json"], capsys))
+    assert (report["kind"], report["model"], report["server"]["version"]) == (kind, model, VERSION)
+    assert report["dataset"]["num_prompts"] == 3
+    assert (report["load"] is None) == (kind != "serving")
+    assert datetime.fromisoformat(report["date"]).tzinfo is not None
+
+
+@pytest.mark.parametrize(
+    ("info", "model", "version"),
+    [
+        ({"data": [{"id": "their/model"}], "version": "0.9"}, "their/model", "0.9"),
+        ({"model_path": "m", "version": "0.5.23"}, "m", "0.5.23"),
+        ({"data": []}, None, None),
+        ({"data": "nonsense"}, None, None),
+        ([], None, None),
+    ],
+)
+def test_other_servers_are_named_as_far_as_they_tell(
+    info: Any, model: str | None, version: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(path: str, body: Any) -> Any:
+        yield {"choices": [{"index": 0, "text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+    with FakeServer(answer) as fake:
+        fake.model_info = info
+        flags = [
+            "bench",
+            "serving",
+            "--url",
+            fake.url,
+            "--api",
+            "openai",
+            "--num-prompts",
+            "2",
+            "--output-len",
+            "1",
+        ]
+        report = json.loads(run([*flags, "--json"], capsys))
+        assert (report["model"], report["server"]["version"], report["failed"]) == (model, version, 0)
+        assert "of an unknown" in run(flags, capsys) or version
+        assert json.loads(run([*flags, "--model", "mine", "--json"], capsys))["model"] == "mine"
 
 
 def test_failures_are_counted_and_shown(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -311,6 +428,18 @@ def test_runs_are_drawn(
     assert page.count('id="axes_') == 6
     assert not re.search(r'(src|href)="(?!#)|@import|url\((?!#)', page), "it loads nothing"
     assert "ttft SLO" in page
+    for word in (
+        server.engine.config.model_path,
+        server.url,
+        f"sgl {VERSION}",
+        "300 requests a second",
+        "12 requests",
+    ):
+        assert word in page
+    assert re.search(r"<th>measured</th><td>\d{4}-", page)
+    title = re.search("<title>(.*?)</title>", page)
+    assert title is not None
+    assert server.engine.config.model_path in title[1]
     assert "<td>TTFT</td>" in page
 
 

@@ -71,10 +71,15 @@ class Source:
     seed: int = 0
     """Of what is made up."""
 
+    @property
+    def kind(self) -> str:
+        """The dataset, also where only its path is given."""
+        return self.dataset or ("random" if self.dataset_path is None else "file")
+
     def jobs(self) -> list[Job]:
         """The requests. Raises ConfigError."""
         rng, count, output_len = random.Random(self.seed), self.num_prompts, self.output_len
-        kind = self.dataset or ("random" if self.dataset_path is None else "file")
+        kind = self.kind
         if (kind == "file") != (self.dataset_path is not None):
             raise ConfigError("--dataset file and --dataset-path go together", option="dataset_path")
         if self.dataset_path is not None:

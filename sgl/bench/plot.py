@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import html
 import io
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sgl.bench import about
 from sgl.bench.load import Measured
 from sgl.errors import ConfigError
 
@@ -54,7 +56,10 @@ def write_plot(path: Path, results: Sequence[Measured], report: Mapping[str, Any
         axis.grid(alpha=0.3)
         if len(panel.series) + len(panel.bounds) > 1:
             axis.legend()
-    if path.suffix == ".html":
+    is_page = path.suffix == ".html"
+    if not is_page:  # a page says it above the picture
+        figure.suptitle(_heading(report), fontsize=10, x=0.01, ha="left")
+    if is_page:
         svg = io.StringIO()
         figure.savefig(svg, format="svg")
         path.write_text(_page(svg.getvalue(), report), encoding="utf-8")
@@ -127,7 +132,8 @@ _STYLE = """
 :root { color-scheme: light } body { font: 14px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem }
 svg { width: 100%; height: auto } table { border-collapse: collapse; margin: 1rem 0 }
 td, th { text-align: right; padding: .2rem .75rem; border-bottom: 1px solid #8883 }
-td:first-child, th:first-child { text-align: left }
+td:first-child, th:first-child { text-align: left } .about td { text-align: left; overflow-wrap: anywhere }
+.about th { font-weight: normal; opacity: .6; vertical-align: top }
 """
 
 
@@ -144,11 +150,22 @@ def _page(picture: str, report: Mapping[str, Any]) -> str:
         _row("td", [name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"])
         for name, value in plain.items()
     )
+    said = about.lines(report)
+    subject = "".join(f"<tr><th>{name}</th><td>{html.escape(line)}</td></tr>" for name, line in said.items())
+    name = f"sgl bench {report.get('kind', 'serving')}"
+    title = html.escape(f"{name}: {said['model']}, {report['date']}" if said else name)
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>sgl bench serving</title>'
-        f"<style>{_STYLE}</style><h1>sgl bench serving</h1>{picture[picture.index('<svg') :]}"
-        f"<table>{table}</table><table>{numbers}</table></html>\n"
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f'<style>{_STYLE}</style><h1>{name}</h1><table class="about">{subject}</table>'
+        f"{picture[picture.index('<svg') :]}<table>{table}</table><table>{numbers}</table></html>\n"
     )
+
+
+def _heading(report: Mapping[str, Any]) -> str:
+    """What the report is about, as matplotlib takes it: $ would begin a formula."""
+    said = [f"{name}: {line}" for name, line in about.lines(report).items()]
+    text = "\n".join([f"sgl bench {report.get('kind', 'serving')}", *(textwrap.fill(line, 170) for line in said)])
+    return text.replace("$", r"\$")
 
 
 def _row(tag: str, cells: Iterable[str]) -> str:

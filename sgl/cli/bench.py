@@ -14,8 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from sgl.bench import client
+from sgl.bench import about, client
 from sgl.bench.datasets import Source
 from sgl.bench.load import Load, Measured, arrivals
 from sgl.bench.plot import check_plot, write_plot
@@ -51,7 +52,9 @@ def _serving(options: argparse.Namespace) -> dict[str, Any]:
     times = arrivals(jobs, load, random.Random(source.seed))
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(options.url, total=len(jobs), note="")
+        subject = asyncio.run(about.server_facts(load))
+        begin = about.facts(options.kind, subject, source, load)
+        task = bar.add_task(f"{subject['model'] or 'a model'} at {load.url}", total=len(jobs), note="")
         failed = 0
 
         def progress(measured: Measured) -> None:
@@ -60,7 +63,7 @@ def _serving(options: argparse.Namespace) -> dict[str, Any]:
             bar.update(task, advance=1, note=f"{failed} failed" if failed else "")
 
         results, seconds = asyncio.run(client.run(jobs, times, load, progress))
-    report = report_of(results, seconds, bounds)
+    report = {**begin, **report_of(results, seconds, bounds)}
     if plot is not None:
         write_plot(plot, results, report)
     return report
@@ -70,14 +73,21 @@ def _engine(options: argparse.Namespace) -> dict[str, Any]:
     from sgl.bench import offline
     from sgl.runtime.engine import Engine
 
-    jobs, (config,) = Source(**from_flags(options, Source)).jobs(), configs(options, (EngineConfig,))
-    with Console(stderr=True).status("loading the model") as status, Engine(**dataclasses.asdict(config)) as engine:
-        status.update(f"{len(jobs)} requests")
-        return (offline.throughput if options.kind == "offline" else offline.latency)(engine, jobs)
+    source, (config,) = Source(**from_flags(options, Source)), configs(options, (EngineConfig,))
+    jobs, name = source.jobs(), config.model_name
+    with Console(stderr=True).status(f"loading {name}") as status, Engine(**dataclasses.asdict(config)) as engine:
+        status.update(f"{len(jobs)} requests to {name}")
+        begin = about.facts(options.kind, about.engine_facts(name, engine.get_server_info()), source)
+        return {**begin, **(offline.throughput if options.kind == "offline" else offline.latency)(engine, jobs)}
 
 
 def _show(console: Console, report: Mapping[str, Any]) -> None:
-    """A table of latencies, if there are several of each, and one of the other figures."""
+    """What the report is about, a table of latencies, if there are several of each, and one of the other figures."""
+    console.print(f"sgl bench {report['kind']}", style="bold")
+    said = Table.grid(padding=(0, 3))
+    for name, line in about.lines(report).items():
+        said.add_row(Text(name, style="dim"), Text(line, overflow="fold"))
+    console.print(said)
     latencies = {name: value for name, value in report.items() if isinstance(value, dict) and "mean" in value}
     if latencies:
         table = Table("latency, ms", title_justify="left")

@@ -277,8 +277,7 @@ class Engine:
 
         return {
             **dataclasses.asdict(self.config),
-            "kv_bytes": self._started.kv_bytes,
-            "eos_token_ids": sorted(self._started.eos_ids),
+            **self._started.facts(),
             "internal_states": [self._loop.call(look)],
         }
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import platform
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import torch
 
@@ -55,6 +59,15 @@ class Started:
     eos_ids: frozenset[int]
     num_pages: int
     kv_bytes: int
+
+    def facts(self) -> dict[str, Any]:
+        """What there is to know beside the options."""
+        return {
+            "kv_bytes": self.kv_bytes,
+            "eos_token_ids": sorted(self.eos_ids),
+            "torch_version": torch.__version__,
+            "device_name": _device_name(torch.device(self.config.device or "cpu")),
+        }
 
 
 def start(config: EngineConfig) -> Started:
@@ -237,6 +250,17 @@ def _without_graphs(config: EngineConfig, name: _Backend, reason: str, *, is_slo
 def _not(name: _Backend, obstacle: str | None) -> str:
     advice = "; attention_backend='triton' has CUDA graphs" if name == "flashinfer" else ""
     return f"not {name}: {obstacle}{advice}"
+
+
+def _device_name(device: torch.device) -> str:
+    """Of the GPU, or of the processor with the number of its cores that are ours."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        named = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = named[1] if named else name
+    return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
 
 
 def _device(name: str | None) -> torch.device:
