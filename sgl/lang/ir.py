@@ -20,6 +20,7 @@ from sgl.errors import InvalidRequest
 from sgl.lang.sampling import DEFAULTS
 
 VERSION = 1
+MAX_LEASE_S = 3600.0
 MAX_REF_CHARACTERS = 1_000_000  # that the text functions of a ref may make
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
@@ -233,7 +234,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a run is opened. `lease_s`: how long its pages stay locked between segments; `args` fill the holes;
+    """How a run is opened. `lease_s`: how long its pages stay locked between segments, at most `MAX_LEASE_S`;
+    `deadline_s`: how long it may take from its opening; `args` fill the holes;
     `chat_template`: a registered name or Jinja source, in one process also a template or a function that renders."""
 
     name: str

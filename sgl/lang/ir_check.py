@@ -6,6 +6,7 @@ limits over a whole program), kept by a `Checker` per program. Servers call it; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -14,7 +15,7 @@ from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import ir
 from sgl.lang.choices import METHODS
 from sgl.lang.reasoning import FORMATS
-from sgl.lang.sampling import PARAMS
+from sgl.lang.sampling import MAX_SECONDS, MAX_WHOLE, PARAMS, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,10 @@ _NARROWED: dict[tuple[type, str], dict[str, Any]] = {
     (ir.Select, "method"): {"enum": list(METHODS)},
     (ir.Ref, "functions"): _list({"anyOf": _TEXT_FUNCTIONS}, maxItems=64),
     (ir.Fork, "children"): _list(_INDEX, minItems=1),
-    (ir.Program, "seed"): _INTEGER,
+    (ir.Program, "seed"): {**_INTEGER, "minimum": -MAX_WHOLE, "maximum": MAX_WHOLE},
     (ir.Program, "defaults"): SAMPLING_SCHEMA,
-    (ir.Program, "lease_s"): {"type": "number", "minimum": 0},
+    (ir.Program, "lease_s"): {"type": "number", "minimum": 0, "maximum": ir.MAX_LEASE_S},
+    (ir.Program, "deadline_s"): {"type": ["number", "null"], "minimum": 0, "maximum": MAX_SECONDS},
     (ir.Program, "chat_template"): _NAME,
     (ir.Program, "speculate_tokens"): _OR_NULL,
 }
@@ -135,7 +137,7 @@ def json_schema() -> dict[str, Any]:
 def program_from_wire(data: Any) -> ir.Program:
     """The program that a client opens. Raises `InvalidRequest` with the place of the mistake."""
     if isinstance(data, Mapping) and data.get("v") != ir.VERSION:
-        raise InvalidRequest(f"IR version {data.get('v')!r} is not {ir.VERSION}", param="v")
+        raise InvalidRequest(f"IR version {shown(data.get('v'))} is not {ir.VERSION}", param="v")
     _check(data, PROGRAM_SCHEMA, "program")
     return ir.Program(**{key: value for key, value in data.items() if key != "v"})
 
@@ -173,7 +175,7 @@ class Checker:
             place = f"nodes[{i}]"
             op = item.get("op") if isinstance(item, Mapping) else None
             if not isinstance(op, str) or op not in NODE_SCHEMAS:
-                raise InvalidRequest(f"{place}: unknown op {op!r}", param=place)
+                raise InvalidRequest(f"{place}: unknown op {shown(op)}", param=place)
             _check(item, NODE_SCHEMAS[op], place)
             self._node(item, place)
         for i, answer in enumerate(data.get("answers", ())):
@@ -274,7 +276,8 @@ _TYPES: dict[str, Any] = {
 
 
 def _characters(value: Any) -> int:
-    """The characters of all strings inside a JSON value, keys of its inner objects included."""
+    """The characters of all strings inside a JSON value, keys of its inner objects included; each other value counts as
+    one. Raises InvalidRequest for a number that is none."""
     total, left = 0, list(value.values()) if isinstance(value, Mapping) else [value]
     while left:
         item = left.pop()
@@ -284,6 +287,10 @@ def _characters(value: Any) -> int:
             left += [*item, *item.values()]
         elif isinstance(item, list | tuple):
             left += item
+        else:
+            total += 1
+            if isinstance(item, float) and not math.isfinite(item):
+                raise InvalidRequest(f"a program holds finite numbers only, not {item}", param="nodes")
     return total
 
 
@@ -316,19 +323,32 @@ def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
         is_bool = isinstance(value, bool)
         if not any(isinstance(value, _TYPES[name]) and is_bool <= (name == "boolean") for name in types):
             return f"expected {' or '.join(types)}, not {type(value).__name__}"
+    if problem := _number_problem(value):
+        return problem
     if "const" in schema and value != schema["const"]:
-        return f"expected {schema['const']!r}, not {value!r}"
+        return f"expected {schema['const']!r}, not {shown(value)}"
     if "enum" in schema and value not in schema["enum"]:
-        return f"expected one of {', '.join(map(repr, schema['enum']))}, not {value!r}"
+        return f"expected one of {', '.join(map(repr, schema['enum']))}, not {shown(value)}"
     if "anyOf" in schema and not any(_fits(value, option) for option in schema["anyOf"]):
-        return f"{value!r} has none of the forms it may have"
+        return f"{shown(value)} has none of the forms it may have"
     for key in schema.get("required", ()):
         if key not in value:
             return f"{key!r} is missing"
     return _size_mismatch(value, schema)
 
 
+def _number_problem(value: Any) -> str | None:
+    """Why a value is no number that a program may hold, if it is a number at all."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"expected a finite number, not {value}"
+    if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        return "expected a number of at most 64 bits"
+    return None
+
+
 def _size_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
+    if value is None:
+        return None
     size = len(value) if isinstance(value, str | list | tuple | Mapping) else value
     for low in ("minimum", "minItems", "minLength"):
         if low in schema and size < schema[low]:

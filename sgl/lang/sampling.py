@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from numbers import Integral
@@ -10,7 +11,10 @@ from typing import Any, Literal, NamedTuple
 from sgl.errors import InvalidRequest, RegexSyntaxError, nearest_name
 
 _INF = float("inf")
+MAX_WHOLE = 2**64  # of any whole number in a program
 _MOST = 2**31
+MAX_SECONDS = 10_000_000.0
+"""The longest timeout, four months: what is longer is a mistake, and clocks do not count beyond."""
 
 
 class Param(NamedTuple):
@@ -43,8 +47,8 @@ PARAMS: dict[str, Param] = {
     "return_text_in_logprobs": Param(None, "boolean"),
     "seed": Param(None, "integer", -(2**63), 2**64),
     "logit_bias": Param(None, "object"),
-    "priority": Param(0, "integer"),
-    "timeout": Param(None, "number", 0.0),
+    "priority": Param(0, "integer", -_MOST, _MOST),
+    "timeout": Param(None, "number", 0.0, MAX_SECONDS),
     "extra": Param(None, "object"),
 }
 DEFAULTS: dict[str, Any] = {name: param.default for name, param in PARAMS.items()}
@@ -87,6 +91,15 @@ def logprob_options(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {name: sampling[name] for name in LOGPROB_OPTIONS if sampling[name] is not None}
 
 
+def shown(value: object) -> str:
+    """A value as messages show it: in one line of bounded length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
 def check_regex(regex: str) -> None:
     """Raise RegexSyntaxError for a text that is no regex."""
     try:
@@ -111,11 +124,12 @@ def _checked(name: str, value: Any) -> Any:
         case "boolean":
             is_right, wanted = isinstance(value, bool), "true or false"
         case _:
-            is_right = (is_whole or (kind == "number" and isinstance(value, float))) and low <= value <= high
+            is_finite = kind == "number" and isinstance(value, float) and math.isfinite(value)
+            is_right = (is_finite or (is_whole and abs(value) <= MAX_WHOLE)) and low <= value <= high
             bounds = "" if low == -_INF else f" from {low}" if high == _INF else f" from {low} to {high}"
             wanted = f"a {'whole ' if kind == 'integer' else ''}number{bounds}"
     if not is_right:
-        raise InvalidRequest(f"{name} must be {wanted}, not {value!r}", param=name)
+        raise InvalidRequest(f"{name} must be {wanted}, not {shown(value)}", param=name)
     for pattern in value if name == "stop_regex" else ():
         check_regex(pattern)
     if kind == "ids":

@@ -19,21 +19,22 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import (
     BeforeValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     TypeAdapter,
     ValidationError,
 )
 
 from sgl.errors import ConfigError, nearest_name
+from sgl.lang.sampling import MAX_SECONDS
 
 logger = logging.getLogger(__name__)
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
 """The model that comes with the package."""
 
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight"]
 JsonWhitespace = Literal["compact", "flexible"]
 
@@ -94,11 +95,11 @@ class EngineConfig:
     disable_overlap_schedule: bool | None = None
     """Handle each step's result before launching the next. None: True on a CPU, where the step itself needs
     the cores that scheduling would overlap with."""
-    request_timeout: PositiveFloat | None = None
+    request_timeout: Seconds | None = None
     """Seconds a request may take in all unless it says otherwise. None: no limit."""
-    queue_timeout: PositiveFloat | None = None
+    queue_timeout: Seconds | None = None
     """Seconds a request may wait for its first step. None: no limit."""
-    program_lease_ttl: PositiveFloat = 60.0
+    program_lease_ttl: Seconds = 60.0
     """Longest time in seconds that a program's KV pages stay locked while it waits for its client."""
     stream_interval: PositiveInt = 1
     """Tokens between two events of a stream."""
@@ -106,7 +107,7 @@ class EngineConfig:
     """Sample every token of a constrained output, also where its constraint leaves no choice."""
     json_whitespace: JsonWhitespace = "compact"
     """What may stand between the tokens of constrained JSON: nothing, or a bounded amount of blanks and newlines."""
-    constraint_timeout: PositiveFloat = 10.0
+    constraint_timeout: Seconds = 10.0
     """Seconds that compiling one constraint may take before it is refused as too large."""
     random_seed: NonNegativeInt | None = None
     """Seeds requests that bring no seed of their own. None: another one each start."""
@@ -196,13 +197,13 @@ class ServerConfig:
     They are checked where it listens on a loopback address and asks for no key."""
     max_request_bytes: PositiveInt = 32 << 20
     """A longer request body is refused with 413."""
-    read_timeout: PositiveFloat = 60.0
+    read_timeout: Seconds = 60.0
     """Seconds for which a client may leave a request unfinished, and a connection unused."""
-    write_timeout: PositiveFloat = 60.0
+    write_timeout: Seconds = 60.0
     """Seconds for which a client may leave a stream unread before its request is aborted."""
-    drain_timeout: NonNegativeFloat = 30.0
+    drain_timeout: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
-    watchdog_timeout: PositiveFloat = 300.0
+    watchdog_timeout: Seconds = 300.0
     """Seconds one step of the engine may take before its process is restarted."""
     chat_template: str | None = None
     """A file with a Jinja chat template to use instead of the model's own."""

@@ -20,12 +20,13 @@ import numpy as np
 from sgl.errors import ContextTooLong, InvalidRequest
 from sgl.grammar import Vocabulary
 from sgl.grammar.closure import Standing
+from sgl.lang.sampling import MAX_SECONDS
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints import Constraints
 from sgl.runtime.loop import Submission
 from sgl.runtime.native import Header, NativeResult
-from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.sampling_params import SamplingParams, short
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
@@ -35,6 +36,7 @@ MAX_TOP_LOGPROBS = 1024
 MAX_TOKEN_IDS_LOGPROB = 1024
 MAX_LOGPROBS = 1 << 20
 """Log-probabilities of one request, or of all requests of one call of a server: 40 MB of JSON."""
+MAX_PRIORITY = 2**31
 
 
 @dataclass(slots=True)
@@ -113,8 +115,10 @@ class Intake:
         top_logprobs = self._top_logprobs(ask)
         given = self._given(ask)
         timeout = _seconds("timeout", ask.timeout, self._config.request_timeout)
-        if not isinstance(ask.priority, int) or isinstance(ask.priority, bool):
-            raise InvalidRequest(f"priority must be an integer, not {ask.priority!r}", param="priority")
+        priority = ask.priority
+        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
+            wanted = f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise InvalidRequest(f"priority must be {wanted}, not {short(priority)}", param="priority")
         for name, value in (("extra_key", ask.extra_key), ("rid", ask.rid)):
             if value is not None and not isinstance(value, str):
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
@@ -225,7 +229,7 @@ class Intake:
             return None
         if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < prompt_len:
             raise InvalidRequest(
-                f"logprob_start_len must be -1 or lie in the prompt, 0 to {prompt_len - 1}, not {start!r}",
+                f"logprob_start_len must be -1 or lie in the prompt, 0 to {prompt_len - 1}, not {short(start)}",
                 param="logprob_start_len",
             )
         return start if ask.return_logprob else None
@@ -239,7 +243,8 @@ class Intake:
         most = min(self._vocab_size, MAX_TOP_LOGPROBS)
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
             raise InvalidRequest(
-                f"top_logprobs_num must be an integer from 0 to {most}, not {number!r}", param="top_logprobs_num"
+                f"top_logprobs_num must be an integer from 0 to {most}, not {short(number)}",
+                param="top_logprobs_num",
             )
         return number if ask.return_logprob else -1
 
@@ -337,8 +342,9 @@ def _token_ids(param: str, given: Any, vocab_size: int) -> Int32Array:
 def _seconds(param: str, value: float | None, default: float | None) -> float | None:
     if value is None:
         return default
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-        raise InvalidRequest(f"{param} must be a positive number of seconds, not {value!r}", param=param)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_SECONDS:
+        wanted = f"a positive number of seconds, at most {MAX_SECONDS:.0f}"
+        raise InvalidRequest(f"{param} must be {wanted}, not {short(value)}", param=param)
     return float(value)
 
 

@@ -211,7 +211,7 @@ def _integer(param: str, value: object, lowest: int, highest: int, *, what: str 
         value = int(value)
     if not lowest <= value <= highest:
         raise InvalidRequest(
-            f"{what or param} must be an integer from {lowest} to {highest}, got {_short(value)}", param=param
+            f"{what or param} must be an integer from {lowest} to {highest}, got {short(value)}", param=param
         )
     return value
 
@@ -268,7 +268,7 @@ def _items(name: str, value: object, wanted: str) -> Collection[Any]:
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, (set, frozenset)):
-        return sorted(value, key=_short)
+        return sorted(value, key=short)
     raise InvalidRequest(f"{name} must be {wanted}, not {_kind(value)}", param=name)
 
 
@@ -296,10 +296,11 @@ def _kind(value: object) -> str:
     """How an error message calls a value of the wrong type."""
     if value is None:
         return "null"
-    return f"{_short(value)} ({type(value).__name__})"
+    return f"{short(value)} ({type(value).__name__})"
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as a message shows it."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -34,7 +35,10 @@ class Timers:
         self._num_cancelled = 0  # of those in the heap
 
     def call_at(self, when: float, action: Callable[[], None]) -> Timer:
-        """Run an action at `when` in monotonic seconds or soon after. It must not raise."""
+        """Run an action at `when` in monotonic seconds or soon after. It must not raise. Raises ValueError for what is
+        no time: a NaN compares with nothing, so at the root of a heap it would keep all others from their turn."""
+        if not math.isfinite(when):
+            raise ValueError(f"a timer needs a finite time, not {when!r}")
         timer = Timer(when, next(self._numbers), action)
         heapq.heappush(self._heap, timer)
         return timer

@@ -62,8 +62,10 @@ class Machine(Turns[Stream]):
         self._num_away = 0  # pieces of work on other threads
         self._idle_since = 0.0
         self._lease_timer: Timer | None = None
-        self._opened = time.monotonic()
         self._deadline: Timer | None = None
+        if program.deadline_s is not None:
+            due = time.monotonic() + program.deadline_s
+            self.post(partial(self._arm_deadline, due, program.deadline_s))
 
     # ---- any thread
 
@@ -158,8 +160,6 @@ class Machine(Turns[Stream]):
         if self._is_over:
             return
         try:
-            if self._program.deadline_s is not None and self._deadline is None:
-                self._arm_deadline(self._program.deadline_s)
             action()
             for _ in range(_STREAMS_A_TURN):
                 if self._ready:
@@ -213,9 +213,9 @@ class Machine(Turns[Stream]):
             assert stream.lease is not None, "streams that lease have a lease"
             self._services.leases.expire(stream.lease)
 
-    def _arm_deadline(self, seconds: float) -> None:
+    def _arm_deadline(self, due: float, seconds: float) -> None:
         late = RequestTimeout(f"the program did not finish within {seconds:g} s", seconds=seconds)
-        self._deadline = self._services.loop.timers.call_at(self._opened + seconds, partial(self._fail, late))
+        self._deadline = self._services.loop.timers.call_at(due, partial(self._fail, late))
 
     def _fail(self, error: Exception) -> None:
         """Fail the program as a whole."""

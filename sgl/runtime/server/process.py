@@ -27,11 +27,13 @@ from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.native import Call, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.identity import request_id, working_for
+from sgl.runtime.server.watchdog import TICK_SECONDS, Watchdog
 from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 2.0  # without a beat: four of them are missing
+_ENDING_SECONDS = 5.0  # for an engine to end by itself
 _MAX_DELAY = 30.0  # seconds between two tries to start
 Method = Literal["abort", "flush_cache", "get_server_info", "check_ledger", "start_profile", "stop_profile"]
 _IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
@@ -48,6 +50,7 @@ class EngineProcess:
         self.tokenizer: Tokenizer | None = None
         self._configure = configure
         self._watchdog_timeout = watchdog_timeout
+        self._watchdog = Watchdog()  # of the present process
         self._ids = itertools.count()
         self._waiting: dict[int, _Waiter | _ProgramWaiter] = {}
         self._process: Any = None
@@ -124,11 +127,7 @@ class EngineProcess:
             return
         if self._channel is not None:
             self._channel.send(("stop",))
-        process = self._process
-        await asyncio.to_thread(process.join, 5.0)
-        if process.is_alive():
-            process.kill()
-            await asyncio.to_thread(process.join)
+        await self._ended(self._process)
 
     # ── messages ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,10 +162,11 @@ class EngineProcess:
                 self._accepted(*rest)
             elif kind == "beat":
                 self._age = rest[0]
+                self._watchdog.heard(rest[0])
             elif kind in ("ready", "failed"):
                 assert self._started is not None
                 if kind == "ready":
-                    self._is_up, self._age = True, 0.0
+                    self._is_up, self._age, self._watchdog = True, 0.0, Watchdog()
                     self._started.set_result(rest[0])
                 else:
                     self._started.set_exception(rest[0])
@@ -227,7 +227,7 @@ class EngineProcess:
     async def _restart(self) -> None:
         for delay in itertools.chain((0.0, 1.0, 2.0, 4.0, 8.0, 16.0), itertools.repeat(_MAX_DELAY)):
             await asyncio.sleep(delay)
-            await asyncio.to_thread(self._process.join)
+            await self._ended(self._process)
             atexit.unregister(self._process.kill)
             logger.info("starting the engine again (it ended with code %s)", self._process.exitcode)
             try:
@@ -239,15 +239,28 @@ class EngineProcess:
                 return
 
     async def _watch(self) -> None:
-        """Kill a process whose step never ends; its end is then handled like any other."""
+        """Kill a process whose step never ends; its end is then handled like any other. What was found of one process
+        is never held against another: it may have ended, and been replaced, at any wait."""
         while True:
-            await asyncio.sleep(1.0)
-            if self._is_up and self.heartbeat_age() > self._watchdog_timeout:
-                logger.error("the engine made no step for %.0f s: its threads' stacks follow", self.heartbeat_age())
-                os.kill(self._process.pid, signal.SIGUSR1)
-                await asyncio.sleep(1.0)
-                self._process.kill()
-                await asyncio.sleep(1.0)
+            await asyncio.sleep(TICK_SECONDS)
+            process, watchdog = self._process, self._watchdog
+            stuck = watchdog.tick()
+            if not self._is_up or stuck <= self._watchdog_timeout or not process.is_alive():
+                continue
+            logger.error("the engine made no step for %.0f s: its threads' stacks follow", stuck)
+            os.kill(process.pid, signal.SIGUSR1)
+            await asyncio.sleep(TICK_SECONDS)
+            if watchdog.tick() > self._watchdog_timeout and watchdog is self._watchdog and process.is_alive():
+                process.kill()
+                await asyncio.sleep(TICK_SECONDS)
+
+    @staticmethod
+    async def _ended(process: Any) -> None:
+        """Wait for the end of a process whose channel is closed; one that hangs on its way is killed."""
+        await asyncio.to_thread(process.join, _ENDING_SECONDS)
+        if process.is_alive():
+            process.kill()
+            await asyncio.to_thread(process.join)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import Field
@@ -30,6 +30,7 @@ from sgl.errors import InvalidRequest, QueueFull, RequestAborted, SglError
 from sgl.lang import ir
 from sgl.lang.chat import registry
 from sgl.lang.ir_check import Checker, program_from_wire
+from sgl.lang.sampling import MAX_WHOLE
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
 from sgl.runtime.server.fields import Strict
@@ -49,7 +50,7 @@ class Row(Strict):
     """What one run of a skeleton has of its own."""
 
     args: dict[str, str] = Field(default_factory=dict)
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-MAX_WHOLE, le=MAX_WHOLE)] | None = None
 
 
 class ProgramBody(Strict):
