@@ -57,7 +57,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.text": ("sgl.grammar.vocabulary",),
     "sgl.runtime.batch": ("sgl.runtime.sampling_params", "sgl.grammar"),
     "sgl.runtime.sampling_params": ("sgl.errors",),
-    "sgl.runtime.config": ("sgl.errors",),
+    "sgl.runtime.config": ("sgl.lang.sampling",),
     "sgl.runtime": (),  # its __init__.py
     "sgl.lang": ("sgl.lang.nodes", "sgl.lang.ir_check", "sgl.lang.tools"),
     "sgl.lang.nodes": ("sgl.lang.chat", "sgl.lang.ir", "sgl.lang.reasoning"),
