@@ -4,7 +4,8 @@
     ├─ ProgramError                 a program cannot go on: an unset variable, a foreign fork   .node .variable
     ├─ BackendError                 what the program runs on failed or cannot be reached        .status .retryable
     │  ├─ RequestAborted            the request was cancelled before it finished
-    │  └─ RequestTimeout            the request, or its wait in the queue, took too long        .seconds
+    │  ├─ RequestTimeout            the request, or its wait in the queue, took too long        .seconds
+    │  └─ ServerUnreachable         there is no server where one was looked for                 .url
     ├─ GrammarError(ValueError)     a constraint cannot be compiled
     │  ├─ RegexSyntaxError          .pattern .position
     │  ├─ UnsupportedSchema         .path .keyword
@@ -67,6 +68,14 @@ class RequestTimeout(BackendError):
     def __init__(self, message: str, *, seconds: float) -> None:
         super().__init__(message, retryable=True)
         self.seconds = seconds
+
+
+class ServerUnreachable(BackendError):
+    """There is no server at `url`, or no way to it."""
+
+    def __init__(self, message: str, *, url: str, retryable: bool = True) -> None:
+        super().__init__(message, retryable=retryable)
+        self.url = url
 
 
 class GrammarError(SglError, ValueError):

@@ -16,16 +16,17 @@ import aiohttp
 
 from sgl.bench.datasets import Job
 from sgl.bench.load import PATHS, Load, Measured
-from sgl.lang.backends.http import with_scheme
+from sgl.lang.backends.http import CONNECT_SECONDS, unreachable, with_scheme
 
 _TIMEOUT = 3600.0  # seconds
+_LOOK_SECONDS = 5.0  # for an answer to the first look
 
 
 async def run(
     jobs: Sequence[Job], times: Sequence[float], load: Load, progress: Callable[[Measured], None]
 ) -> tuple[list[Measured], float]:
     """Send every job at its time; returns what each saw, and the seconds that all took. `progress` is called as each
-    ends."""
+    ends. Raises ServerUnreachable if there is no server."""
     slots = asyncio.Semaphore(load.max_concurrency or len(jobs))
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
@@ -39,11 +40,23 @@ async def run(
         return measured
 
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as client:
+        await _look(client, with_scheme(load.url))
         for number in range(load.warmup):
             await _measured(client, Job(f"warm-up {number}", 8), load, 0.0)
         start = time.perf_counter()
         results = await asyncio.gather(*map(one, jobs, times))
     return list(results), time.perf_counter() - start
+
+
+async def _look(client: aiohttp.ClientSession, url: str) -> None:
+    """Raise ServerUnreachable if nobody takes a connection; what else is wrong, the requests will show."""
+    limits = aiohttp.ClientTimeout(total=_LOOK_SECONDS + CONNECT_SECONDS, sock_connect=CONNECT_SECONDS)
+    try:
+        await (await client.get(url + "/health", timeout=limits)).release()
+    except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
+        raise unreachable(url, error) from None
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return
 
 
 async def _measured(client: aiohttp.ClientSession, job: Job, load: Load, start: float) -> Measured:

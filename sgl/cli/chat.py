@@ -8,10 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import aiohttp
 from rich.console import Console
 
-from sgl.errors import BackendError
 from sgl.lang.aio import io
 from sgl.lang.backends.http import HttpClient
 
@@ -34,7 +32,7 @@ def chat(options: argparse.Namespace) -> int:
         if not line:
             return 0
         messages.append({"role": "user", "content": line})
-        written = io.run(_answer(http, body | {"messages": messages}, show)).result()
+        written = io.wait(_answer(http, body | {"messages": messages}, show))
         console.print()
         messages.append({"role": "assistant", "content": written})
 
@@ -42,16 +40,9 @@ def chat(options: argparse.Namespace) -> int:
 async def _answer(http: HttpClient, body: dict[str, Any], show: Callable[[str], None]) -> str:
     """The next turn, whose pieces are shown as they come. Raises BackendError and InvalidRequest."""
     written = ""
-    try:
-        async for event in http.events("/v1/chat/completions", body):
-            for choice in event["choices"]:  # one, or none where only usage is told
-                piece = choice["delta"].get("content") or ""
-                show(piece)
-                written += piece
-    except BackendError as error:
-        if isinstance(error.__cause__, aiohttp.ClientConnectorError):
-            raise BackendError(
-                f"{error}; `sgl serve` starts a server, --url names another", retryable=True
-            ) from error
-        raise
+    async for event in http.events("/v1/chat/completions", body):
+        for choice in event["choices"]:  # one, or none where only usage is told
+            piece = choice["delta"].get("content") or ""
+            show(piece)
+            written += piece
     return written

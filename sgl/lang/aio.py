@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import contextvars
 import os
+import selectors
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
@@ -26,6 +27,7 @@ class IoLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._selector: selectors.BaseSelector | None = None
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_woken = False
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
@@ -35,7 +37,9 @@ class IoLoop:
         if self._loop is None:
             with self._lock:
                 if self._loop is None:
-                    loop = contextvars.Context().run(asyncio.new_event_loop)  # it would keep the caller's alive
+                    self._selector = selectors.DefaultSelector()
+                    make = asyncio.SelectorEventLoop  # its sockets are known to the selector, for `begin_anew`
+                    loop = contextvars.Context().run(make, self._selector)  # it would keep the caller's alive
                     threading.Thread(target=_run_for_good, args=(loop,), name="sgl-io", daemon=True).start()
                     self._loop = loop
         return self._loop
@@ -51,22 +55,48 @@ class IoLoop:
         """Run a coroutine on the loop; the future may be waited for from any thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop())
 
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns that the loop runs; it is cancelled if waiting for it is interrupted."""
+        future = self.run(coroutine)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # nothing, once it is done
+
     def close_at_exit(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Await `closer()` on the loop when the interpreter exits."""
         self._closers.append(closer)
 
     def close(self) -> None:
-        """Await what is to be closed, each for a second at most."""
-        for closer in self._closers:
-            with contextlib.suppress(Exception):
-                self.run(closer()).result(timeout=1)
-        self._closers.clear()
+        """Await what is to be closed, for a moment at most."""
+        closers, self._closers = self._closers, []
+        if closers:
+            with contextlib.suppress(Exception, KeyboardInterrupt):
+                self.run(_all_of([closer() for closer in closers])).result(timeout=CLOSING_SECONDS)
+
+    def begin_anew(self) -> None:
+        """In a child process: the thread is the parent's, and so are the connections. The child lets go of its copies,
+        without a word to the other side, so that they end when the parent ends them."""
+        loop, selector = self._loop, self._selector
+        if loop is not None and selector is not None:
+            _of_parents.append(loop)
+            loop.set_exception_handler(lambda loop, context: None)  # what is not finished is nobody's fault here
+            nothing = os.open(os.devnull, os.O_RDWR)
+            copies = [selector, *(selector.get_map() or ())]  # the first one too: to change it changes the parent's
+            for copy in copies:  # their numbers stay taken: somebody may still close them
+                os.dup2(nothing, copy if isinstance(copy, int) else copy.fileno(), inheritable=False)
+            os.close(nothing)
+        self.__init__()  # type: ignore[misc]
 
     def _drain(self) -> None:
         self._is_woken = False  # before the inbox is emptied, so that no post goes unseen
         while self._inbox:
             function, args = self._inbox.popleft()
             self.loop().call_soon(function, *args)  # what one of them raises keeps no other waiting
+
+
+async def _all_of(works: list[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*works, return_exceptions=True)
 
 
 def _run_for_good(loop: asyncio.AbstractEventLoop) -> None:
@@ -76,9 +106,12 @@ def _run_for_good(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_forever()
 
 
+CLOSING_SECONDS = 2.0  # at exit: for telling servers that nobody waits any more
+_of_parents: list[asyncio.AbstractEventLoop] = []  # loops that stand still, kept from being closed as garbage
+
 io = IoLoop()
 atexit.register(io.close)
-os.register_at_fork(after_in_child=io.__init__)  # type: ignore[misc]  # a child process has no thread of ours
+os.register_at_fork(after_in_child=io.begin_anew)
 
 
 class Watched:
@@ -91,6 +124,10 @@ class Watched:
 
     def __init__(self) -> None:
         self._wakers: list[Callable[[], object]] = []
+
+    def forget_waiters(self) -> None:
+        """Wake nobody who waits now: they are of another process."""
+        self._wakers = []
 
     def wake(self) -> None:
         """Let everyone who waits look again. Call it after each change."""
@@ -127,8 +164,8 @@ class Watched:
 Wait: TypeAlias = tuple[Watched, Callable[[], bool]]
 
 
-def drive(steps: Generator[Wait, None, T]) -> T:
-    """Run steps that yield what to wait for; wait by blocking this thread."""
+def drive(steps: Generator[Wait, None, T], give_up: Callable[[], object] = lambda: None) -> T:
+    """Run steps that yield what to wait for; wait by blocking this thread. `give_up` is called if it is interrupted."""
     with contextlib.closing(steps):
         try:
             while True:
@@ -136,6 +173,12 @@ def drive(steps: Generator[Wait, None, T]) -> T:
                 watched.wait(is_ready)
         except StopIteration as stop:
             return cast(T, stop.value)
+        except (KeyboardInterrupt, SystemExit):
+            give_up()
+            raise
+        except Exception as error:
+            spare(error)
+            raise
 
 
 async def drive_async(steps: Generator[Wait, None, T]) -> T:
@@ -147,6 +190,18 @@ async def drive_async(steps: Generator[Wait, None, T]) -> T:
                 await watched.wait_async(is_ready)
         except StopIteration as stop:
             return cast(T, stop.value)
+        except Exception as error:
+            spare(error)
+            raise
+
+
+def spare(error: Exception) -> None:
+    """Take from an error of ours the way it came through this package, which tells its reader nothing."""
+    trace = error.__traceback__
+    while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("sgl."):
+        trace = trace.tb_next
+    if trace is None and type(error).__module__ == "sgl.errors":
+        error.__traceback__ = None
 
 
 def outcome(work: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:

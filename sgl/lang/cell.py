@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sgl.errors import ProgramError
+from sgl.errors import ProgramError, ServerUnreachable
 from sgl.lang import ir
 from sgl.lang.aio import Watched
 from sgl.lang.place import Place, place_text, with_place
@@ -17,27 +17,37 @@ from sgl.lang.place import Place, place_text, with_place
 NO_META: dict[str, Any] = {}  # of pending cells; never written to
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Failure:
-    """Why a node has no value: `what` failed, or, with None, the body itself raised `cause`."""
+    """Why a node has no value: `what` failed, or, with None, the body itself raised `cause`. `is_seen`: somebody has
+    looked at it."""
 
     what: str | None
     cause: BaseException
     node: str | None = None
     variable: str | None = None
     place: Place | None = None
+    is_seen: bool = False
 
     def exception(self) -> BaseException:
         """What an observer raises: an exception of its own, chained to the cause; a body's error as it is."""
+        self.is_seen = True
         if self.what is None:
             return self.cause
-        text = str(self.cause) or type(self.cause).__name__
         place = place_text(self.place)
-        message = with_place(f"{self.what} failed: {text}", place)
-        error = ProgramError(message, node=self.node, variable=self.variable)
+        error = ProgramError(with_place(self.text(), place), node=self.node, variable=self.variable)
         error.place = place
+        if isinstance(self.cause, ServerUnreachable):
+            self.cause.__traceback__ = None  # of the client's own code; the message says all
         error.__cause__ = self.cause
         return error
+
+    def text(self) -> str:
+        """The exception's message; of a body's error, with its class."""
+        kind, message = type(self.cause).__name__, str(self.cause)
+        if self.what is None:
+            return f"{kind}: {message}" if message else kind
+        return f"{self.what} failed: {message or kind}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,18 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
-from sgl.errors import BackendError, InvalidRequest, RequestTimeout, SglError
+from sgl.errors import BackendError, InvalidRequest, RequestTimeout, ServerUnreachable, SglError
 from sgl.lang.aio import io
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+CONNECT_SECONDS = 10.0  # for a connection: who does not take one by then is not there
+FAREWELL_SECONDS = 1.0  # for what is still to be told to a server when its connections are closed
+DNS_SECONDS = 300  # for which addresses are kept: when the process ends, none can be found any more
+MAX_DELAY = 30.0  # seconds between two tries
 
 
 class HttpClient:
@@ -39,18 +44,16 @@ class HttpClient:
         self._max_connections = max_connections
         self._verify = verify
         self._session: Any = None
+        self._loop: Any = None  # of the session: another one after a fork
+        self._farewells: set[asyncio.Task[Any]] = set()
 
-    async def get(self, path: str) -> Any:
-        """The JSON of a GET."""
-        return await self._json("GET", path, None)
+    async def get(self, path: str, *, seconds: float | None = None) -> Any:
+        """The JSON of a GET, within so many seconds where that is less than others get."""
+        return await self._json("GET", path, None, seconds=seconds)
 
     async def post(self, path: str, body: Any) -> Any:
         """The JSON answer to a POST; None if the answer is not JSON."""
         return await self._json("POST", path, body)
-
-    async def delete(self, path: str) -> Any:
-        """The JSON answer to a DELETE."""
-        return await self._json("DELETE", path, None)
 
     async def events(self, path: str, body: Any) -> AsyncIterator[Any]:
         """The JSON objects of a POST's server-sent events, up to `[DONE]`. Retried until the first one only."""
@@ -88,19 +91,46 @@ class HttpClient:
                         return
                     yield number, _event(data)
 
+    def tell_delete(self, path: str) -> None:
+        """Send a DELETE, whose answer nobody waits for but `close`."""
+        task = asyncio.get_running_loop().create_task(self._tell_delete(path))
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+    async def _tell_delete(self, path: str) -> None:
+        with suppress(SglError, RuntimeError):  # it is gone already, or will find out; no threads where all ends
+            await self._json("DELETE", path, None, max_retries=0)
+
     async def close(self) -> None:
         """Close the connections. A later request opens new ones."""
+        if self._loop is not asyncio.get_running_loop():
+            return
+        if self._farewells:
+            await asyncio.wait(self._farewells, timeout=FAREWELL_SECONDS)
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
-    async def _json(self, method: str, path: str, body: Any) -> Any:
-        async with self._answer(method, path, body, {}, self.max_retries) as response:
-            text = await self._in_time(response.text())
+    async def _json(
+        self, method: str, path: str, body: Any, *, max_retries: int | None = None, seconds: float | None = None
+    ) -> Any:
+        retries = self.max_retries if max_retries is None else max_retries
+        seconds = self._timeout if seconds is None else min(seconds, self._timeout)
+        async with self._answer(method, path, body, {}, retries, seconds) as response:
+            text = await self._text(response, seconds)
         try:
             return json.loads(text)
         except ValueError:
             return None
+
+    async def _text(self, response: Any, seconds: float) -> str:
+        import aiohttp
+
+        try:
+            data: bytes = await self._in_time(response.read(), seconds)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise self._broken(error) from None
+        return data.decode(errors="replace")
 
     async def _chunks(self, response: Any) -> AsyncIterator[bytes]:
         import aiohttp
@@ -108,19 +138,25 @@ class HttpClient:
         try:
             async for chunk in response.content.iter_any():
                 yield chunk
+        except TimeoutError:
+            raise self._late(self._timeout) from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise BackendError(f"{self.base_url} broke off its answer: {error}", retryable=True) from error
-        except TimeoutError as error:
-            raise self._late() from error
+            raise self._broken(error) from None
 
     @asynccontextmanager
     async def _answer(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str], max_retries: int
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: Mapping[str, str],
+        max_retries: int,
+        seconds: float | None = None,
     ) -> AsyncIterator[Any]:
         """A response of status 200, after as many tries as it takes and is allowed."""
         for attempt in range(max_retries + 1):
             try:
-                response = await self._try(method, path, body, headers)
+                response = await self._try(method, path, body, headers, seconds or self._timeout)
             except BackendError as error:
                 if not error.retryable or attempt == max_retries or isinstance(error, RequestTimeout):
                     raise
@@ -130,7 +166,7 @@ class HttpClient:
                 yield response
             return
 
-    async def _try(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Any:
+    async def _try(self, method: str, path: str, body: Any, headers: Mapping[str, str], seconds: float) -> Any:
         import aiohttp
 
         url = self.base_url + path
@@ -138,33 +174,48 @@ class HttpClient:
             data = None if body is None else json.dumps(body).encode()
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{url} takes JSON, which cannot hold what is to be sent: {error}") from error
+        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        request = self._client().request(method, url, data=data, headers=headers, timeout=limits)
         try:
-            response = await self._in_time(self._client().request(method, url, data=data, headers=headers))
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise BackendError(f"{url} cannot be reached: {error}", retryable=True) from error
+            response = await self._in_time(request, seconds)
+        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
+            raise unreachable(self.base_url, error) from None
+        except (aiohttp.ClientError, ConnectionError, ValueError) as error:  # of URLs, too, and of what is no HTTP
+            text = str(error) or type(error).__name__
+            raise BackendError(f"{url} cannot be reached: {text}", retryable=True) from None
         if response.status == 200:
             return response
         async with response:
-            text = await self._in_time(response.text())
+            text = await self._text(response, seconds)
         raise _status_error(url, response.status, text, response.headers.get("Retry-After"))
 
-    async def _in_time(self, work: Any) -> Any:
+    async def _in_time(self, work: Any, seconds: float) -> Any:
+        import aiohttp
+
         try:
             return await work
-        except TimeoutError as error:
-            raise self._late() from error
+        except aiohttp.ServerTimeoutError:
+            raise
+        except TimeoutError:
+            raise self._late(seconds) from None
 
-    def _late(self) -> RequestTimeout:
-        return RequestTimeout(f"{self.base_url} did not answer within {self._timeout:g} s", seconds=self._timeout)
+    def _broken(self, error: Exception) -> BackendError:
+        return BackendError(f"{self.base_url} broke off its answer: {error}", retryable=True)
+
+    def _late(self, seconds: float) -> RequestTimeout:
+        return RequestTimeout(f"{self.base_url} did not answer within {seconds:g} s", seconds=seconds)
 
     def _client(self) -> Any:
-        if self._session is None:
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._loop is not loop:
             import aiohttp
 
+            self._loop, self._farewells = loop, set()
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=self._timeout),
-                connector=aiohttp.TCPConnector(limit=self._max_connections, ssl=self._verify),
+                connector=aiohttp.TCPConnector(
+                    limit=self._max_connections, ssl=self._verify, ttl_dns_cache=DNS_SECONDS
+                ),
             )
             io.close_at_exit(self.close)
         return self._session
@@ -175,10 +226,31 @@ def with_scheme(url: str) -> str:
     return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
+def unreachable(url: str, error: OSError) -> ServerUnreachable:
+    """What aiohttp says of a server that is not there, in a sentence that says how to start one."""
+    import aiohttp
+
+    cause = getattr(error, "os_error", error)
+    if is_late := isinstance(error, TimeoutError):
+        reason = f"no connection within {CONNECT_SECONDS:g} s"
+    elif isinstance(cause, ConnectionRefusedError):
+        reason = "the connection was refused"
+    else:
+        reason = getattr(cause, "strerror", None) or str(cause)
+    message = f"{url} cannot be reached: there is no server ({reason})"
+    parts = urlsplit(url)
+    if parts.scheme == "https" or isinstance(error, aiohttp.ClientSSLError):
+        message += "; is that its address?"
+    else:
+        message += f"; `sgl serve` starts a server, with --port {parts.port or 80} there"
+    return ServerUnreachable(message, url=url, retryable=not is_late)
+
+
 def retry_delay(attempt: int, error: SglError) -> float:
     """Seconds before the next try: what the server asks for, or a doubling time with some chance in it."""
     asked: float | None = getattr(error, "retry_after", None)
-    return min(30.0, asked) if asked is not None else 0.2 * 2**attempt * (0.5 + random.random())
+    seconds = asked if asked is not None else 0.2 * 2 ** min(attempt, 10) * (0.5 + random.random())
+    return min(MAX_DELAY, seconds)
 
 
 def _status_error(url: str, status: int, text: str, retry_after: str | None) -> Exception:

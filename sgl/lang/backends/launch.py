@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import requests
 
 from sgl.errors import BackendError
-from sgl.lang.backends.http import with_scheme
+from sgl.lang.backends.http import unreachable, with_scheme
 from sgl.lang.backends.server import RuntimeEndpoint
 
 
@@ -72,10 +72,11 @@ class Runtime:
 
         body = {"text": prompt, "sampling_params": sampling_params or {}, "stream": True}
         sent = 0
-        async with (
-            aiohttp.ClientSession(headers=self._headers) as session,
-            session.post(self.url + "/generate", json=body) as response,
-        ):
+        async with aiohttp.ClientSession(headers=self._headers) as session:
+            try:
+                response = await session.post(self.url + "/generate", json=body)
+            except aiohttp.ClientConnectorError as error:
+                raise unreachable(self.url, error) from None
             if response.status != 200:
                 raise BackendError(f"/generate failed: {await response.text()}", status=response.status)
             async for line in response.content:

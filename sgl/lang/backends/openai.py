@@ -7,9 +7,7 @@ and grammar constraints, and text after an assistant turn has begun.
 from __future__ import annotations
 
 import json
-import logging
-import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,32 +21,12 @@ from sgl.lang.sampling import DEFAULTS
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 from sgl.lang.tools import call_schema
 
-logger = logging.getLogger(__name__)
-
 COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
-_LIMITS = ("max_tokens", "max_completion_tokens")  # the protocol's two names for the same
-_REASONS = re.compile(r"(?:^|[/:])(?:o[1-9]|gpt-[5-9])(?![a-z])")
-"""Names of models that know `max_completion_tokens` only: o1, o3-mini, openai/o4-mini, gpt-5, ft:gpt-5-mini:…"""
-_REFUSES = re.compile(
-    r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|only the default", re.I
-)
-"""What an API says of a parameter that it does not take, and not of a value that is merely out of range."""
-_OPTIONAL = frozenset({"seed", "stream_options"})  # sent unasked, so left out where an API refuses them
 _SENT = (
-    *("temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
+    *("max_tokens", "temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
     *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "stop_token_ids", "stop_regex"),
 )
-"""The parameters that go into a request, by the same names, where a program sets them."""
-_NAMES = {name: name for name in _SENT} | {
-    "seed": "seed",
-    "stream_options": "stream",
-    "tools": "tools",
-    "tool_choice": "tool_choice",
-    "logprobs": "return_logprob",
-    "top_logprobs": "top_logprobs_num",
-    "response_format": "schema",
-}
-"""What of a request an API may refuse, and what it is called in the language."""
+"""The parameters that go into a request, by the same names, where a program sets them; the first one always."""
 
 
 @dataclass
@@ -72,10 +50,8 @@ class OpenAI(TextBackend):
     """A model behind an OpenAI-compatible API. `extra_body` is merged into each request.
 
     The key is taken from the environment if none is given. Parameters beyond the protocol (top_k, min_p …) are sent
-    where a program sets them: compatible servers know them, others refuse them. The number of tokens is limited by
-    `max_tokens` or, where the model wants it, `max_completion_tokens`: known by the model's name, or learnt from the
-    API's refusal. What this class adds by itself and the API refuses is left out from then on. `token_usage` counts
-    what all programs together have used."""
+    where a program sets them: compatible servers know them, others refuse them. `token_usage` counts what all
+    programs together have used."""
 
     default_base_url: ClassVar[str] = "https://api.openai.com/v1"
     api_key_variable: ClassVar[str] = "OPENAI_API_KEY"
@@ -104,10 +80,6 @@ class OpenAI(TextBackend):
         self.token_usage = TokenUsage()
         self.chat_template = as_template(chat_template or "default")
         self._extra_body = dict(extra_body or {})
-        self._limits = _LIMITS[
-            :: -1 if self.is_chat_model and _REASONS.search(model_name) else 1
-        ]  # the likelier first
-        self._refused: set[str] = set()  # parameters, so far
         self._http = HttpClient(
             base_url or self.default_base_url,
             api_key=key,
@@ -117,17 +89,14 @@ class OpenAI(TextBackend):
         )
 
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return await self._generate(prompt, params, _OPTIONAL)
-
-    async def _generate(self, prompt: Prompt, params: GenParams, optional: frozenset[str]) -> list[Completion]:
         path, body = self._request(prompt, params)
-        answer = await self._post(path, body, optional)
+        answer = await self._http.post(path, body)
         usage = _usage(answer)
         self.token_usage.add(usage)
         completions = []
         for i, choice in enumerate(sorted(_choices(answer), key=lambda choice: choice.get("index", 0))):
             meta = {**(usage if i == 0 else _NO_USAGE), **_meta(choice)}
-            message = choice.get("message") or {}
+            message = choice.get("message", {})
             completions.append(Completion(choice.get("text", message.get("content")) or "", meta))
         return completions
 
@@ -135,12 +104,12 @@ class OpenAI(TextBackend):
         path, body = self._request(prompt, params)
         calls: dict[int, dict[str, Any]] = {}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        async for event in self._events(path, body):
+        async for event in self._http.events(path, body):
             meta = _usage(event) if event.get("usage") else {}
             self.token_usage.add(meta)
             text = ""
             for choice in event.get("choices", ()):
-                delta = choice.get("delta") or {}
+                delta = choice.get("delta", {})
                 text = choice.get("text", delta.get("content")) or ""
                 _merge_calls(calls, delta.get("tool_calls") or ())
                 meta |= _meta({key: value for key, value in choice.items() if value is not None})
@@ -155,15 +124,11 @@ class OpenAI(TextBackend):
         schema |= {"type": "object", "additionalProperties": False}
         sampling = {**DEFAULTS, "temperature": 0.0}
         gen = ir.Gen(node.name)
-        params = GenParams(sampling, [0], gen, ("json", schema))
-        [completion] = await self._generate(prompt, params, _OPTIONAL | {"temperature"})
+        [completion] = await self.generate(prompt, GenParams(sampling, [0], gen, ("json", schema)))
         try:
             choice = json.loads(completion.text)["choice"]
         except (ValueError, KeyError, TypeError) as error:
-            raise BackendError(
-                f"the model did not choose: {completion.text!r}. A select on a chat model needs an API that enforces "
-                f"the JSON Schema of a response_format, and {self._http.base_url} does not"
-            ) from error
+            raise BackendError(f"the model did not choose: {completion.text!r}") from error
         if choice not in node.choices:
             raise BackendError(f"the model chose {choice!r}, which is none of {list(node.choices)}")
         return Completion(choice, completion.meta)
@@ -183,85 +148,15 @@ class OpenAI(TextBackend):
     async def _echoed(self, texts: list[str]) -> list[dict[str, Any]]:
         """The log-probabilities of the texts' own tokens, which servers of open models give."""
         body = {"model": self.model_name, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
-        try:
-            answer = await self._http.post("/completions", {**body, **self._extra_body})
-        except InvalidRequest as error:
-            if re.search(r"echo|logprobs|max_tokens", str(error)):
-                raise self._no_logprobs(str(error)) from error
-            raise
-        choices = sorted(_choices(answer), key=lambda choice: choice.get("index") or 0)
-        if len(choices) != len(texts):
-            raise self._no_logprobs(f"asked for {len(texts)} texts at once, it answered {len(choices)}")
-        for choice, text in zip(choices, texts, strict=True):
-            if problem := _echo_problem(choice, text):
-                raise self._no_logprobs(problem)
-        return [choice["logprobs"] for choice in choices]
-
-    def _no_logprobs(self, why: str) -> BackendError:
-        return BackendError(
-            f"a select needs the log-probabilities of its choices, which {self._http.base_url} does not give: {why}. "
-            "Let a chat model name the choice (sgl.OpenAI(…, is_chat_model=True), or a gen with schema=Literal[…]), "
-            "or run the program on `sgl serve`, SGLang or vLLM"
-        )
-
-    # What APIs refuse
-
-    async def _post(self, path: str, body: dict[str, Any], optional: frozenset[str]) -> Any:
-        """The answer. What is refused is changed, and tried again, if nobody has asked for it."""
-        body = {name: value for name, value in body.items() if name not in optional & self._refused}
-        while True:
-            try:
-                return await self._http.post(path, body)
-            except (InvalidRequest, BackendError) as error:
-                body = self._changed(body, error, optional)
-
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
-        """The same for the events of a stream, which is refused before the first."""
-        body = {name: value for name, value in body.items() if name not in _OPTIONAL & self._refused}
-        while True:
-            try:
-                async for event in self._http.events(path, body):
-                    yield event
-                return
-            except (InvalidRequest, BackendError) as error:
-                body = self._changed(body, error, _OPTIONAL)
-
-    def _changed(
-        self, body: dict[str, Any], error: InvalidRequest | BackendError, optional: frozenset[str]
-    ) -> dict[str, Any]:
-        """The request without what the API has refused, or with another name for it; both are remembered. Raises where
-        there is nothing to change."""
-        text = str(error)
-        is_refusal = isinstance(error, InvalidRequest) or error.status == 403
-        if not (is_refusal and _REFUSES.search(text)):
-            raise error
-        name = _first_named([*_NAMES.keys() & body.keys(), *_LIMITS], text)
-        if name in _LIMITS and (old := next((limit for limit in _LIMITS if limit in body), None)):
-            [new] = set(_LIMITS) - {old}
-            if new not in self._refused:
-                self._refused.add(old)
-                return {new if key == old else key: value for key, value in body.items()}
-            self._refused.difference_update(_LIMITS)  # it is about something else
-            raise error
-        if name in optional:
-            logger.warning("%s takes no %s: it is left out from now on", self.model_name, name)
-            self._refused.add(name)
-            return {key: value for key, value in body.items() if key != name}
-        if name is None or name not in body:
-            raise error
-        asked = _NAMES[name]
-        message = f"{self.model_name} takes no {asked}={body[name]!r}: leave {asked} out of the gen and of the run"
-        raise InvalidRequest(f"{message} ({text})", param=asked) from error
+        answer = await self._http.post("/completions", {**body, **self._extra_body})
+        return [choice["logprobs"] for choice in sorted(_choices(answer), key=lambda choice: choice["index"])]
 
     def _request(self, prompt: Prompt, params: GenParams) -> tuple[str, dict[str, Any]]:
         sampling = params.sampling
         body: dict[str, Any] = {"model": self.model_name, "seed": params.seeds[0] % 2**31}
-        given = {**self._extra_body, **(sampling["extra"] or {})}
-        if not given.keys() & set(_LIMITS):  # else it is said by the protocol's own name
-            body[next(name for name in self._limits if name not in self._refused)] = sampling["max_tokens"]
         for name in _SENT:
             value = sampling[name]
-            if value != DEFAULTS[name] and value != []:
+            if name == "max_tokens" or (value != DEFAULTS[name] and value != []):
                 body[name] = value
         if self.is_chat_model:
             body["messages"] = _messages(prompt)
@@ -279,7 +174,9 @@ class OpenAI(TextBackend):
         elif params.constraint:
             schema = {"name": params.node.name or "answer", "schema": params.constraint[1], "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return "/chat/completions" if self.is_chat_model else "/completions", body | given
+        body |= self._extra_body
+        body |= sampling["extra"] or {}
+        return "/chat/completions" if self.is_chat_model else "/completions", body
 
 
 class Anthropic(OpenAI):
@@ -311,31 +208,6 @@ class VertexAI(OpenAI):
 
 
 _NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
-
-
-def _first_named(names: Iterable[str], text: str) -> str | None:
-    """The first of the names that a text speaks of; short ones count in quotes only."""
-    patterns = {name: rf"\b{name}\b" if len(name) > 2 else rf"['\"`]{name}['\"`]" for name in names}
-    found = {name: match.start() for name, pattern in patterns.items() if (match := re.search(pattern, text))}
-    return min(found, key=found.__getitem__, default=None)
-
-
-def _echo_problem(choice: Mapping[str, Any], text: str) -> str | None:
-    """Why a choice does not tell the log-probabilities of the tokens of an echoed text; None if it does."""
-    logprobs = choice.get("logprobs")
-    if not isinstance(logprobs, dict):
-        return "there are no logprobs in its answer"
-    lists = [logprobs.get(name) for name in ("tokens", "token_logprobs", "text_offset")]
-    if not all(isinstance(items, list) and items for items in lists):
-        return "its logprobs have no tokens, token_logprobs and text_offset"
-    if len({len(items) for items in lists if items}) > 1:
-        return "its lists of tokens and of their logprobs differ in length"
-    tokens, values, _ = lists
-    if sum(len(token) for token in tokens or ()) < len(text):
-        return "it does not echo the prompt"
-    if any(value is None for value in (values or ())[1:]):
-        return "it gives the prompt's tokens no log-probabilities"
-    return None
 
 
 def _choices(answer: Any) -> list[dict[str, Any]]:
@@ -371,9 +243,9 @@ def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     return {
-        "prompt_tokens": usage.get("prompt_tokens") or 0,
-        "completion_tokens": usage.get("completion_tokens") or 0,
-        "cached_tokens": details.get("cached_tokens") or 0,
+        "prompt_tokens": usage.get("prompt_tokens", 0),
+        "completion_tokens": usage.get("completion_tokens", 0),
+        "cached_tokens": details.get("cached_tokens", 0),
     }
 
 
@@ -383,7 +255,7 @@ def _meta(choice: Mapping[str, Any]) -> dict[str, Any]:
         meta["finish_reason"] = {"type": reason}
     if choice.get("logprobs"):
         meta["logprobs"] = choice["logprobs"]
-    if calls := (choice.get("message") or {}).get("tool_calls"):
+    if calls := choice.get("message", {}).get("tool_calls"):
         meta["tool_calls"] = calls
     return meta
 

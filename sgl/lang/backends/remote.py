@@ -6,18 +6,18 @@ It knows the protocol of /v1/programs; `server` uses it where a server offers it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sgl import errors
-from sgl.errors import BackendError, SglError
+from sgl.errors import BackendError, InvalidRequest, SglError
 from sgl.lang import ir
-from sgl.lang.aio import io
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient, retry_delay
 from sgl.lang.nodes import as_known
+
+MAX_PAUSE = 1.0  # seconds between two tries to go on listening: servers do not keep what nobody listens to for long
 
 
 class RemoteSession(Session):
@@ -53,11 +53,7 @@ class RemoteSession(Session):
             return
         self._end()
         if self._path is not None:
-            io.run(self._delete(self._path))
-
-    async def _delete(self, path: str) -> None:
-        with contextlib.suppress(SglError):  # it ended by itself, or its lease will
-            await self._http.delete(path)
+            self._http.tell_delete(self._path)
 
     async def _send(self) -> None:
         """Ship later segments in order, once the program has a path. Their numbers make it safe to repeat one."""
@@ -83,11 +79,15 @@ class RemoteSession(Session):
                 if self._is_over:
                     return
                 raise BackendError(f"{self._http.base_url} ended the program's events early", retryable=True)
+            except InvalidRequest as error:
+                if self._path is None:
+                    raise
+                raise BackendError(f"{self._http.base_url} has given the program up: {error}") from None
             except SglError as error:
                 failures = 1 if self._last > before else failures + 1
                 if not getattr(error, "retryable", False) or failures > self._http.max_retries:
                     raise
-                delay = retry_delay(failures - 1, error)
+                delay = min(MAX_PAUSE, retry_delay(failures - 1, error))
             await asyncio.sleep(delay)
 
     def _take(self, number: int, data: Mapping[str, Any]) -> None:

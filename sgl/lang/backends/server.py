@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar
 
-from sgl.errors import BackendError
+from sgl.errors import BackendError, InvalidRequest, SglError
 from sgl.lang import ir
 from sgl.lang.aio import io
 from sgl.lang.backends.base import Session
@@ -20,6 +20,8 @@ from sgl.lang.chat import ChatTemplate, as_template, jinja_template, registry
 from sgl.lang.choices import Scores
 from sgl.lang.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+
+FIRST_SECONDS = 30.0  # for the first answer, which costs a server nothing
 
 
 class RuntimeEndpoint(TextBackend):
@@ -44,7 +46,7 @@ class RuntimeEndpoint(TextBackend):
             max_retries=max_retries,
             verify=verify is not False,
         )
-        self.model_info: dict[str, Any] = self.request("/get_model_info")
+        self.model_info = self._model_info()
         self.model_name = self.model_info.get("model_path")
         self._is_incremental: bool | None = None
         self._seed_name = "seed" if self.model_info.get("engine") == "sgl" else "sampling_seed"
@@ -73,7 +75,26 @@ class RuntimeEndpoint(TextBackend):
 
     def request(self, path: str, body: Any = None) -> Any:
         """The JSON answer of one of the server's endpoints: to a POST of `body`, or to a GET without one."""
-        return io.run(self._http.get(path) if body is None else self._http.post(path, body)).result()
+        try:
+            return io.wait(self._http.get(path) if body is None else self._http.post(path, body))
+        except SglError as error:
+            error.__traceback__ = None  # the message says all
+            raise
+
+    def _model_info(self) -> dict[str, Any]:
+        try:
+            info = io.wait(self._http.get("/get_model_info", seconds=FIRST_SECONDS))
+        except InvalidRequest as error:  # others speak HTTP too
+            raise BackendError(
+                f"{error}: is it a server of this protocol? For OpenAI's there is sgl.OpenAI"
+            ) from None
+        except SglError as error:
+            error.__traceback__ = None
+            raise
+        if not isinstance(info, dict):
+            found = "no JSON" if info is None else repr(info)[:80]
+            raise BackendError(f"{self.base_url}/get_model_info answers {found}: it is no server of this protocol")
+        return info
 
     def get_model_name(self) -> str:
         """The path of the server's model."""
@@ -94,7 +115,7 @@ class RuntimeEndpoint(TextBackend):
 
     def shutdown(self) -> None:
         """Close the connections; the server runs on."""
-        io.run(self._http.close()).result()
+        io.wait(self._http.close())
 
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         bodies = [self._body(prompt, params, seed) for seed in params.seeds]
@@ -148,14 +169,7 @@ class RuntimeEndpoint(TextBackend):
         answer = await self._http.post("/generate", body)
         if not isinstance(answer, list):
             raise BackendError(f"asked for a list of results, got {str(answer)[:200]}")
-        entries = [_input_logprobs(item) for item in answer]
-        if not all(entries):
-            raise BackendError(
-                f"a select needs the log-probabilities of its choices, and {self.base_url} gives none: there are no "
-                "input_token_logprobs in its answer. Use a gen with a regex of the choices there, or run the program "
-                "on `sgl serve` or SGLang"
-            )
-        return entries
+        return [item["meta_info"]["input_token_logprobs"] for item in answer]
 
     def _body(self, prompt: Prompt, params: GenParams, seed: int) -> dict[str, Any]:
         native = native_sampling(params.sampling, params.constraint, seed)
@@ -171,14 +185,6 @@ def _completion(item: Any) -> Completion:
     if not isinstance(item, dict) or "text" not in item:
         raise BackendError(f"the server's answer has no text: {str(item)[:200]}")
     return Completion(item["text"], item["meta_info"])
-
-
-def _input_logprobs(item: Any) -> list[Any]:
-    """The entries of a result's prompt; none where the server has left them out."""
-    meta = item.get("meta_info") if isinstance(item, dict) else None
-    entries = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
-    is_whole = isinstance(entries, list) and all(isinstance(entry, list) and len(entry) > 1 for entry in entries)
-    return entries if is_whole else []  # type: ignore[return-value]  # a list
 
 
 def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
