@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import os
 import sys
+import weakref
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import batch
 from sgl.lang.backends.base import Backend
 from sgl.lang.config import backend_of, global_config
+from sgl.lang.open_runs import Hold, together
 from sgl.lang.pool import BodyPool, on_own_thread
 from sgl.lang.run import Run, child_seed, current_run
 from sgl.lang.sampling import PARAMS, RENAMED, sampling_params
@@ -92,8 +94,8 @@ class SglFunction:
         if self.is_async:
             return _from_sync(self._run_async(call))
         run = self._new_run(call)
-        state = ProgramState(run, run.root)
-        self._body(run, state, call)
+        state = _state_of(run)
+        self._body(run, call, state, _keeper(state))
         if not call.options.get("use_thread", True):
             state.sync()
         return state
@@ -122,10 +124,11 @@ class SglFunction:
         """Run the program for each row, a dict of arguments or a tuple of positional ones, all at the same time.
         Returns their states, all done, in the order of the rows.
 
-        A body that raises does not disturb the others; its error is raised at the end, or stands in the list with
-        `return_exceptions`, and then so does what a gen failed with. Bodies run one after the other on this thread;
-        up to `num_threads` of them overlap while they wait for values or other services. `generator_style` yields
-        the states in order.
+        A row fails with what its body raises, or else with what a gen or select of it failed with. That does not
+        disturb the others; the first row's error is raised when all are done, or with `return_exceptions`, each
+        stands in its place of the list. Bodies run one after the other on this thread; up to `num_threads` of them
+        overlap while they wait for values or other services. `generator_style` yields the states in order, some
+        hundred rows at a time, and raises an error in its row's place.
         """
         if not isinstance(batch_kwargs, list | tuple):
             raise InvalidRequest("a batch must be a list of dicts or tuples", param="batch")
@@ -142,7 +145,9 @@ class SglFunction:
         **options: Any,
     ) -> batch.AsyncBatch:
         """Run the program for each row of a list or of an asynchronous iterator, at most `max_concurrency` at a
-        time. `await` gives the list of states in order; `async for` yields them in order as they are done."""
+        time. `await` gives the list of states in order, once all are done; `async for` yields them in order as they are
+        done. The first row's error is raised then, and with `async for` in its place; the rows after that are given
+        up."""
         return batch.AsyncBatch(self, rows, options, max_concurrency, return_exceptions)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Trace:
@@ -182,10 +187,10 @@ class SglFunction:
         """A state, and the call that executes the body on it."""
         call = self._call(args, kwargs)
         run = self._new_run(call)
-        state = ProgramState(run, run.root)
+        state = _state_of(run)
         if self.is_async:
-            return state, lambda: _from_sync(self._async_body(run, state, call))
-        return state, lambda: self._body(run, state, call)
+            return state, lambda: _from_sync(self._async_body(run, call, _keeper(state)))
+        return state, lambda: self._body(run, call, state, _keeper(state))
 
     # One call
 
@@ -242,41 +247,41 @@ class SglFunction:
             run.when_done(lambda: sys.stdout.write(run.root.partial_text() + "\n"))
         return run
 
-    def _body(self, run: Run, state: ProgramState, call: Call, inner: ProgramState | None = None) -> None:
-        """Execute a `def` body in this thread, once, on the state that its caller gets or on one of its own."""
+    def _body(self, run: Run, call: Call, s: ProgramState, keep: Callable[[Any], None]) -> None:
+        """Execute a `def` body in this thread, once; `keep` gets what it returns."""
         with run.body():
-            state.ret_value = self.func(inner or state, *call.args, **call.kwargs)
+            keep(self.func(s, *call.args, **call.kwargs))
 
     def _stream(self, call: Call) -> ProgramState:
         run = self._new_run(call)
-        state = ProgramState(run, run.root, is_observer=True)
+        state = _state_of(run, is_observer=True)
         if self.is_async:
-            on_own_thread(asyncio.run, self._async_body(run, state, call))
+            on_own_thread(asyncio.run, self._async_body(run, call, _keeper(state)))
         else:
-            _body_pool.submit(self._body, run, state, call, ProgramState(run, run.root))
+            _body_pool.submit(self._body, run, call, ProgramState(run, run.root), _keeper(state))
         return state  # what the body raises, its iterators and reads raise
 
     async def _run_async(self, call: Call) -> ProgramState:
         run = self._new_run(call)
         run.user_loop = run.user_loop or asyncio.get_running_loop()
-        state = ProgramState(run, run.root)
+        state = _state_of(run)
         try:
             if self.is_async:
-                await self._async_body(run, state, call)
+                await self._async_body(run, call, _keeper(state))
             else:
-                await asyncio.wrap_future(_body_pool.submit(self._body, run, state, call))
+                await asyncio.wrap_future(_body_pool.submit(self._body, run, call, state, _keeper(state)))
             await run.wait_async(lambda: run.is_done)
         except asyncio.CancelledError:
             run.cancel()
             raise
-        if run.root.failure:
-            raise run.root.failure.exception()
+        if failure := run.failed():
+            raise failure.exception()
         return state
 
-    async def _async_body(self, run: Run, state: ProgramState, call: Call) -> None:
-        """Execute an `async def` body in this task, once."""
+    async def _async_body(self, run: Run, call: Call, keep: Callable[[Any], None]) -> None:
+        """Execute an `async def` body in this task, once; `keep` gets what it returns."""
         with run.body():
-            state.ret_value = await self.func(AsyncProgramState(run, run.root), *call.args, **call.kwargs)
+            keep(await self.func(AsyncProgramState(run, run.root), *call.args, **call.kwargs))
 
     def _unknown(self, name: str) -> TypeError:
         hint = nearest_name(name, {*self.arg_names, *SAMPLING_OPTIONS, *RUN_OPTIONS})
@@ -306,11 +311,28 @@ def function(func: Any = None, num_api_spec_tokens: Any = None) -> Any:
     return SglFunction(func, num_api_spec_tokens)
 
 
+def _state_of(run: Run, *, is_observer: bool = False) -> ProgramState:
+    """The state that its caller gets."""
+    return ProgramState(run, run.root, is_observer=is_observer, hold=Hold(run))
+
+
+def _keeper(state: ProgramState) -> Callable[[Any], None]:
+    """Gives a state what its body returned, and keeps no state from being garbage."""
+    ref = weakref.ref(state)
+
+    def keep(value: Any) -> None:
+        if (state := ref()) is not None:
+            state.ret_value = value
+
+    return keep
+
+
 def _from_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a user's coroutine to its end, also where this thread has a running loop (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    result: T = on_own_thread(asyncio.run, coroutine).result()
-    return result
+    with together():
+        result: T = on_own_thread(asyncio.run, coroutine).result()
+        return result

@@ -8,6 +8,7 @@ ends, when a segment grows long, or when the body has been busy with something e
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import random
@@ -18,12 +19,13 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
-from sgl.errors import RequestAborted, RequestTimeout
+from sgl.errors import BackendError, RequestAborted, RequestTimeout
 from sgl.lang import ir, tools
 from sgl.lang.aio import Watched, io
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.cell import Cell, Failure
 from sgl.lang.nodes import as_known
+from sgl.lang.open_runs import Group, current_group, everything
 from sgl.lang.place import Place, add_place, misuse
 from sgl.lang.stream import Stream
 
@@ -69,6 +71,7 @@ class Run(Watched):
         self.is_over = False  # the body has ended
         self.is_done = False  # the backend has finished, or the run failed
         self.failure: Failure | None = None
+        self._handled: list[Failure] = []  # of branches, which the body has seen and gone on
         self.user_loop: asyncio.AbstractEventLoop | None = None
         self._on_done: deque[Callable[[], object]] = deque()
         self.segments = 0
@@ -81,7 +84,10 @@ class Run(Watched):
         self._lock = threading.Lock()
         self._deadline: asyncio.TimerHandle | None = None
         self._tool_tasks: set[asyncio.Task[None]] = set()
+        self._group = current_group.get()
+        self._inner = Group(self._group)  # of the programs that the body calls
         self.root = Stream(self, None, "")
+        self._group.add(self)
 
     @property
     def requests(self) -> int:
@@ -131,26 +137,37 @@ class Run(Watched):
         """The stream of that number."""
         return self._streams[index]
 
+    def failed(self) -> Failure | None:
+        """What the run has failed with so far: all of it, or a branch whose failure the body has not looked at."""
+        if self.root.failure or not self.is_over:
+            return self.root.failure
+        failures = [stream.failure for stream in list(self._streams)]
+        return next((failure for failure in failures if failure and failure not in self._handled), None)
+
     # The life of the body
 
     @contextmanager
     def body(self) -> Iterator[None]:
         """The body is executed within: programs that it calls are part of this run. If it raises, what is under way is
         given up, and reads of this run raise its error from now on."""
-        token = current_run.set(self)
+        token, group_token = current_run.set(self), current_group.set(self._inner)
         try:
             yield
         except BaseException as error:
             self.is_over = True
             add_place(error)
             self.fail(error, is_body=True)
+            self._inner.cancel()
             raise
         finally:
             current_run.reset(token)
+            current_group.reset(group_token)
         self.end()
 
     def end(self) -> None:
         """The body has ended well: ship the rest."""
+        failures = [stream.failure for stream in self._streams]
+        self._handled = [failure for failure in failures if failure is not None and failure.is_seen]
         self.is_over = True
         self.flush(final=True)
         self._wake_all()
@@ -158,6 +175,37 @@ class Run(Watched):
     def cancel(self) -> None:
         """Give up the whole run, on the backend as well. Reads raise, `error()` is `RequestAborted`."""
         self.fail(RequestAborted("the program was cancelled"))
+        self._inner.cancel()
+
+    def drop(self) -> None:
+        """Give up a run that nobody can look at. Whatever this thread was doing, it blocks on no lock."""
+        io.post(self._drop)
+
+    def _drop(self) -> None:
+        if not self.is_answered:
+            self.fail(RequestAborted("the program was given up: nobody holds its state any more"))
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the backend has nothing more to compute, also if it has not said so yet."""
+        return self.is_done or (self.is_over and all(cell.done for cell in self.cells()))
+
+    def forsake(self) -> None:
+        """Fail a run of the parent process, in a child: it goes on there, and who waited for it is not here."""
+        self._on_done.clear()
+        self._unsent.clear()
+        self._session = self._deadline = None
+        self._lock = threading.Lock()
+        self.forget_waiters()
+        for stream in self._streams:
+            stream.forget_waiters()
+            for cell in stream.cells():
+                cell.forget_waiters()
+        self.is_done = True
+        cause = BackendError("it runs in the process that this one was forked from: run it anew to have it here")
+        self.failure = Failure(f"program {self.program.name!r}", cause)
+        for stream in self._streams:
+            stream.fail(0, self.failure)
 
     def fail(self, error: BaseException, *, is_body: bool = False) -> None:
         """Fail everything that is not done. Any thread; a run that is done stays as it is."""
@@ -248,6 +296,7 @@ class Run(Watched):
 
     def _finish(self) -> None:
         self.is_done = True
+        self._group.remove(self)
         self._call_on_done()
         if self._deadline:
             io.post(self._deadline.cancel)
@@ -323,8 +372,25 @@ class IdleWatch:
             self._start()
 
 
+def _forsake_all() -> None:
+    """In a child process: nobody ticks here, and what was under way is the parent's."""
+    idle_watch.__init__()  # type: ignore[misc]
+    for run in everything.runs():
+        assert isinstance(run, Run), "only runs are added"
+        run.forsake()
+    everything.__init__()  # type: ignore[misc]
+
+
+def _cancel_all() -> None:
+    """At exit: end what would be computed for nobody."""
+    for run in everything.runs():
+        if not (isinstance(run, Run) and run.is_answered):
+            run.cancel()
+
+
 idle_watch = IdleWatch()
-os.register_at_fork(after_in_child=idle_watch.__init__)  # type: ignore[misc]  # nobody ticks there
+os.register_at_fork(after_in_child=_forsake_all)
+atexit.register(_cancel_all)  # and only then io closes: backends are told
 
 
 def child_seed(run: Run) -> int:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from sgl.errors import ProgramError
 from sgl.lang import ir, tools
-from sgl.lang.aio import Wait, drive, drive_async
+from sgl.lang.aio import Wait, drive, drive_async, spare
 from sgl.lang.cell import Cell, Chunk, Failure, Lazy, cells_of
 from sgl.lang.expr import parser_of, role_turn
+from sgl.lang.open_runs import Hold
 from sgl.lang.place import misuse, place_text, with_place
 from sgl.lang.run import Run
 from sgl.lang.stream import Stream
@@ -29,10 +31,12 @@ class Recording:
     """What both kinds of state share: everything that only records. `is_observer`: it stands outside of a body that
     runs elsewhere, so that reading waits for what the body has yet to record; elsewhere that would never end."""
 
-    def __init__(self, run: Run, stream: Stream, *, is_observer: bool = False) -> None:
+    def __init__(self, run: Run, stream: Stream, *, is_observer: bool = False, hold: Hold | None = None) -> None:
+        """hold: of those that look at the run from outside; where the last of them goes, so does the run."""
         self._run = run
         self._stream = stream
         self._is_observer = is_observer
+        self._hold = hold
         self.ret_value: Any = None
 
     def __iadd__(self, expr: object) -> Self:
@@ -112,17 +116,26 @@ class Recording:
         return dict(totals)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Call `call` once when the program is done or has failed: at once, or on the thread that finishes it."""
-        self._run.when_done(call)
+        """Call `call` once when the program is done or has failed: at once, or on the thread that finishes it. Until
+        then the state is not garbage."""
+        self._run.when_done(partial(_call_for, self, call))
 
     def failed(self) -> BaseException | None:
         """What the program has failed with so far, as `error()` returns it; never waits."""
-        failure = self._stream.failure
+        failure = self._failure()
         return failure.exception() if failure else None
 
+    def _failure(self) -> Failure | None:
+        return self._run.failed() if self._stream is self._run.root else self._stream.failure
+
     def __repr__(self) -> str:
+        text = self._stream.shown()
+        if failure := self._failure():
+            text += f"; failed: {failure.text()}"
+        elif not self._run.is_over:
+            text += "; running"
         model = self._run.backend.model_name
-        return f"ProgramState({self._stream.partial_text()}{f'; model: {model}' if model else ''})"
+        return f"ProgramState({text}{f'; model: {model}' if model else ''})"
 
     def _role(self, role: str, expr: ir.Node | str | None) -> Any:
         if expr is not None:
@@ -139,7 +152,7 @@ class Recording:
     def _fork(self, size: int) -> list[Self]:
         if not isinstance(size, int) or size < 1:
             raise misuse(f"fork needs a number of branches, at least one, not {size!r}")
-        return [type(self)(self._run, stream) for stream in self._stream.fork(size)]
+        return [type(self)(self._run, stream, hold=self._hold) for stream in self._stream.fork(size)]
 
     def _meta(self, name: str) -> Generator[Wait, None, Any]:
         if self._is_observer:
@@ -216,6 +229,11 @@ class Recording:
     def _error(self) -> Generator[Wait, None, BaseException | None]:
         yield from self._ended()
         failure: Failure | None = yield from self._stream.settle()
+        run = self._run
+        if failure is None and run.is_over and self._stream is run.root:  # what it recorded are its branches, too
+            if not run.is_done:
+                yield run, lambda: run.is_done
+            failure = run.failed()
         return failure.exception() if failure else None
 
     def _sync(self) -> Generator[Wait, None, None]:
@@ -223,38 +241,43 @@ class Recording:
             raise error
 
 
+def _call_for(_state: Recording, call: Callable[[], object]) -> None:
+    call()
+
+
 class ProgramState(Recording):
-    """The state of a running or finished program. Reading blocks until the value is there."""
+    """The state of a running or finished program. Reading blocks until the value is there; where that is interrupted,
+    the program is given up. So it is when all its states are garbage."""
 
     def __getitem__(self, name: str) -> Any:
         """The value of a variable: text, or a list after n > 1 or a join."""
-        return drive(self.observed(name))
+        return drive(self.observed(name), self.cancel)
 
     get_var = __getitem__
 
     def value(self, name: str) -> Any:
         """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
-        return drive(self.parsed(name))
+        return drive(self.parsed(name), self.cancel)
 
     def text(self) -> str:
         """Every character so far, templates included; of a streaming run, all of them."""
-        return drive(self._text())
+        return drive(self._text(), self.cancel)
 
     def messages(self) -> list[dict[str, Any]]:
         """The closed turns."""
-        return drive(self._messages())
+        return drive(self._messages(), self.cancel)
 
     def get_meta_info(self, name: str) -> Any:
         """What the backend says about a variable's gen; None for what is no gen."""
-        return drive(self._meta(name))
+        return drive(self._meta(name), self.cancel)
 
     def sync(self) -> None:
         """Wait for everything that is recorded. Raises what failed."""
-        drive(self._sync())
+        drive(self._sync(), self.cancel)
 
     def error(self) -> BaseException | None:
         """Wait like `sync`, but return what failed."""
-        return drive(self._error())
+        return drive(self._error(), self.cancel)
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         """`size` branches that continue from here, in parallel. (`position_ids_offset` is of the original API and
@@ -265,12 +288,19 @@ class ProgramState(Recording):
         """New text as it comes, never an empty piece: of one variable, or of all that is recorded; of a streaming run,
         until it ends. A list that a join made comes branch by branch. With `return_meta_data`, pairs of text and of
         the meta info that came with it; what is said after the last piece is added to what was said with it."""
-        for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
-            if isinstance(step, Chunk):
-                yield (step.text, step.meta) if return_meta_data else step.text
-            else:
-                watched, is_ready = step
-                watched.wait(is_ready)
+        try:
+            for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
+                if isinstance(step, Chunk):
+                    yield (step.text, step.meta) if return_meta_data else step.text
+                else:
+                    watched, is_ready = step
+                    watched.wait(is_ready)
+        except (KeyboardInterrupt, SystemExit):
+            self._run.cancel()
+            raise
+        except Exception as error:
+            spare(error)
+            raise
 
 
 class AsyncProgramState(Recording):

@@ -297,6 +297,10 @@ class Stream(Watched):
         """What is known of the text now; never waits."""
         return text_of(self.chain_parts())
 
+    def shown(self) -> str:
+        """The text so far, with a mark where something is pending or has failed; never waits."""
+        return "".join([_shown(node, part) for node, part in self._chain()])
+
     def messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
         """The closed turns; see `messages_of`."""
         yield from self.text()
@@ -376,3 +380,13 @@ class Stream(Watched):
         while stream.base:
             length, stream = length + stream.base_length, stream.base
         return length
+
+
+def _shown(node: ir.Node, part: Part) -> str:
+    text = text_of((part,))
+    if not isinstance(part, Cell) or (part.done and not part.failure):
+        return text
+    text = "".join([chunk.text for chunk in part.chunks if not chunk.is_reasoning])
+    if isinstance(node, ir.RoleBegin | ir.RoleEnd):
+        return text
+    return f"{text}[{getattr(node, 'name', None) or node.op}: {'failed' if part.failure else 'pending'}]"

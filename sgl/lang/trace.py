@@ -17,6 +17,7 @@ from sgl.errors import ProgramError, SglError
 from sgl.lang import ir
 from sgl.lang.backends.dry import DryBackend
 from sgl.lang.config import backend_of, global_config
+from sgl.lang.open_runs import Hold
 from sgl.lang.place import Place
 from sgl.lang.run import Run
 from sgl.lang.sampling import sampling_params
@@ -175,14 +176,20 @@ class CompiledProgram:
             elif not isinstance(node, ir.ToolResults):  # which recording the gen brings about again
                 streams[source].append(node, place)
         run.end()
-        return ProgramState(run, run.root)
+        return ProgramState(run, run.root, hold=Hold(run))
 
-    def run_batch(self, rows: Sequence[Mapping[str, Any]], **options: Any) -> list[ProgramState]:
-        """Run once per row; all are done on return."""
+    def run_batch(
+        self, rows: Sequence[Mapping[str, Any]], *, return_exceptions: bool = False, **options: Any
+    ) -> list[Any]:
+        """Run once per row; all are done on return. The first row's error is raised then, unless `return_exceptions`
+        leaves each in its place of the list."""
         states = [self.run(**row, **options) for row in rows]
-        for state in states:
-            state.error()
-        return states
+        errors = [state.error() for state in states]
+        if return_exceptions:
+            return [error or state for error, state in zip(errors, states, strict=True)]
+        for error in filter(None, errors):
+            raise error
+        return list(states)
 
 
 @dataclass(frozen=True)

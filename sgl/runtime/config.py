@@ -201,6 +201,8 @@ class ServerConfig:
     """Seconds for which a client may leave a request unfinished, and a connection unused."""
     write_timeout: Seconds = 60.0
     """Seconds for which a client may leave a stream unread before its request is aborted."""
+    reconnect_grace: Seconds = 5.0
+    """Seconds for which a program goes on that nobody listens to: its client may take the connection up again."""
     drain_timeout: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 30.0
     """Seconds that running requests get to finish after SIGTERM."""
     watchdog_timeout: Seconds = 300.0

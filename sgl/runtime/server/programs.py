@@ -5,8 +5,8 @@
     GET    /v1/programs/{id}/events     goes on after the event that Last-Event-ID names
     DELETE /v1/programs/{id}            cancels
 
-Events are numbered and kept while the program lives, so a connection that breaks loses nothing. A program that
-nobody listens to for `lease_s` seconds is cancelled and forgotten.
+Events are numbered and kept while the program lives, so a connection that breaks loses nothing if its client is back
+soon: a program that nobody listens to for `--reconnect-grace` seconds is cancelled and forgotten.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from sgl.runtime.server.service import Route, Service
 MAX_PROGRAMS = 20_000  # open at the same time
 MAX_ROWS = 10_000
 RECENT = 50  # programs whose timelines are kept
-READ_SECONDS = 5.0  # for which a program is kept whose last event was sent: it may not have arrived
 
 _TYPES = {cls: name for name, cls in ir.EVENTS.items()}
 
@@ -203,7 +202,7 @@ class _OpenProgram:
         self._times: list[float] = []  # of the log's events
         self._service = service
         self._parent = None if service.tracer is None else service.tracer.here()
-        self._patience = program.lease_s
+        self._patience = service.config.reconnect_grace
         self._known = known
         self._is_batch = is_batch
         self._sessions: list[RemoteSession] = []
@@ -213,7 +212,7 @@ class _OpenProgram:
         self._is_over = False  # ended and forgotten
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
-        self._await_listener(self._patience)
+        self._await_listener()
 
     def start(self, programs: list[ir.Program], segment: ir.Segment | None) -> None:
         """Open a session for each. Raises what they raise."""
@@ -288,11 +287,10 @@ class _OpenProgram:
         finally:
             self._num_listeners -= 1
             if not self._num_listeners and not self._is_over:
-                is_read = not self._num_running and last == len(self.log)
-                self._await_listener(min(self._patience, READ_SECONDS) if is_read else self._patience)
+                self._await_listener()  # also after the last event, which may not have arrived
 
-    def _await_listener(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.end)
+    def _await_listener(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._patience, self.end)
 
     def _take(self, row: int, event: ir.Event) -> None:
         if self._is_over or row in self._ended:

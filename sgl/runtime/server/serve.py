@@ -21,6 +21,8 @@ from sgl.runtime.server.service import Service
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # connections that may wait to be accepted: clients of a benchmark arrive all at once
+_SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""Seconds, and tries, after which a client whose machine is gone is taken for gone: it says no farewell."""
 _LINGER = 2.0  # seconds for the rest of a body that was refused, so that the client gets to read why
 
 
@@ -30,6 +32,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, proto)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for name, value in _SILENCE.items():
+            if hasattr(socket, name):  # not everywhere; connections have it from here
+                bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         bound.bind(address)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}", option="port") from error
