@@ -23,10 +23,12 @@ from sgl.lang.backends.launch import wait_for_server as wait_for_server
 
 
 def dump_state_text(filename: str | Path, states: Iterable[Any], mode: str = "w") -> None:
-    """Write the text of each state (or each text) under a numbered line."""
+    """Write the text of each state (or each text) under a numbered line, and of a row that failed its error."""
     with open(filename, mode, encoding="utf-8") as file:
         for i, state in enumerate(states):
-            text = state if isinstance(state, str) else state.text()
+            text = (
+                state if isinstance(state, str) else repr(state) if isinstance(state, Exception) else state.text()
+            )
             file.write(f"{'=' * 40} {i} {'=' * 40}\n{text}\n{'=' * 80}\n\n")
 
 

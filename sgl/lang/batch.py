@@ -6,15 +6,26 @@ It knows rows and order; how one run works is `sgl.lang.function`'s business. No
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import Any, Literal
 
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.aio import Watched
+from sgl.lang.open_runs import together
 from sgl.lang.pool import BodyPool
 from sgl.lang.run import context_of_row
 from sgl.lang.state import ProgramState
@@ -55,60 +66,113 @@ class SyncBatch:
         self._program = program
         self._options = options
         self._max_threads = max(96, 16 * (os.cpu_count() or 1)) if num_threads == "auto" else num_threads
-        self._progress_bar = progress_bar
+        self._has_bar = progress_bar
         self._return_exceptions = return_exceptions
 
     def __call__(self, rows: list[dict[str, Any]]) -> list[Any]:
-        batch = _Rows(len(rows), _progress(len(rows)) if self._progress_bar else None)
-        jobs = [partial(context_of_row().run, self._run_row, batch, i, row) for i, row in enumerate(rows)]
-        BodyPool(self._max_threads).work(jobs)
-        batch.wait(lambda: batch.num_done == len(rows))
-        if batch.progress:
-            batch.progress.close()
-        return [self._outcome(i, outcome) for i, outcome in enumerate(batch.outcomes)]
+        with self._progress(len(rows)) as progress:
+            outcomes = self._run(rows, progress)
+        if (failed := self._first_failed(outcomes)) is not None:
+            raise noted(outcomes, failed, "run_batch")
+        return outcomes
 
     def in_chunks(self, rows: list[dict[str, Any]]) -> Iterator[Any]:
         """The outcomes in order, computed `CHUNK` rows at a time."""
-        for start in range(0, len(rows), CHUNK):
-            yield from self(rows[start : start + CHUNK])
+        with self._progress(len(rows)) as progress:
+            for start in range(0, len(rows), CHUNK):
+                outcomes = self._run(rows[start : start + CHUNK], progress)
+                failed = self._first_failed(outcomes)
+                yield from outcomes[:failed]
+                if failed is not None:
+                    raise noted(outcomes, failed, "run_batch", start)
+
+    @contextlib.contextmanager
+    def _progress(self, num_rows: int) -> Iterator[_Progress | None]:
+        with contextlib.closing(_progress(num_rows)) if self._has_bar else contextlib.nullcontext() as bar:
+            yield None if bar is None else _Progress(bar)
+
+    def _run(self, rows: list[dict[str, Any]], progress: _Progress | None) -> list[ProgramState | BaseException]:
+        """A state for each row, or what it failed with; all are done. What interrupts this thread ends all rows."""
+        batch = _Rows(len(rows), progress)
+        try:
+            with together():
+                jobs = [partial(context_of_row().run, self._run_row, batch, i, row) for i, row in enumerate(rows)]
+                BodyPool(self._max_threads).work(jobs)
+                batch.wait(lambda: batch.interrupt is not None or batch.num_done == len(rows))
+                if batch.interrupt is not None:
+                    raise batch.interrupt
+        except BaseException as error:
+            batch.interrupt = error
+            raise
+        return batch.outcomes
 
     def _run_row(self, batch: _Rows, index: int, row: dict[str, Any]) -> None:
+        if batch.interrupt is not None:
+            return
         try:
             state = self._program.run(**row, **self._options)
+        except KeyboardInterrupt as error:  # no row's business
+            batch.interrupt = error
+            batch.wake()
         except BaseException as error:
             batch.finish(index, error)
         else:
-            batch.outcomes[index] = state
             state.when_done(partial(batch.finish, index, state))
 
-    def _outcome(self, index: int, outcome: Any) -> Any:
-        if isinstance(outcome, ProgramState):
-            return (outcome.failed() or outcome) if self._return_exceptions else outcome
-        if self._return_exceptions and isinstance(outcome, Exception):
-            return outcome
-        outcome.add_note(f"in row {index} of run_batch; the other rows ran on (return_exceptions=True keeps them)")
-        raise outcome
+    def _first_failed(self, outcomes: list[Any]) -> int | None:
+        """Where the first error is to be raised, if any is; others stay in their places."""
+        kept = Exception if self._return_exceptions else ()
+        errors = (i for i, outcome in enumerate(outcomes) if isinstance(outcome, BaseException))
+        return next((i for i in errors if not isinstance(outcomes[i], kept)), None)
+
+
+def noted(outcomes: list[Any], index: int, method: str, start: int = 0) -> BaseException:
+    """The error at an index of some rows' outcomes, the first of which is row `start`, with a note that says so."""
+    error: BaseException = outcomes[index]
+    num_failed = sum(isinstance(outcome, BaseException) for outcome in outcomes)
+    others = f", and {num_failed - 1} more failed" if num_failed > 1 else ""
+    error.add_note(f"in row {start + index} of {method}{others}; return_exceptions=True keeps the other rows")
+    return error
+
+
+class _Progress:
+    """A bar that counts rows, and those that failed."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._num_failed = 0
+
+    def count(self, *, failed: bool) -> None:
+        """One row more is done."""
+        if failed:
+            self._num_failed += 1
+            self._bar.set_postfix({"failed": self._num_failed}, refresh=False)
+        self._bar.update(1)
 
 
 class _Rows(Watched):
     """The outcomes of rows, and how many there are."""
 
-    def __init__(self, size: int, progress: Any) -> None:
+    def __init__(self, size: int, progress: _Progress | None) -> None:
         super().__init__()
         self.outcomes: list[Any] = [None] * size
         self.num_done = 0
-        self.progress = progress
+        self.interrupt: BaseException | None = None
+        """What ends all rows: none begins any more."""
+        self._progress = progress
         self._lock = threading.Lock()
 
-    def finish(self, index: int, outcome: Any) -> None:
+    def finish(self, index: int, outcome: ProgramState | BaseException) -> None:
+        """Take what came of a row."""
+        if isinstance(outcome, ProgramState):
+            outcome = outcome.failed() or outcome
         self.outcomes[index] = outcome
         with self._lock:
             self.num_done += 1
-        try:
-            if self.progress:
-                self.progress.update(1)
-        finally:
-            self.wake()
+            if self._progress:
+                with contextlib.suppress(Exception):  # nobody reads what it prints
+                    self._progress.count(failed=isinstance(outcome, BaseException))
+        self.wake()
 
 
 class AsyncBatch:
@@ -134,9 +198,23 @@ class AsyncBatch:
         return self._all().__await__()
 
     async def _all(self) -> list[Any]:
-        return [outcome async for outcome in self]
+        outcomes = [outcome async for outcome in self._outcomes()]
+        failed = (i for i, outcome in enumerate(outcomes) if isinstance(outcome, Exception))
+        if not self._return_exceptions and (first := next(failed, None)) is not None:
+            raise noted(outcomes, first, "arun_batch")
+        return outcomes
 
     async def __aiter__(self) -> AsyncIterator[Any]:
+        index = 0
+        async with contextlib.aclosing(self._outcomes()) as outcomes:
+            async for outcome in outcomes:
+                if isinstance(outcome, Exception) and not self._return_exceptions:
+                    raise noted([outcome], 0, "arun_batch", index)
+                yield outcome
+                index += 1
+
+    async def _outcomes(self) -> AsyncGenerator[Any, None]:
+        """The state of each row or what it failed with, in order. Closing it gives up the rows that are not done."""
         slots = asyncio.Semaphore(self._max_concurrency)
         outcomes: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
         feeder = asyncio.create_task(self._feed(slots, outcomes))
@@ -170,9 +248,7 @@ class AsyncBatch:
         try:
             return await self._program.arun(**row, **self._options)
         except Exception as error:
-            if self._return_exceptions:
-                return error
-            raise
+            return error
 
 
 async def _aiter(rows: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
