@@ -14,9 +14,9 @@ Body = dict[str, Any]
 
 
 class FakeServer:
-    """Answers every POST with `answer(path, body)`; use as a context manager. `failures`: what to do first, one per
-    request: a status, "drop" (close the connection), "hang", or a number of events after which a stream is cut. An
-    event "hang" waits until the client has gone, and counts it."""
+    """Answers every POST with `answer(path, body)`, or with the status and body of a pair; use as a context manager.
+    `failures`: what to do first, one per request: a status, "drop" (close the connection), "hang", or a number of
+    events after which a stream is cut. An event "hang" waits until the client has gone, and counts it."""
 
     def __init__(self, answer: Callable[[str, Body], Any], *, model_info: Body | None = None) -> None:
         self.answer = answer
@@ -72,6 +72,8 @@ class FakeServer:
                 {"error": {"message": "scripted"}}, status=failure, headers={"Retry-After": "0"}
             )
         answer = self.answer(request.path, body)
+        if isinstance(answer, tuple):
+            return web.json_response(answer[1], status=answer[0])
         if not (body and body.get("stream")):
             return web.json_response(answer)
         return await self._stream(request, answer, failure)

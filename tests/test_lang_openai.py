@@ -316,6 +316,268 @@ def test_a_completion_model_selects_by_the_logprobs_of_echoed_texts() -> None:
         assert state.get_meta_info("x")["unconditional_token_logprobs"] == [[None, -2.0], [None, -0.1, -0.1]]
 
 
+SELECTS = {
+    "no logprobs": {"text": "x"},
+    "null": {"text": "x", "logprobs": None},
+    "of the chat API": {"text": "x", "logprobs": {"content": [{"token": "x", "logprob": -1.0}]}},
+    "no echo": {"text": "x", "logprobs": {"tokens": ["x"], "token_logprobs": [-1.0], "text_offset": [0]}},
+    "no offsets": {"text": "x", "logprobs": {"tokens": ["Ok? yes"], "token_logprobs": [None], "text_offset": None}},
+    "nulls": {
+        "text": "x",
+        "logprobs": {"tokens": ["Ok? ", "yes"], "token_logprobs": [None, None], "text_offset": [0, 4]},
+    },
+    "one choice": [{"text": "x"}],
+    "404": (404, {"detail": "Not Found"}),
+    "405": (405, {"detail": "Method Not Allowed"}),
+    "400": (400, {"error": {"message": "Setting 'echo' and 'logprobs' at the same time is not supported"}}),
+}
+
+
+@pytest.mark.parametrize("kind", SELECTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_select_on_a_server_without_logprobs_says_what_to_do(kind: str, stream: bool) -> None:
+    given = SELECTS[kind]
+
+    def answer(path: str, body: Any) -> Any:
+        if isinstance(given, tuple):
+            return given
+        return {"choices": given if isinstance(given, list) else [given for _ in body["prompt"]]}
+
+    @sgl.function
+    def program(s):
+        s += "Ok? " + sgl.select("x", ["no", "yes"])
+
+    with FakeServer(answer) as server:
+        state = program.run(backend=completion_model(server), stream=stream)
+        with pytest.raises(ProgramError, match=r"select 'x' .*needs the log-probabilities") as caught:
+            state.sync()
+        assert isinstance(caught.value.__cause__, BackendError)
+        for words in (server.url, "is_chat_model=True", "vLLM", "test_lang_openai.py:"):
+            assert words in str(caught.value)
+        native = program.run(backend=sgl.RuntimeEndpoint(server.url), stream=stream)
+        with pytest.raises(ProgramError, match="select 'x' ") as caught:
+            native.sync()
+        assert not isinstance(caught.value.__cause__.__cause__, KeyError | TypeError | AttributeError)
+
+
+@pytest.mark.parametrize("meta", [{}, {"input_token_logprobs": None}, {"input_token_logprobs": []}, None])
+def test_a_select_on_a_native_server_without_logprobs_says_what_to_do(meta: Any) -> None:
+    @sgl.function
+    def program(s):
+        s += "Ok? " + sgl.select("x", ["no", "yes"])
+
+    def answer(path: str, body: Any) -> Any:
+        return [{"text": "", "meta_info": meta} for _ in body["text"]]
+
+    with FakeServer(answer) as server, pytest.raises(ProgramError, match="needs the log-probabilities") as caught:
+        program.run(backend=sgl.RuntimeEndpoint(server.url)).sync()
+    assert isinstance(caught.value.__cause__, BackendError)
+    assert server.url in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["yes", '{"choice": "maybe"}', "[]", ""])
+def test_a_chat_model_that_is_held_to_no_schema_says_so(text: str) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("pick") + sgl.assistant(sgl.select("x", ["no", "yes"]))
+
+    found = r"select 'x'.*(did not choose|which is none of)"
+    given = {"choices": [{"index": 0, "message": {"content": text}}]}
+    with FakeServer(lambda path, body: given) as server, pytest.raises(ProgramError, match=found):
+        program.run(backend=chat_model(server)).sync()
+
+
+def test_a_chat_api_that_refuses_schemas_cannot_select() -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("pick") + sgl.assistant(sgl.select("x", ["no", "yes"]))
+
+    with FakeServer(Refusing("response_format")) as server:
+        with pytest.raises(ProgramError, match=r"select 'x' .*enforces JSON Schemas.*sgl serve") as caught:
+            program.run(backend=chat_model(server)).sync()
+        assert isinstance(caught.value.__cause__, BackendError)
+        assert server.url in str(caught.value)
+
+
+# What models refuse
+
+
+class Refusing:
+    """A server whose model takes some parameters only, and says of the others what OpenAI's says."""
+
+    def __init__(self, *refused: str, hint: str = "") -> None:
+        self.refused = refused
+        self.hint = hint
+
+    def __call__(self, path: str, body: Any) -> Any:
+        for name in self.refused:
+            if name in body:
+                text = f"Unsupported parameter: '{name}' is not supported with this model.{self.hint}"
+                return 400, {"error": {"message": text, "param": name, "code": "unsupported_parameter"}}
+        return answer(path, body)
+
+
+@sgl.function
+def short(s, question):
+    s += sgl.user(question) + sgl.assistant(sgl.gen("a", max_tokens=9))
+
+
+NEW, OLD = "max_completion_tokens", "max_tokens"
+MODELS = {
+    **dict.fromkeys(
+        ("o1", "o1-mini", "o3-2025-04-16", "o4-mini", "gpt-5", "gpt-5.1", "gpt-5-mini", "openai/o3"), NEW
+    ),
+    **dict.fromkeys(("ft:gpt-5-mini:me", "azure/gpt-5.2-codex"), NEW),
+    **dict.fromkeys(
+        ("gpt-4o", "gpt-4.1", "gpt-3.5-turbo", "gpt-oss-120b", "olmo-3", "phi-o3", "llama-o1", "o1b"), OLD
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_limit_of_tokens_is_called_as_the_model_wants_it(server: FakeServer, model: str, stream: bool) -> None:
+    state = short.run("why", backend=sgl.OpenAI(model, base_url=server.url, api_key="k"), stream=stream)
+    assert state["a"] == "<why0>"
+    [(_, body)] = server.requests
+    assert body[MODELS[model]] == 9
+    assert not {NEW, OLD} - {MODELS[model]} & body.keys()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("model", "refused", "hint", "taken"),
+    [
+        ("some-new-model", OLD, " Use 'max_completion_tokens' instead.", NEW),
+        ("o3-served-by-others", NEW, "", OLD),
+    ],
+)
+def test_the_name_of_the_limit_is_learnt_from_a_refusal(
+    model: str, refused: str, hint: str, taken: str, stream: bool
+) -> None:
+    with FakeServer(Refusing(refused, hint=hint)) as server:
+        backend = sgl.OpenAI(model, base_url=server.url, api_key="k")
+        for _ in range(3):
+            assert short.run("why", backend=backend, stream=stream)["a"] == "<why0>"
+        assert [refused in body for _, body in server.requests] == [True, False, False, False], "once"
+        assert all(body[taken] == 9 for _, body in server.requests[1:])
+        states = short.run_batch([("a b c",)] * 8, backend=sgl.OpenAI(model, base_url=server.url, api_key="k"))
+        assert [state["a"] for state in states] == ["<b c0>"] * 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_limit_that_is_wrong_under_either_name_is_the_apis_error(stream: bool) -> None:
+    texts = ["max_tokens is too large: 9. This model supports at most 4 completion tokens", ""]
+    with FakeServer(lambda path, body: (400, {"error": {"message": texts[0]}})) as server:
+        backend = chat_model(server)
+        for _ in range(2):
+            with pytest.raises(ProgramError, match="too large"):
+                short.run("why", backend=backend, stream=stream).sync()
+        assert [OLD in body for _, body in server.requests] == [True, True]
+    with FakeServer(Refusing(OLD, NEW)) as server:
+        with pytest.raises(ProgramError, match="is not supported with this model"):
+            short.run("why", backend=chat_model(server), stream=stream).sync()
+        assert len(server.requests) == 2
+
+
+def test_a_limit_in_the_protocols_own_name_is_sent_as_it_is(server: FakeServer) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("why") + sgl.assistant(sgl.gen("a", extra={NEW: 77}))
+
+    program.run(backend=chat_model(server)).sync()
+    program.run(backend=chat_model(server, extra_body={OLD: 5})).sync()
+    short.run("why", backend=chat_model(server, extra_body={NEW: 5})).sync()
+    assert [(body.get(OLD), body.get(NEW)) for _, body in server.requests] == [(None, 77), (5, 77), (None, 5)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("params", "sent", "asked"),
+    [
+        ({"temperature": 0}, "temperature", "temperature"),
+        ({"top_p": 0.5}, "top_p", "top_p"),
+        ({"stop": "x"}, "stop", "stop"),
+        ({"frequency_penalty": 1.0}, "frequency_penalty", "frequency_penalty"),
+        ({"return_logprob": True}, "logprobs", "return_logprob"),
+        ({"n": 2}, "n", "n"),
+        ({"schema": dict[str, int]}, "response_format", "schema"),
+    ],
+)
+def test_what_a_model_refuses_and_was_asked_for_is_named(
+    params: dict[str, Any], sent: str, asked: str, stream: bool
+) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("why") + sgl.assistant(sgl.gen("a", **params))
+
+    with FakeServer(Refusing(sent)) as server:
+        with pytest.raises(ProgramError, match=f"some-chat-model takes no {asked}=.*leave {asked} out") as caught:
+            program.run(backend=chat_model(server), stream=stream).sync()
+        assert isinstance(caught.value.__cause__, InvalidRequest)
+        assert caught.value.__cause__.param == asked
+        assert len(server.requests) == 1
+    only = (
+        f"Unsupported value: '{sent}' does not support 0 with this model. Only the default (1) value is supported."
+    )
+    extra = f"[{{'loc': ('body', '{sent}'), 'msg': 'Extra inputs are not permitted'}}]"
+    for refusal in ((400, only), (400, extra), (403, f"You are not allowed to request '{sent}' from this model")):
+        given = refusal[0], {"error": {"message": refusal[1]}}
+        with FakeServer(lambda path, body, given=given: given) as server:
+            state = program.run(backend=chat_model(server), stream=stream)
+            with pytest.raises(ProgramError, match=f"takes no {asked}="):
+                state.sync()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_nobody_asked_for_is_left_out_where_it_is_refused(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeServer(Refusing("seed", "stream_options", OLD)) as server:
+        backend = chat_model(server)
+        for _ in range(2):
+            assert short.run("why", backend=backend, stream=stream)["a"] == "<why0>"
+        assert len(server.requests) == (5 if stream else 4)
+        assert server.requests[-1][1].keys() >= {NEW, "messages"}
+        assert "seed" not in server.requests[-1][1]
+    assert sum("takes no seed" in record.message for record in caplog.records) == 1
+
+
+def test_a_select_needs_no_temperature() -> None:
+    def refuses(path: str, body: Any) -> Any:
+        if "temperature" in body:
+            return 400, {
+                "error": {"message": "Unsupported value: 'temperature' does not support 0.0 with this model."}
+            }
+        return {"choices": [{"index": 0, "message": {"content": '{"choice": "b"}'}}]}
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("pick") + sgl.assistant(sgl.select("x", ["a", "b"]))
+
+    with FakeServer(refuses) as server:
+        backend = sgl.OpenAI("o3", base_url=server.url, api_key="k")
+        assert [program.run(backend=backend)["x"] for _ in range(2)] == ["b", "b"]
+        assert len(server.requests) == 3
+        with pytest.raises(ProgramError, match="takes no temperature"):
+            short.run("why", backend=backend, temperature=0.5).sync()
+
+
+def test_answers_with_nulls_are_read() -> None:
+    choice = {"index": 0, "message": None, "delta": None, "text": None, "finish_reason": None, "logprobs": None}
+    usage = {"prompt_tokens": None, "completion_tokens": None, "prompt_tokens_details": None}
+
+    def nulls(path: str, body: Any) -> Any:
+        event = {"choices": [choice], "usage": usage}
+        return iter([event]) if body.get("stream") else event
+
+    with FakeServer(nulls) as server:
+        for stream in (False, True):
+            for backend in (chat_model(server), completion_model(server)):
+                assert completion.run("a", backend=completion_model(server), stream=stream).text() == "a|"
+                assert short.run("why", backend=backend, stream=stream)["a"] == ""
+
+
 # Failures and connections
 
 

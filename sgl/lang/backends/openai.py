@@ -7,6 +7,7 @@ and grammar constraints, and text after an assistant turn has begun.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 from sgl.errors import BackendError, ConfigError, InvalidRequest
 from sgl.lang import ir
 from sgl.lang.backends.http import HttpClient
+from sgl.lang.backends.refusals import LIMITS, OPTIONAL, Refusals
 from sgl.lang.chat import ChatTemplate, as_template
 from sgl.lang.choices import Scores
 from sgl.lang.config import environment
@@ -22,11 +24,12 @@ from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 from sgl.lang.tools import call_schema
 
 COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
+_ELSEWHERE = "Or run the program where selects are exact: on `sgl serve`, SGLang or vLLM"
 _SENT = (
-    *("max_tokens", "temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
+    *("temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
     *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "stop_token_ids", "stop_regex"),
 )
-"""The parameters that go into a request, by the same names, where a program sets them; the first one always."""
+"""The parameters that go into a request, by the same names, where a program sets them."""
 
 
 @dataclass
@@ -50,8 +53,10 @@ class OpenAI(TextBackend):
     """A model behind an OpenAI-compatible API. `extra_body` is merged into each request.
 
     The key is taken from the environment if none is given. Parameters beyond the protocol (top_k, min_p …) are sent
-    where a program sets them: compatible servers know them, others refuse them. `token_usage` counts what all
-    programs together have used."""
+    where a program sets them: compatible servers know them, others refuse them. The number of tokens is limited by
+    `max_tokens` or, where the model wants it, `max_completion_tokens`: known by the model's name, or learnt from the
+    API's refusal. What this class adds by itself and the API refuses is left out from then on. `token_usage` counts
+    what all programs together have used."""
 
     default_base_url: ClassVar[str] = "https://api.openai.com/v1"
     api_key_variable: ClassVar[str] = "OPENAI_API_KEY"
@@ -80,6 +85,7 @@ class OpenAI(TextBackend):
         self.token_usage = TokenUsage()
         self.chat_template = as_template(chat_template or "default")
         self._extra_body = dict(extra_body or {})
+        self._refusals = Refusals(model_name, is_chat_model=self.is_chat_model)
         self._http = HttpClient(
             base_url or self.default_base_url,
             api_key=key,
@@ -89,14 +95,17 @@ class OpenAI(TextBackend):
         )
 
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        return await self._generate(prompt, params, OPTIONAL)
+
+    async def _generate(self, prompt: Prompt, params: GenParams, optional: frozenset[str]) -> list[Completion]:
         path, body = self._request(prompt, params)
-        answer = await self._http.post(path, body)
+        answer = await self._post(path, body, optional)
         usage = _usage(answer)
         self.token_usage.add(usage)
         completions = []
         for i, choice in enumerate(sorted(_choices(answer), key=lambda choice: choice.get("index", 0))):
             meta = {**(usage if i == 0 else _NO_USAGE), **_meta(choice)}
-            message = choice.get("message", {})
+            message = choice.get("message") or {}
             completions.append(Completion(choice.get("text", message.get("content")) or "", meta))
         return completions
 
@@ -104,12 +113,12 @@ class OpenAI(TextBackend):
         path, body = self._request(prompt, params)
         calls: dict[int, dict[str, Any]] = {}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        async for event in self._http.events(path, body):
+        async for event in self._events(path, body):
             meta = _usage(event) if event.get("usage") else {}
             self.token_usage.add(meta)
             text = ""
             for choice in event.get("choices", ()):
-                delta = choice.get("delta", {})
+                delta = choice.get("delta") or {}
                 text = choice.get("text", delta.get("content")) or ""
                 _merge_calls(calls, delta.get("tool_calls") or ())
                 meta |= _meta({key: value for key, value in choice.items() if value is not None})
@@ -124,11 +133,22 @@ class OpenAI(TextBackend):
         schema |= {"type": "object", "additionalProperties": False}
         sampling = {**DEFAULTS, "temperature": 0.0}
         gen = ir.Gen(node.name)
-        [completion] = await self.generate(prompt, GenParams(sampling, [0], gen, ("json", schema)))
+        params = GenParams(sampling, [0], gen, ("json", schema))
+        needs = (
+            f"a select on a chat model needs an API that enforces JSON Schemas, and {self._http.base_url} does not"
+        )
+        try:
+            [completion] = await self._generate(prompt, params, OPTIONAL | {"temperature"})
+        except InvalidRequest as error:
+            if error.param != "schema":
+                raise
+            raise BackendError(f"{needs}: {error.__cause__}. {_ELSEWHERE}") from error
         try:
             choice = json.loads(completion.text)["choice"]
         except (ValueError, KeyError, TypeError) as error:
-            raise BackendError(f"the model did not choose: {completion.text!r}") from error
+            raise BackendError(
+                f"the model did not choose: {completion.text[:200]!r}; {needs}. {_ELSEWHERE}"
+            ) from error
         if choice not in node.choices:
             raise BackendError(f"the model chose {choice!r}, which is none of {list(node.choices)}")
         return Completion(choice, completion.meta)
@@ -148,15 +168,57 @@ class OpenAI(TextBackend):
     async def _echoed(self, texts: list[str]) -> list[dict[str, Any]]:
         """The log-probabilities of the texts' own tokens, which servers of open models give."""
         body = {"model": self.model_name, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
-        answer = await self._http.post("/completions", {**body, **self._extra_body})
-        return [choice["logprobs"] for choice in sorted(_choices(answer), key=lambda choice: choice["index"])]
+        try:
+            answer = await self._http.post("/completions", {**body, **self._extra_body})
+        except (InvalidRequest, BackendError) as error:
+            if re.search(r"echo|logprobs|max_tokens|\((404|405|501)\)", str(error)):
+                raise self._no_logprobs(str(error)) from error
+            raise
+        choices = sorted(_choices(answer), key=lambda choice: choice.get("index") or 0)
+        if len(choices) != len(texts):
+            raise self._no_logprobs(f"asked for {len(texts)} texts at once, it answered {len(choices)}")
+        for choice, text in zip(choices, texts, strict=True):
+            if problem := _echo_problem(choice, text):
+                raise self._no_logprobs(problem)
+        return [choice["logprobs"] for choice in choices]
+
+    def _no_logprobs(self, why: str) -> BackendError:
+        return BackendError(
+            f"a select needs the log-probabilities of its choices, which {self._http.base_url} does not give: {why}. "
+            f"Let a chat model name the choice, by sgl.OpenAI(…, is_chat_model=True). {_ELSEWHERE}"
+        )
+
+    # What APIs refuse
+
+    async def _post(self, path: str, body: dict[str, Any], optional: frozenset[str]) -> Any:
+        """The answer. What is refused is changed, and tried again, if nobody has asked for it."""
+        body = self._refusals.left_out(body, optional)
+        while True:
+            try:
+                return await self._http.post(path, body)
+            except (InvalidRequest, BackendError) as error:
+                body = self._refusals.changed(body, error, optional)
+
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
+        """The same for the events of a stream, which is refused before the first."""
+        body = self._refusals.left_out(body, OPTIONAL)
+        while True:
+            try:
+                async for event in self._http.events(path, body):
+                    yield event
+                return
+            except (InvalidRequest, BackendError) as error:
+                body = self._refusals.changed(body, error, OPTIONAL)
 
     def _request(self, prompt: Prompt, params: GenParams) -> tuple[str, dict[str, Any]]:
         sampling = params.sampling
         body: dict[str, Any] = {"model": self.model_name, "seed": params.seeds[0] % 2**31}
+        given = {**self._extra_body, **(sampling["extra"] or {})}
+        if not given.keys() & set(LIMITS):  # else it is said by the protocol's own name
+            body[self._refusals.limit()] = sampling["max_tokens"]
         for name in _SENT:
             value = sampling[name]
-            if name == "max_tokens" or (value != DEFAULTS[name] and value != []):
+            if value != DEFAULTS[name] and value != []:
                 body[name] = value
         if self.is_chat_model:
             body["messages"] = _messages(prompt)
@@ -174,9 +236,7 @@ class OpenAI(TextBackend):
         elif params.constraint:
             schema = {"name": params.node.name or "answer", "schema": params.constraint[1], "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        body |= self._extra_body
-        body |= sampling["extra"] or {}
-        return "/chat/completions" if self.is_chat_model else "/completions", body
+        return "/chat/completions" if self.is_chat_model else "/completions", body | given
 
 
 class Anthropic(OpenAI):
@@ -208,6 +268,24 @@ class VertexAI(OpenAI):
 
 
 _NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
+
+
+def _echo_problem(choice: Mapping[str, Any], text: str) -> str | None:
+    """Why a choice does not tell the log-probabilities of the tokens of an echoed text; None if it does."""
+    logprobs = choice.get("logprobs")
+    if not isinstance(logprobs, dict):
+        return "there are no logprobs in its answer"
+    lists = [logprobs.get(name) for name in ("tokens", "token_logprobs", "text_offset")]
+    if not all(isinstance(items, list) and items for items in lists):
+        return "its logprobs have no tokens, token_logprobs and text_offset"
+    if len({len(items) for items in lists if items}) > 1:
+        return "its lists of tokens and of their logprobs differ in length"
+    tokens, values, _ = lists
+    if sum(len(token) for token in tokens or ()) < len(text):
+        return "it does not echo the prompt"
+    if any(value is None for value in (values or ())[1:]):
+        return "it gives the prompt's tokens no log-probabilities"
+    return None
 
 
 def _choices(answer: Any) -> list[dict[str, Any]]:
@@ -243,9 +321,9 @@ def _usage(answer: Mapping[str, Any]) -> dict[str, Any]:
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     return {
-        "prompt_tokens": usage.get("prompt_tokens", 0),
-        "completion_tokens": usage.get("completion_tokens", 0),
-        "cached_tokens": details.get("cached_tokens", 0),
+        "prompt_tokens": usage.get("prompt_tokens") or 0,
+        "completion_tokens": usage.get("completion_tokens") or 0,
+        "cached_tokens": details.get("cached_tokens") or 0,
     }
 
 
@@ -255,7 +333,7 @@ def _meta(choice: Mapping[str, Any]) -> dict[str, Any]:
         meta["finish_reason"] = {"type": reason}
     if choice.get("logprobs"):
         meta["logprobs"] = choice["logprobs"]
-    if calls := choice.get("message", {}).get("tool_calls"):
+    if calls := (choice.get("message") or {}).get("tool_calls"):
         meta["tool_calls"] = calls
     return meta
 

@@ -169,7 +169,14 @@ class RuntimeEndpoint(TextBackend):
         answer = await self._http.post("/generate", body)
         if not isinstance(answer, list):
             raise BackendError(f"asked for a list of results, got {str(answer)[:200]}")
-        return [item["meta_info"]["input_token_logprobs"] for item in answer]
+        entries = [_input_logprobs(item) for item in answer]
+        if not all(entries):
+            raise BackendError(
+                f"a select needs the log-probabilities of its choices, and {self.base_url} gives none: there are no "
+                "input_token_logprobs in its answer. Use a gen with a regex of the choices there, or run the program "
+                "on `sgl serve` or SGLang"
+            )
+        return entries
 
     def _body(self, prompt: Prompt, params: GenParams, seed: int) -> dict[str, Any]:
         native = native_sampling(params.sampling, params.constraint, seed)
@@ -185,6 +192,14 @@ def _completion(item: Any) -> Completion:
     if not isinstance(item, dict) or "text" not in item:
         raise BackendError(f"the server's answer has no text: {str(item)[:200]}")
     return Completion(item["text"], item["meta_info"])
+
+
+def _input_logprobs(item: Any) -> list[Any]:
+    """The entries of a result's prompt; none where the server has left them out."""
+    meta = item.get("meta_info") if isinstance(item, dict) else None
+    entries = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
+    is_whole = isinstance(entries, list) and all(isinstance(entry, list) and len(entry) > 1 for entry in entries)
+    return entries if is_whole else []  # type: ignore[return-value]  # a list
 
 
 def _common(left: Sequence[Any], right: Sequence[Any]) -> int:

@@ -1,0 +1,91 @@
+"""What a model's API refuses of a request, learnt from what it says, and the request that it may take instead.
+
+The protocol has two names for the limit of tokens, of which some models know one only; some take no temperature, no
+stops or no seed. It knows names and messages; it sends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from sgl.errors import BackendError, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+LIMITS = ("max_tokens", "max_completion_tokens")  # the protocol's two names for the same
+_REASONS = re.compile(r"(?:^|[/:])(?:o[1-9]|gpt-[5-9])(?![a-z])")
+"""Names of models that know `max_completion_tokens` only: o1, o3-mini, openai/o4-mini, gpt-5, ft:gpt-5-mini:…"""
+_REFUSES = re.compile(
+    r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|only the default", re.I
+)
+"""What an API says of a parameter that it does not take, and not of a value that is merely out of range."""
+OPTIONAL = frozenset({"seed", "stream_options"})  # sent unasked, so left out where an API refuses them
+_NAMES = {
+    "seed": "seed",
+    "stream_options": "stream",
+    "tools": "tools",
+    "tool_choice": "tool_choice",
+    "logprobs": "return_logprob",
+    "top_logprobs": "top_logprobs_num",
+    "response_format": "schema",
+    **{name: name for name in ("temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty")},
+    **{name: name for name in ("logit_bias", "top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos")},
+    **{name: name for name in ("stop_token_ids", "stop_regex")},
+}
+"""What of a request an API may refuse, and what it is called in the language."""
+
+
+class Refusals:
+    """What one model has refused so far."""
+
+    def __init__(self, model_name: str, *, is_chat_model: bool) -> None:
+        self._model_name = model_name
+        self._limits = (
+            LIMITS[::-1] if is_chat_model and _REASONS.search(model_name) else LIMITS
+        )  # the likelier first
+        self._refused: set[str] = set()
+
+    def limit(self) -> str:
+        """What the limit of tokens is called."""
+        return next(name for name in self._limits if name not in self._refused)
+
+    def left_out(self, body: dict[str, Any], optional: frozenset[str]) -> dict[str, Any]:
+        """The request without those of the optional parameters that were refused before."""
+        return {name: value for name, value in body.items() if name not in optional & self._refused}
+
+    def changed(
+        self, body: dict[str, Any], error: InvalidRequest | BackendError, optional: frozenset[str]
+    ) -> dict[str, Any]:
+        """The request without what the API has refused, or with another name for it; both are remembered. Raises where
+        there is nothing to change."""
+        text = str(error)
+        is_refusal = isinstance(error, InvalidRequest) or error.status == 403
+        if not (is_refusal and _REFUSES.search(text)):
+            raise error
+        name = _first_named([*_NAMES.keys() & body.keys(), *LIMITS], text)
+        if name in LIMITS and (old := next((limit for limit in LIMITS if limit in body), None)):
+            [new] = set(LIMITS) - {old}
+            if new not in self._refused:
+                self._refused.add(old)
+                return {new if key == old else key: value for key, value in body.items()}
+            self._refused.difference_update(LIMITS)  # it is about something else
+            raise error
+        if name in optional:
+            logger.warning("%s takes no %s: it is left out from now on", self._model_name, name)
+            self._refused.add(name)
+            return {key: value for key, value in body.items() if key != name}
+        if name is None or name not in body:
+            raise error
+        asked = _NAMES[name]
+        message = f"{self._model_name} takes no {asked}={body[name]!r}: leave {asked} out of the gen and of the run"
+        raise InvalidRequest(f"{message} ({text})", param=asked) from error
+
+
+def _first_named(names: Iterable[str], text: str) -> str | None:
+    """The first of the names that a text speaks of; short ones count in quotes only."""
+    patterns = {name: rf"\b{name}\b" if len(name) > 2 else rf"['\"`]{name}['\"`]" for name in names}
+    found = {name: match.start() for name, pattern in patterns.items() if (match := re.search(pattern, text))}
+    return min(found, key=found.__getitem__, default=None)
