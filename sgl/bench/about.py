@@ -6,6 +6,7 @@ None.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import platform
@@ -25,15 +26,23 @@ _ENGINE_KEYS = ("device", "device_name", "dtype", "torch_version")
 
 async def server_facts(load: Load) -> dict[str, Any]:
     """The model and the server behind a URL, by what servers of our protocol, of the original's and of OpenAI's tell.
-    Whoever cannot be asked is not an error here."""
+    That one cannot be asked is not an error here: what is sent to it next shows that."""
+    told: dict[str, Any] = {}
+    with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError, OSError):
+        told = await _asked(load)
+    model = told.get("model") if load.model == "default" else load.model
+    server = {"url": with_scheme(load.url), "engine": told.get("engine"), "version": told.get("version")}
+    return {"model": model, "server": server | {key: told.get(key) for key in _ENGINE_KEYS}}
+
+
+async def _asked(load: Load) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     timeout = aiohttp.ClientTimeout(total=_PATIENCE)
     url = with_scheme(load.url)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
         model_info = await _told(client, f"{url}/get_model_info")
         info = await _told(client, f"{url}/server_info") or await _told(client, f"{url}/get_server_info")
-        model = None if load.model == "default" else load.model
-        model = model or model_info.get("model_path")
+        model = model_info.get("model_path")
         if model is None:
             listed = (await _told(client, f"{url}/v1/models")).get("data")
             first = listed[0] if isinstance(listed, list) and listed else {}
@@ -41,15 +50,17 @@ async def server_facts(load: Load) -> dict[str, Any]:
         version = model_info.get("version") or info.get("version") or info.get("sglang_version")
         if version is None:
             version = (await _told(client, f"{url}/version")).get("version")
-    server = {"url": url, "engine": model_info.get("engine"), "version": version}
-    return {"model": model, "server": server | {key: info.get(key) for key in _ENGINE_KEYS}}
+    return {"model": model, "engine": model_info.get("engine"), "version": version} | {
+        key: info.get(key) for key in _ENGINE_KEYS
+    }
 
 
 async def _told(client: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """The object that the server answers with, empty if it answers with another thing. Raises where it does not."""
     try:
         async with client.get(url) as answer:
             told = await answer.json(content_type=None) if answer.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, ValueError, OSError):
+    except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
 
