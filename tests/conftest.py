@@ -30,7 +30,9 @@ for name, value in {
 if not Path("/dev/nvidiactl").exists():  # without a GPU, Triton's kernels run in its interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so in a shell's background, and inherited by what tests start
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # so in a shell's background, and inherited by what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -59,8 +59,8 @@ def fallback_model() -> str:
     if model := environment("SGL_MODEL_PATH"):
         return model
     if (environment("SGL_REQUIRE_BACKEND") or "0").lower() not in ("0", "false", "no"):
-        message = f"no backend was chosen, and SGL_REQUIRE_BACKEND is set. {_WAYS}"
-        raise ConfigError(message, option="backend")
+        ways = " ".join(_WAYS.split())
+        raise ConfigError(f"no backend was chosen, and SGL_REQUIRE_BACKEND is set. {ways}", option="backend")
     with _lock:
         if not _has_warned:
             _has_warned = True

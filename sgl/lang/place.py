@@ -7,6 +7,7 @@ message needs it. Frames of the language itself, and of `with` blocks around the
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -16,7 +17,7 @@ from sgl.errors import ProgramError, SglError
 
 Place: TypeAlias = tuple[CodeType, int]  # the user's code, and the offset of its last instruction in bytes
 
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parent) + os.sep
 _is_ours: dict[str, bool] = {contextlib.__file__: True}  # by file
 
 
