@@ -1,4 +1,11 @@
-"""`python -m sgl` is the `sgl` command."""
+"""`python -m sgl` is the `sgl` command: like that, it imports nothing from the working folder but sgl itself."""
+
+import sys
+
+if not sys.flags.safe_path and __name__ == "__main__":
+    here = sys.path.pop(0)
+    if __file__.startswith(here):
+        sys.path.append(here)
 
 from sgl.cli import main
 

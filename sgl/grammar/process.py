@@ -15,7 +15,6 @@ import selectors
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.child import command
 from sgl.grammar.closure import Closed, close
 from sgl.grammar.compiler import Constraint, Grammar, build
 from sgl.grammar.time_limit import OutOfTime, time_limit
@@ -188,8 +188,7 @@ class GrammarProcess:
                 ours.setblocking(False)
                 # An answer in few pieces, so that reading it takes few turns of the interpreter's lock
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
-                code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve"
-                arguments = [sys.executable, "-c", f"{code}; serve({theirs.fileno()})"]
+                arguments = command(f"from {__name__} import serve; serve({theirs.fileno()})")
                 self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
                 theirs.close()
                 self._channel = Channel(ours)

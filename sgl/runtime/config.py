@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -231,6 +232,20 @@ class ServerConfig:
         if config.admin_api_key in [key.key for key in config.api_key or ()]:
             raise ConfigError("admin_api_key is one of api_key's keys: it must be another", option="admin_api_key")
         return config
+
+
+@contextmanager
+def working_folder_left_out() -> Iterator[None]:
+    """Pythons that are started within it import nothing from the folder in which that happens."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _checked(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:

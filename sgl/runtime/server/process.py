@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from sgl.errors import EngineDead, SglError
 from sgl.lang import ir
-from sgl.runtime.config import EngineConfig
+from sgl.runtime.config import EngineConfig, working_folder_left_out
 from sgl.runtime.loop import Detail, Output
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.native import Call, Header, NativeResult
@@ -199,7 +199,8 @@ class EngineProcess:
             target=_run_worker, args=(theirs, self.config, self._configure), name="sgl-engine", daemon=True
         )
         try:
-            await asyncio.to_thread(self._process.start)
+            with working_folder_left_out():
+                await asyncio.to_thread(self._process.start)
         finally:
             theirs.close()
         atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for it
