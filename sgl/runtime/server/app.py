@@ -24,6 +24,7 @@ from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.origins import Origins
+from sgl.runtime.server.patience import Patience, patience
 from sgl.runtime.server.programs import ProgramsApi
 from sgl.runtime.server.scope import ADMIN
 from sgl.runtime.server.service import Handler, Route, Service
@@ -116,12 +117,15 @@ class _Guard:
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        client = Patience()
+        patience.set(client)
         try:
             self._origins.check(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return web.Response(status=204, headers=_CORS)
             caller.set(self._caller(request))
-            return await handler(request)
+            async with client.lasting():
+                return await handler(request)
         except web.HTTPNotFound:
             return error_response(self._no_such_endpoint(request.path))
         except web.HTTPException as error:
@@ -162,7 +166,9 @@ class _Guard:
         """Headers that every answer carries."""
         if isinstance(request.protocol, Connection):
             request.protocol.is_owed = False
-        response.headers["X-Request-Id"] = request_id.get()
+        response.headers["X-Request-Id"] = request_id.get() or new_identity()
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Referrer-Policy"] = "no-referrer"
         origin = request.headers.get("Origin")
         if origin is not None and self._origins.is_allowed(origin):
             response.headers["Access-Control-Allow-Origin"] = origin

@@ -8,6 +8,7 @@ is what the OpenAI API answers; native clients read `error.message` of it.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from aiohttp import web
@@ -40,6 +41,9 @@ _TABLE: tuple[tuple[type[SglError], int, str, str | None], ...] = (
 _RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves on within one, a restart takes some
 
 
+_JSON = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
+_PARAM_CHARACTERS = 200
+_MESSAGE_CHARACTERS = 2000  # of an error: some repeat what was sent
 _TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # how pydantic names the branches of a union
 
 
@@ -49,6 +53,10 @@ class NotThere(InvalidRequest):
 
 class NoSuchModel(NotThere):
     """The request names another model than the one that is served."""
+
+
+class BodyTooLong(InvalidRequest):
+    """The request's body is longer than the server takes."""
 
 
 class WrongKey(InvalidRequest):
@@ -63,6 +71,8 @@ def status_of(error: Exception) -> tuple[int, str, str | None]:
     """HTTP status, type and code of an error; 500 for what is not of our tree."""
     if isinstance(error, NotThere):
         return 404, "invalid_request_error", "model_not_found" if isinstance(error, NoSuchModel) else "not_found"
+    if isinstance(error, BodyTooLong):
+        return 413, "invalid_request_error", "body_too_long"
     if isinstance(error, WrongKey):
         return 401, "authentication", None
     if isinstance(error, Forbidden):
@@ -82,6 +92,10 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 def described(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """An error body."""
+    if len(message) > _MESSAGE_CHARACTERS:
+        message = message[:_MESSAGE_CHARACTERS] + "…"
+    if param is not None and len(param) > _PARAM_CHARACTERS:
+        param = param[:_PARAM_CHARACTERS] + "…"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -90,6 +104,8 @@ def error_response(error: Exception) -> web.Response:
     if isinstance(error, web.HTTPException):
         kind = "invalid_request_error" if error.status < 500 else "server_error"
         headers, message = {}, error.reason
+        if isinstance(error, web.HTTPExpectationFailed):
+            message = "the one expectation that is met is Expect: 100-continue"
         if isinstance(error, web.HTTPMethodNotAllowed):
             headers["Allow"] = ", ".join(sorted(error.allowed_methods))
             message = f"this endpoint is not for {error.method}, but for {headers['Allow']}"
@@ -103,8 +119,24 @@ def error_response(error: Exception) -> web.Response:
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """JSON in ASCII: a lone surrogate that a client sent goes back as it came."""
-    data = json.dumps(body, separators=(",", ":"), default=str).encode()
+    data = json_bytes(body)
     return web.Response(body=data, status=status, headers=headers, content_type="application/json")
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON on one line. It has no infinite numbers: where there are any, they become null."""
+    try:
+        return _JSON.encode(value).encode()
+    except ValueError:
+        return _JSON.encode(_finite(value)).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidRequest:
@@ -116,6 +148,4 @@ def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidReque
         hint = nearest_name(place[-1], known)
         return InvalidRequest(f"unrecognized request argument {param!r}{hint}", param=param)
     message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "json_invalid":
-        message = f"the body is not JSON: {message.partition(': ')[2]}"
     return InvalidRequest(f"{param}: {message}" if param else message, param=param)

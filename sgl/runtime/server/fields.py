@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from sgl.runtime.server.bodies import Bounded
 
-def _only(*harmless: Any, hint: str = "leave it out") -> AfterValidator:
+
+def _only(*harmless: Any) -> AfterValidator:
     """Takes null and the values that change nothing."""
 
     def check(value: Any) -> Any:
         if value is None or any(value == other and type(value) is type(other) for other in harmless):
             return value
-        instead = f" or send {json.dumps(harmless[0])}" if harmless and harmless[0] not in ("", []) else ""
-        raise PydanticCustomError("not_supported", "this is not supported here: " + hint + instead)
+        instead = "".join(f" or send {json.dumps(other)}" for other in harmless[:1])
+        raise PydanticCustomError("not_supported", "this is not supported here: leave it out" + instead)
 
     return AfterValidator(check)
 
@@ -36,8 +38,7 @@ On: TypeAlias = Annotated[Any, _only(True), _UNTOLD]
 Zero: TypeAlias = Annotated[Any, _only(0), _UNTOLD]
 One: TypeAlias = Annotated[Any, _only(1, 1.0), _UNTOLD]
 Empty: TypeAlias = Annotated[Any, _only("", [], {}), _UNTOLD]
-NoFunctions: TypeAlias = Annotated[Any, _only([], hint="tools have replaced it"), _UNTOLD]
-NoCall: TypeAlias = Annotated[Any, _only("none", "auto", hint="tool_choice has replaced it; leave it out"), _UNTOLD]
+NoCall: TypeAlias = Annotated[Any, _only("none", "auto"), _UNTOLD]
 Nothing: TypeAlias = Annotated[Any, _only(), _UNTOLD]
 Unlimited: TypeAlias = Annotated[Any, _only(-1), _UNTOLD]
 
@@ -51,14 +52,14 @@ def _refuse(value: Any) -> Any:
     return value
 
 
-class Strict(BaseModel):
+class Strict(Bounded):
     """A body or a part of one: fields that are not known are refused, unless they are null."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_refuse), _NULL]] = Field(init=False)
 
 
-class Lenient(BaseModel):
+class Lenient(Bounded):
     """The same, but what is not known is passed over."""
 
     model_config = ConfigDict(extra="ignore", strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -158,7 +157,7 @@ class OpenAIApi:
             add_special_tokens=body.add_special_tokens is not False,
             limit=self._service.engine.config.context_length,
         )
-        ids = await asyncio.to_thread(
+        ids = await self._service.aside(
             lambda: [encode(each).tolist() if isinstance(each, str) else each for each in prompts]
         )
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -211,12 +210,12 @@ class OpenAIApi:
         service = self._service
         tokenizer = service.tokenizer
         context = service.engine.config.context_length or 1
-        ids = await asyncio.to_thread(prompt_ids, tokenizer, service.chat_template, body, context)
+        ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         if limit is None:  # what fits into the context, and into an answer
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
         params = body.sampling_params(limit)
-        constraint, sure = call_constraint(body, await asyncio.to_thread(lambda: self._notation), params)
+        constraint, sure = call_constraint(body, await service.aside(lambda: self._notation), params)
         params |= constraint
         arguments = self._arguments(body, [ids], params)
         if num_top is not None:

@@ -18,10 +18,10 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
 from pydantic import Field
@@ -36,7 +36,10 @@ from sgl.runtime.server.errors import NotThere, error_body, json_response
 from sgl.runtime.server.fields import Strict
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.process import RemoteSession
+from sgl.runtime.server.reader import is_small
 from sgl.runtime.server.service import Route, Service
+
+T = TypeVar("T")
 
 MAX_PROGRAMS = 20_000  # open at the same time
 MAX_ROWS = 10_000
@@ -99,7 +102,7 @@ class ProgramsApi:
             raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
         if body.rows is not None and not (body.segment and body.segment.get("final") is True):
             raise InvalidRequest("rows need a segment that is final", param="segment")
-        first = program_from_wire(body.program)
+        first = await self._checked(program_from_wire, body.program)
         if first.chat_template is not None and first.chat_template not in registry:
             message = (
                 f"a program may name a chat template ({', '.join(registry)}); its source is code of the client's"
@@ -116,7 +119,12 @@ class ProgramsApi:
             for row in rows
         ]
         opened = _OpenProgram(self._service, programs[0], self._open, is_batch=body.rows is not None)
-        segment = None if body.segment is None else opened.checker.segment(body.segment)
+        try:
+            given = body.segment
+            segment = None if given is None else await self._checked(opened.checker.segment, given)
+        except BaseException:
+            opened.end()
+            raise
         self._open[opened.id] = opened
         if body.rows is None:
             opened.nodes += [] if body.segment is None else body.segment["nodes"]
@@ -127,6 +135,10 @@ class ProgramsApi:
             opened.end()
             raise
         return await self._send(request, opened, 0)
+
+    async def _checked(self, check: Callable[[Any], T], data: Any) -> T:
+        """What a check makes of a part of a body; of a long one, in a thread."""
+        return check(data) if is_small.get() else await self._service.aside(check, data)
 
     async def recent(self, request: web.Request) -> web.Response:
         """The latest first, of those that this caller may reach."""
@@ -144,13 +156,14 @@ class ProgramsApi:
         """Take the next segment; what it brings comes among the events."""
         opened = self._find(request)
         body = await self._service.body(request, SegmentBody)
-        if body.number is not None and body.number > opened.num_segments + 1:
-            raise InvalidRequest(f"segment {opened.num_segments + 1} is missing", param="number")
-        if body.number is None or body.number == opened.num_segments + 1:
-            segment = opened.checker.segment(body.segment)
-            opened.num_segments += 1
-            opened.nodes += body.segment["nodes"]
-            opened.send(segment)
+        async with opened.turn:
+            if body.number is not None and body.number > opened.num_segments + 1:
+                raise InvalidRequest(f"segment {opened.num_segments + 1} is missing", param="number")
+            if body.number is None or body.number == opened.num_segments + 1:
+                segment = await self._checked(opened.checker.segment, body.segment)
+                opened.num_segments += 1
+                opened.nodes += body.segment["nodes"]
+                opened.send(segment)
         return json_response({"id": opened.id})
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -195,6 +208,7 @@ class _OpenProgram:
         self.owner = caller.get().name
         self.checker = Checker(program)
         self.num_segments = 0  # beside the one that it opened with
+        self.turn = asyncio.Lock()  # of the segment that is being checked
         self.log: list[bytes] = []  # event number n at n - 1
         self.nodes: list[dict[str, Any]] = []  # in the order in which they came
         self._name = program.name

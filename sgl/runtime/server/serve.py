@@ -61,6 +61,7 @@ async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
     finally:
         listener.close()
         await runner.cleanup()
+        service.close()
 
 
 async def serve_until_stopped(service: Service, bound: socket.socket, on_ready: Callable[[str], None]) -> None:
@@ -76,6 +77,7 @@ async def serve_until_stopped(service: Service, bound: socket.socket, on_ready: 
         loop.add_signal_handler(number, on_signal)
     try:
         async with serving(service, bound) as url:
+            service.reader.start()
             on_ready(url)
             await stop.wait()
             service.is_draining = True

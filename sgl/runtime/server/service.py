@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import importlib.metadata
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
+from sgl.errors import EngineDead, InvalidRequest
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
-from sgl.runtime.server.errors import Forbidden, as_invalid_request
+from sgl.runtime.server.bodies import Body
+from sgl.runtime.server.errors import Forbidden
 from sgl.runtime.server.identity import Caller
+from sgl.runtime.server.patience import Patience, patience
 from sgl.runtime.server.process import EngineProcess
+from sgl.runtime.server.reader import BodyReader, is_small
 from sgl.runtime.server.scope import Scopes
 from sgl.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # needs an extra
     from sgl.runtime.server.tracing import Tracer
 
-Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VERSION = importlib.metadata.version("sgl")
@@ -61,6 +66,11 @@ class Service:
     is_draining: bool = False
     abort_programs: Callable[[Caller], None] = lambda asks: None
     """Fails the programs of a caller."""
+
+    @cached_property
+    def reader(self) -> BodyReader:
+        """Reads the bodies of requests."""
+        return BodyReader(self.config)
 
     @cached_property
     def scopes(self) -> Scopes:
@@ -98,26 +108,33 @@ class Service:
             raise Forbidden("this is for the admin's key")
 
     async def body(self, request: web.Request, model: type[Body]) -> Body:
-        """The request's JSON body. Raises InvalidRequest that names what is wrong; HTTPException 413 if it is long;
-        RequestTimeout if it does not arrive in time."""
-        timeout = self.config.read_timeout
-        try:
-            async with contextlib.nullcontext() if request.content.is_eof() else asyncio.timeout(timeout):
-                data = await request.read()
-            if len(data) < 1 << 20:
-                return model.model_validate_json(data)
-            return await asyncio.to_thread(model.model_validate_json, data)
-        except TimeoutError as error:
-            raise RequestTimeout(f"the body did not arrive within {timeout:g} s", seconds=timeout) from error
-        except web.RequestPayloadError as error:
-            raise InvalidRequest(f"the body cannot be read: {error}") from error
-        except ValidationError as error:
-            raise as_invalid_request(error, list(model.model_fields)) from None
+        """The request's JSON body; see `BodyReader.read`. Its `timeout`, if it has one, begins to count."""
+        body = await self.reader.read(request, model)
+        if (client := patience.get()) is not None:
+            client.begin(getattr(body, "timeout", None))
+        return body
+
+    async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a function in a thread. Those for requests with small bodies never wait for the others."""
+        pool = self._threads[is_small.get()]
+        call = partial(contextvars.copy_context().run, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(pool, call)
+
+    @cached_property
+    def _threads(self) -> dict[bool, ThreadPoolExecutor]:
+        names = {True: "sgl-small", False: "sgl-large"}
+        return {which: ThreadPoolExecutor(4, thread_name_prefix=name) for which, name in names.items()}
+
+    def close(self) -> None:
+        """End what works for the service."""
+        self.reader.close()
+        for pool in self._threads.values():
+            pool.shutdown(wait=False)
 
     async def generate(self, **arguments: Any) -> Any:
         """What EngineProcess.generate returns, counted."""
         self.check_is_up()
-        with self.scopes.entered(arguments) as scope:
+        with self.scopes.entered(_in_time(arguments)) as scope:
             results = await self.engine.generate(**scope.arguments)
         for result in results if isinstance(results, list) else [results]:
             scope.shown(result)
@@ -129,9 +146,10 @@ class Service:
         self.check_is_up()
         began = time.monotonic()
         latest: dict[int, float] = {}
-        with self.scopes.entered(arguments) as scope:
+        client = patience.get() or Patience()
+        with self.scopes.entered(_in_time(arguments)) as scope:
             async with contextlib.aclosing(self.engine.stream(**scope.arguments)) as events:
-                async for event in events:
+                async for event in client.each(events) if client.ends else events:
                     now, index = time.monotonic(), event.get("index", 0)
                     if index in latest:
                         self.metrics.inter_token_latency.observe(now - latest[index])
@@ -173,3 +191,15 @@ class Service:
             "reasoning_parser": config.reasoning_parser,
             "startup_time": self.started,
         }
+
+
+def _in_time(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of generate, with what is left of its client's patience. Raises RequestTimeout."""
+    client = patience.get()
+    if client is None:
+        return arguments
+    is_list = isinstance(arguments.get("prompt"), list) or isinstance(arguments.get("rid"), list)
+    ids = arguments.get("input_ids")
+    is_list = is_list or (isinstance(ids, list) and any(isinstance(each, list) for each in ids[:1]))
+    left = client.left(is_list=is_list)
+    return arguments if left is None else {**arguments, "timeout": left}

@@ -1,0 +1,128 @@
+"""From the bytes of a body to a checked model. Whatever they are, the work is bounded: by how many values they hold,
+how deep those are nested, and by the first mistake, behind which nothing is looked at."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, from_json
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.server.errors import as_invalid_request
+
+Body = TypeVar("Body", bound=BaseModel)
+
+MAX_VALUES = 1 << 21
+"""Numbers, texts, lists, objects and names of fields in one body: as many as a batch of long prompts has ids."""
+MAX_KEYS = 1 << 16
+"""Fields of one object."""
+MAX_TEXTS = 1 << 16
+"""Texts, or lists of token ids, in one list."""
+MAX_OBJECTS = 10_000
+"""Objects in one list, such as the messages of a chat."""
+MAX_DEPTH = 200
+"""Lists and objects inside each other; the reader of JSON has the same limit."""
+MAX_DIGITS = 1000
+"""Of one number: a schema's bounds may be large ones."""
+
+_MAX_BITS = int(MAX_DIGITS * math.log2(10))
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_PLACE = re.compile(r" at line 1 column (\d+)$")
+
+
+def _bounded(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_bounded(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {name: _bounded(item) for name, item in schema.items()}
+    if schema.get("type") != "list":
+        return changed
+    items = schema.get("items_schema", {}).get("type")
+    most = MAX_VALUES if items == "int" else MAX_TEXTS if items in ("str", "list", "any") else MAX_OBJECTS
+    return {**changed, "fail_fast": True, "max_length": schema.get("max_length", most)}
+
+
+class Bounded(BaseModel):
+    """A body or a part of one. Its lists have an end, and are left at their first mistake: a million of those take
+    gigabytes."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Pydantic's, but for that."""
+        schema: CoreSchema = _bounded(handler(source))
+        return schema
+
+
+def parse(data: bytes, model: type[Body]) -> Body:
+    """The body. Raises InvalidRequest that names the first thing that is wrong."""
+    if most_values(data) > MAX_VALUES and (number := most_values(_STRING.sub(b"0", data))) > MAX_VALUES:
+        raise InvalidRequest(f"the body holds {number} values, and {MAX_VALUES} are the most that one may have")
+    try:
+        value = from_json(data, allow_inf_nan=False, cache_strings="keys")
+    except ValueError as error:
+        raise _no_json(str(error)) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body is not a JSON object, but {_kind(value)}")
+    check_values(value)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise as_invalid_request(error, list(model.model_fields)) from None
+
+
+def most_values(data: bytes) -> int:
+    """No fewer than the values in it: a comma or a bracket inside of a text counts as well."""
+    return 1 + data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{")
+
+
+def load_json(text: str, what: str, *, param: str | None = None) -> Any:
+    """The JSON inside of a body's text, within the same limits. Raises InvalidRequest."""
+    try:
+        value = from_json(text.encode("utf-8", "surrogatepass"), allow_inf_nan=False)
+    except ValueError as error:
+        raise _no_json(str(error), what, param) from None
+    check_values(value, param)
+    return value
+
+
+def check_values(value: Any, param: str | None = None) -> None:
+    """Raise InvalidRequest for numbers that are infinite or without end, and objects of too many fields."""
+    left = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            if len(item) > MAX_KEYS:
+                message = f"an object has {len(item)} fields, and {MAX_KEYS} are the most that one may have"
+                raise InvalidRequest(message, param=param)
+            left += item.values()
+        elif isinstance(item, list):
+            kinds = set(map(type, item))
+            if kinds <= {str, bool, type(None)}:
+                continue
+            if kinds == {int}:
+                left += (min(item), max(item))
+            else:
+                left += item
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                raise InvalidRequest("a number is too large: it must be finite", param=param)
+        elif isinstance(item, int) and item.bit_length() > _MAX_BITS:
+            raise InvalidRequest(f"a number has more than {MAX_DIGITS} digits", param=param)
+
+
+def _no_json(said: str, what: str = "the body", param: str | None = None) -> InvalidRequest:
+    said = _PLACE.sub(r" at byte \1", said)
+    if said.startswith("recursion limit"):
+        return InvalidRequest(f"{what} is nested more than {MAX_DEPTH} deep", param=param)
+    if said.startswith("number out of range"):
+        return InvalidRequest(f"{what} has a number of more than {MAX_DIGITS} digits", param=param)
+    return InvalidRequest(f"{what} is not JSON: {said}", param=param)
+
+
+def _kind(value: Any) -> str:
+    names = {list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,141 @@
+"""Processes that read bodies, one for each: what a hostile body takes of time and memory is no other request's, and
+comes back when it ends. They are forked from one that has everything imported and waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import subprocess
+from typing import Any
+
+from sgl.errors import InvalidRequest
+from sgl.grammar.child import command
+from sgl.runtime.server.bodies import Body, parse
+
+logger = logging.getLogger(__name__)
+
+_BYTES = 2 << 30  # address space of one; half of it is taken by what it has imported
+_CPU_SECONDS = 10  # the largest body that may be sent takes one
+_NICER = 5  # than the engine and whoever answers
+_IMPORTED = tuple(f"sgl.runtime.server.{module}" for module in ("native", "protocol", "programs"))
+_LENGTHS = struct.Struct("<QQ")  # of a model's name, of a body
+_ANSWER_BYTES = 1 << 18
+
+
+class BodyProcesses:
+    """Those of one server; the one that they are forked from is started when it is first needed. Runs on an event
+    loop."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    async def parse(self, data: bytes, model: type[Body]) -> Body:
+        """What `bodies.parse` returns and raises; InvalidRequest too if the body takes more than it may."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                self._hand_over(theirs)
+            name = pickle.dumps((model.__module__, model.__qualname__))
+            answer = bytearray()
+            with contextlib.suppress(ConnectionError):  # it has ended already
+                await loop.sock_sendall(ours, _LENGTHS.pack(len(name), len(data)) + name)
+                await loop.sock_sendall(ours, data)
+                while piece := await loop.sock_recv(ours, _ANSWER_BYTES):
+                    answer += piece
+        if not answer:
+            raise InvalidRequest("the body takes too much time or memory to read")
+        result = pickle.loads(answer)
+        if isinstance(result, Exception):
+            raise result
+        body: Body = result
+        return body
+
+    def start(self) -> None:
+        """Start it now."""
+        if self._control is None:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                code = f"from {__name__} import serve; serve({theirs.fileno()})"
+                self._process = subprocess.Popen(
+                    command(code), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                )
+            self._control = ours
+
+    def close(self) -> None:
+        """End the process; those that it forked end by themselves."""
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process = self._control = None
+
+    def _hand_over(self, end: socket.socket) -> None:
+        for attempt in range(2):
+            self.start()
+            assert self._control is not None, "it was started"
+            try:
+                socket.send_fds(self._control, [b"."], [end.fileno()])
+                return
+            except OSError:
+                self.close()
+                if attempt:
+                    raise
+                logger.warning("the process that reads large bodies had ended: starting another")
+
+
+def serve(descriptor: int) -> None:
+    """The process that the others are forked from, with what bodies need imported. Ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the server that is interrupted
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that end
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    os.nice(_NICER)
+    gc.disable()  # would look through a million new objects again and again
+    with socket.socket(fileno=descriptor) as control:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            if not data:
+                return
+            with socket.socket(fileno=descriptors[0]) as end:
+                if os.fork() == 0:
+                    control.close()
+                    with contextlib.suppress(OSError):
+                        end.sendall(pickle.dumps(_answer(end), protocol=5))
+                    os._exit(0)
+
+
+def _answer(end: socket.socket) -> Any:
+    """A body, or the error that it is."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
+    try:
+        name_length, length = _LENGTHS.unpack(_received(end, _LENGTHS.size))
+        module, name = pickle.loads(_received(end, name_length))
+        return parse(_received(end, length), getattr(importlib.import_module(module), name))
+    except InvalidRequest as error:
+        return error
+    except MemoryError:
+        return InvalidRequest("the body takes too much memory to read")
+    except Exception as error:  # not everything can be pickled
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _received(end: socket.socket, length: int) -> bytes:
+    data = bytearray(length)
+    view = memoryview(data)
+    while view:
+        view = view[end.recv_into(view) or os._exit(0) :]
+    return bytes(data)

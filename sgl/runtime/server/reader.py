@@ -1,0 +1,105 @@
+"""Bodies of requests as they arrive. Small ones are read at once; others in processes of their own, of which the larger
+ones have fewer, so that no small body ever waits for a large one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from aiohttp import web
+
+from sgl.errors import InvalidRequest, QueueFull, RequestTimeout
+from sgl.runtime.config import ServerConfig
+from sgl.runtime.server.bodies import Body, most_values, parse
+from sgl.runtime.server.body_process import BodyProcesses
+from sgl.runtime.server.errors import BodyTooLong
+
+SMALL_BYTES, SMALL_VALUES = 256 << 10, 4096
+"""Reading a body within both takes a few milliseconds, whatever it holds."""
+LARGE_BYTES = 1 << 20
+_AT_ONCE = {False: 4, True: 2}  # processes, for bodies that are not large and for those that are
+_HELD_BODIES = 8  # of the longest that may be sent: the memory that all together have
+
+
+is_small: ContextVar[bool] = ContextVar("is_small", default=True)
+"""Whether the present task's request has a small body: what comes of it then takes little time too."""
+
+
+class BodyReader:
+    """Reads the bodies of one server's requests, on its event loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._longest = config.max_request_bytes
+        self._timeout = config.read_timeout
+        self._processes = BodyProcesses()
+        self._slots = {is_large: asyncio.Semaphore(number) for is_large, number in _AT_ONCE.items()}
+        self._held = 0  # bytes of bodies that are not small
+
+    async def read(self, request: web.Request, model: type[Body]) -> Body:
+        """The request's JSON body. Raises InvalidRequest that names what is wrong, BodyTooLong, RequestTimeout if it
+        does not arrive in time, and QueueFull where too many long ones are on their way."""
+        with self._room() as room:
+            data = await self._bytes(request, room)
+            if len(data) <= SMALL_BYTES and most_values(data) <= SMALL_VALUES:
+                return parse(data, model)
+            is_small.set(False)
+            async with self._slots[len(data) > LARGE_BYTES]:
+                return await self._processes.parse(data, model)
+
+    def start(self) -> None:
+        """Get ready for the first body that is not small."""
+        self._processes.start()
+
+    def close(self) -> None:
+        """End what reads."""
+        self._processes.close()
+
+    async def _bytes(self, request: web.Request, room: _Room) -> bytes:
+        self._check_length(request.content_length or 0)
+        try:
+            async with contextlib.nullcontext() if request.content.is_eof() else asyncio.timeout(self._timeout):
+                data = bytearray()
+                while piece := await request.content.readany():
+                    data += piece
+                    self._check_length(len(data))
+                    room.hold(len(data))
+        except TimeoutError as error:
+            message = f"the body did not arrive within {self._timeout:g} s"
+            raise RequestTimeout(message, seconds=self._timeout) from error
+        except web.RequestPayloadError as error:
+            raise InvalidRequest(f"the body cannot be read: {error}") from error
+        return bytes(data)
+
+    def _check_length(self, length: int) -> None:
+        if length > self._longest:
+            raise BodyTooLong(f"the body is longer than {self._longest} bytes, see --max-request-bytes")
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[_Room]:
+        room = _Room(self)
+        try:
+            yield room
+        finally:
+            self._held -= room.held
+
+    def take(self, number: int) -> None:
+        """Count bytes of bodies that are held. Raises QueueFull where there is no room for them."""
+        limit = _HELD_BODIES * self._longest
+        if self._held + number > limit:
+            raise QueueFull(f"other requests' bodies fill the {limit} bytes that there are for them", limit=limit)
+        self._held += number
+
+
+class _Room:
+    """What one body takes of the memory that bodies have. Small ones take none."""
+
+    def __init__(self, reader: BodyReader) -> None:
+        self._reader = reader
+        self.held = 0
+
+    def hold(self, length: int) -> None:
+        if length > SMALL_BYTES:
+            self._reader.take(length - self.held)
+            self.held = length

@@ -1,0 +1,284 @@
+"""Bodies of every kind of size: what is wrong with one is said after a bounded amount of work, in a process of its own
+where that is much, and no small body ever waits for a large one."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from pydantic import ValidationError
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.engine import Engine
+from sgl.runtime.server import bodies
+from sgl.runtime.server.bodies import MAX_DEPTH, MAX_KEYS, MAX_OBJECTS, MAX_VALUES, load_json, parse
+from sgl.runtime.server.native import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
+from sgl.runtime.server.programs import ProgramBody, SegmentBody
+from sgl.runtime.server.protocol import ChatBody, CompletionBody
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.test_server_hostile import exchange, request, status
+
+MODELS = [AbortBody, ChatBody, CompletionBody, DetokenizeBody, GenerateBody, ProgramBody, SegmentBody, TokenizeBody]
+MANY = 300_000
+SHORT = {"max_new_tokens": 2, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[LiveServer]:
+    server = LiveServer(engine)
+    yield server
+    server.close()
+    assert server.service.reader._held == 0
+    assert engine.check_ledger() == []
+    assert not engine._rids
+
+
+def refused(data: bytes, model: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as error:
+        parse(data, model)
+    return error.value
+
+
+def put(template: str, inside: str) -> str:
+    return template.replace("%s", inside)
+
+
+def many(item: str, count: int = MANY) -> str:
+    return "[" + ",".join([item] * count) + "]"
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (GenerateBody, put('{"input_ids": %s}', many('""'))),
+        (GenerateBody, put('{"input_ids": %s}', many('[""]', 60_000))),
+        (GenerateBody, put('{"input_ids": %s}', many('[1, ""]', 60_000))),
+        (GenerateBody, put('{"text": %s}', many("1"))),
+        (GenerateBody, put('{"text": "a", "sampling_params": %s}', many("1"))),
+        (GenerateBody, put('{"text": "a", "rid": %s}', many("1"))),
+        (GenerateBody, put('{"text": "a", "token_ids_logprob": %s}', many("[1.5]", 60_000))),
+        (CompletionBody, put('{"prompt": %s}', many("1.5"))),
+        (CompletionBody, put('{"prompt": "a", "stop": %s}', many("1"))),
+        (
+            CompletionBody,
+            put('{"prompt": "a", "logit_bias": {%s}}', ",".join(f'"{i}": "x"' for i in range(60_000))),
+        ),
+        (CompletionBody, put('{"prompt": "a", %s}', ",".join(f'"{i}": 1' for i in range(60_000)))),
+        (ChatBody, put('{"messages": %s}', many("{}", 9_000))),
+        (ChatBody, put('{"messages": [{"role": "user", "content": %s}]}', many("1", 9_000))),
+        (ChatBody, put('{"messages": [{"role": "user"}], "tools": %s}', many("1", 9_000))),
+        (TokenizeBody, put('{"text": %s}', many("1"))),
+        (DetokenizeBody, put('{"tokens": %s}', many('""'))),
+        (ProgramBody, put('{"program": {}, "rows": %s}', many("1", 9_000))),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else value[:40],
+)
+def test_the_first_mistake_ends_the_search_for_others(
+    model: Any, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million errors at a time took gigabytes: of each list, no more than one a form that it may have is noted."""
+    counts = []
+
+    def noted(error: ValidationError, known: list[str]) -> InvalidRequest:
+        counts.append(error.error_count())
+        return as_invalid_request(error, known)
+
+    as_invalid_request = bodies.as_invalid_request
+    monkeypatch.setattr(bodies, "as_invalid_request", noted)
+    assert str(refused(body.encode(), model))
+    is_object = '{"0"' in body or '"1": 1' in body  # objects are bounded by their fields
+    assert counts[0] <= (MAX_KEYS if is_object else 12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"[" * 100_000, f"more than {MAX_DEPTH} deep"),
+        (b'{"x":' * 100_000, f"more than {MAX_DEPTH} deep"),
+        (b'{"text": ' + b"1" * 1_000_000 + b"}", "digits"),
+        (b'{"x": ' + b"1" * 1_500 + b"}", "digits"),
+        (b'{"x": -' + b"9" * 4_299 + b"}", "digits"),
+        (b'{"x": NaN}', "not JSON"),
+        (b'{"x": [Infinity]}', "not JSON"),
+        (b'{"x": [{"y": -1e999}]}', "finite"),
+        (b'{"x": [1, 1e400]}', "finite"),
+        (b"[1]", "a list"),
+        (b"5", "a number"),
+        (b"null", "null"),
+        (b"", "not JSON"),
+        (b"\xef\xbb\xbf{}", "not JSON"),
+        (b'{"x": "\xff"}', "not JSON"),
+        (b'{"x": "\\ud800"}', "not JSON"),
+        ('{"text": "a"}'.encode("utf-16"), "not JSON"),
+        (b"{" + b",".join(b'"%d":1' % i for i in range(MAX_KEYS + 1)) + b"}", f"{MAX_KEYS} are the most"),
+        (b'{"x": [' + b"[]," * MAX_VALUES + b"[]]}", f"{MAX_VALUES} are the most"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_what_no_body_may_be_is_said_with_its_limit(model: Any, data: bytes, words: str) -> None:
+    assert words in str(refused(data, model))
+
+
+def test_commas_of_a_text_are_no_values() -> None:
+    text = ',":[{\\' * (MAX_VALUES // 2)
+    assert parse(json.dumps({"text": text}).encode(), GenerateBody).text == text
+
+
+def test_lists_have_their_ends_in_the_description(server: LiveServer) -> None:
+    """Every list of every body, and what is longer is refused by its limit."""
+    schemas = server.get("/openapi.json").json()["components"]["schemas"]
+
+    def lists(schema: Any) -> Iterator[Any]:
+        if isinstance(schema, dict):
+            if schema.get("type") == "array":
+                yield schema
+            for item in schema.values():
+                yield from lists(item)
+        elif isinstance(schema, list):
+            for item in schema:
+                yield from lists(item)
+
+    found = [each for name, schema in schemas.items() if not name.startswith("ir_") for each in lists(schema)]
+    assert len(found) > 10
+    assert all("maxItems" in each for each in found)
+    messages = many('{"role": "user", "content": "a"}', MAX_OBJECTS + 1)
+    assert str(MAX_OBJECTS) in str(refused(put('{"messages": %s}', messages).encode(), ChatBody))
+
+
+def test_json_inside_of_a_text_has_the_same_limits() -> None:
+    assert load_json('{"a": [1, 2.5, "x"]}', "it") == {"a": [1, 2.5, "x"]}
+    for text, words in (
+        ("[" * 900 + "]" * 900, "deep"),
+        ("NaN", "JSON"),
+        ("1e999", "finite"),
+        ("{", "it is not JSON"),
+    ):
+        with pytest.raises(InvalidRequest, match=words):
+            load_json(text, "it")
+
+
+def test_bodies_of_every_size_are_read(server: LiveServer) -> None:
+    """The same answers at once and from a process of their own."""
+    for size in (10, 300_000, 2_000_000):
+        spaces = " " * size
+        data = put('{"text": "hello", %s"sampling_params": {"max_new_tokens": 2, "temperature": 0}}', spaces)
+        answer = requests.post(server.url + "/generate", data=data, timeout=120)
+        assert answer.json()["meta_info"]["completion_tokens"] == 2
+        wrong = put('{"text": "hello", %s"sampling_params": {"max_tokens": 2}}', spaces)
+        answer = requests.post(server.url + "/generate", data=wrong, timeout=120)
+        assert "did you mean 'max_new_tokens'" in answer.json()["error"]["message"]
+        wrong = put('{"text": 5, %s"sampling_params": {}}', spaces)
+        answer = requests.post(server.url + "/generate", data=wrong, timeout=120)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text")
+    several = server.post("/generate", {"text": ["a"] * 5_000, "sampling_params": {**SHORT, "max_new_tokens": 0}})
+    assert len(several.json()) == 5_000
+
+
+def test_the_process_that_reads_may_die(server: LiveServer) -> None:
+    body = {"text": "hello", "sampling_params": SHORT, "padding": [0] * 10_000}
+    assert server.post("/generate", body).status_code == 200
+    process = server.service.reader._processes._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(60)
+    assert server.post("/generate", body).status_code == 200
+
+
+def test_small_bodies_pass_large_ones(server: LiveServer) -> None:
+    """While all places of large bodies are taken."""
+    reader = server.service.reader
+    loop = server._loop
+
+    async def take() -> None:
+        for _ in range(2):
+            await reader._slots[True].acquire()
+
+    asyncio.run_coroutine_threadsafe(take(), loop).result(60)
+    large = {"text": "x" * 2_000_000}
+    late: list[Any] = []
+    thread = threading.Thread(target=lambda: late.append(server.post("/generate", large)))
+    thread.start()
+    try:
+        while not reader._held:
+            time.sleep(0.001)
+        for padding in (0, 10_000):  # at once, and in a process of its own
+            body = {"text": "hello", "sampling_params": SHORT, "padding": [0] * padding}
+            assert server.post("/generate", body).status_code == 200
+        assert not late
+    finally:
+        for _ in range(2):
+            loop.call_soon_threadsafe(reader._slots[True].release)
+        thread.join(60)
+    assert late[0].json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_many_long_bodies_at_once_are_refused_for_now(engine: Engine) -> None:
+    """What all hold together is bounded; those that are refused may come again."""
+    server = LiveServer(engine, max_request_bytes=1_000_000)
+
+    async def send() -> list[bytes]:
+        start = request(b"x" * 900_000, length=950_000)
+        waiting = [asyncio.create_task(exchange(server.url, start, wait=120)) for _ in range(7)]
+        while server.service.reader._held < 7 * 900_000:
+            await asyncio.sleep(0.001)
+        last = await asyncio.gather(*(exchange(server.url, start, wait=2) for _ in range(2)))
+        small = await exchange(server.url, request(b"{}").replace(b"Host: l", b"Connection: close\r\nHost: l"))
+        assert status(small) == "400"
+        for task in waiting:
+            task.cancel()
+        return [*last]
+
+    answers = asyncio.run(send())
+    assert "429" in map(status, answers)
+    refused_one = next(answer for answer in answers if status(answer) == "429")
+    assert b"Retry-After" in refused_one
+    while server.service.reader._held:
+        time.sleep(0.001)
+    server.close()
+
+
+def test_compressed_bodies_end_where_others_do(engine: Engine) -> None:
+    server = LiveServer(engine, max_request_bytes=1_000_000)
+    bomb = gzip.compress(b" " * 50_000_000)
+    headers = {"Content-Encoding": "gzip"}
+    answer = requests.post(server.url + "/generate", data=bomb, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_long")
+    data = gzip.compress(json.dumps({"text": "a", "sampling_params": SHORT}).encode())
+    assert requests.post(server.url + "/generate", data=data, headers=headers, timeout=60).status_code == 200
+    assert server.service.reader._held == 0
+    server.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_is_given_back(server: LiveServer) -> None:
+    """Of hostile bodies this process holds nothing but their bytes, and those no longer than it reads them."""
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+    hostile = [put('{"input_ids": %s}', many('""', 600_000)), put('{"messages": %s}', many("{}", 600_000))]
+    paths = ["/generate", "/v1/chat/completions"]
+    before = None
+    for _ in range(4):
+        for path, data in zip(paths, hostile, strict=True):
+            assert requests.post(server.url + path, data=data, timeout=120).status_code == 400
+        before = before or resident()
+    assert resident() - before < 200_000
