@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 from sgl.runtime.server.identity import request_id
 
@@ -19,7 +20,27 @@ def configure_logging(level: str, style: str) -> None:
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a traceback for each request that is not HTTP
 
 
-class _TextFormatter(logging.Formatter):
+_FRAMES = 15  # of a traceback's beginning, and of its end: recursion without an end has thousands
+
+
+class _Formatter(logging.Formatter):
+    """Leaves out the middle of long tracebacks."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        """The traceback of an exception and of those that led to it."""
+        blocks = super().formatException(ei).split("\n\n")
+        return "\n\n".join(map(_shortened, blocks))
+
+
+def _shortened(block: str) -> str:
+    lines = block.split("\n")
+    most = 3 * _FRAMES
+    if len(lines) <= 2 * most + 1:
+        return block
+    return "\n".join([*lines[:most], f"  … {len(lines) - 2 * most} lines …", *lines[-most:]])
+
+
+class _TextFormatter(_Formatter):
     """`[id]` stands before the message of a line that belongs to a request."""
 
     def __init__(self) -> None:
@@ -32,7 +53,7 @@ class _TextFormatter(logging.Formatter):
         return super().format(record)
 
 
-class _JsonFormatter(logging.Formatter):
+class _JsonFormatter(_Formatter):
     """`request` and the record's `fields`, where there are any, stand beside time, level and message."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -167,7 +167,7 @@ class Engine:
     ) -> Any:
         """Like `generate`, for use in an event loop; with stream, awaiting it returns an asynchronous iterator.
         Cancelling the awaiting task aborts the requests."""
-        arguments = dict(locals())
+        arguments = {**locals(), "arrived": asyncio.get_running_loop().time()}
         if not self._finalizer.alive:
             raise EngineDead("the engine is shut down")
         prepare = partial(self._prepare, arguments, waits=stream)

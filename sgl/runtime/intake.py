@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from sgl.errors import ContextTooLong, InvalidRequest
+from sgl.errors import ContextTooLong, InvalidRequest, RequestTimeout
 from sgl.grammar import Vocabulary
 from sgl.grammar.closure import Standing
 from sgl.lang.sampling import MAX_SECONDS
@@ -37,6 +37,8 @@ MAX_TOKEN_IDS_LOGPROB = 1024
 MAX_LOGPROBS = 1 << 20
 """Log-probabilities of one request, or of all requests of one call of a server: 40 MB of JSON."""
 MAX_PRIORITY = 2**31
+MAX_NAME_CHARACTERS = 1024
+"""Of a rid or an extra_key."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Ask:
     stream: bool = False
     limits_logprobs: bool = True
     """False where they are not told to anyone one by one: of candidates that are only scored."""
+    arrived: float = field(default_factory=time.monotonic)  # from when on the timeout counts
 
 
 class Intake:
@@ -122,9 +125,12 @@ class Intake:
         for name, value in (("extra_key", ask.extra_key), ("rid", ask.rid)):
             if value is not None and not isinstance(value, str):
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
+            if value is not None and len(value) > MAX_NAME_CHARACTERS:
+                raise InvalidRequest(f"{name} may have {MAX_NAME_CHARACTERS} characters at most", param=name)
         guides = self._constraints.guides(params)
+        deadline = None if timeout is None else ask.arrived + timeout
         if waits and guides[0] is not None:
-            guides[0].flight.result()
+            _wait(guides[0].flight, deadline, timeout)
         now = time.monotonic()
         made = []
         for sample in range(params.n):
@@ -139,7 +145,7 @@ class Intake:
                 stop_ids=(frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids),
                 priority=ask.priority,
                 namespace=ask.extra_key,
-                deadline=None if timeout is None else now + timeout,
+                deadline=deadline,
                 queue_deadline=None if self._config.queue_timeout is None else now + self._config.queue_timeout,
                 logprob_start=logprob_start,
                 top_logprobs=top_logprobs,
@@ -346,6 +352,17 @@ def _seconds(param: str, value: float | None, default: float | None) -> float | 
         wanted = f"a positive number of seconds, at most {MAX_SECONDS:.0f}"
         raise InvalidRequest(f"{param} must be {wanted}, not {short(value)}", param=param)
     return float(value)
+
+
+def _wait(flight: Future[Any], deadline: float | None, timeout: float | None) -> None:
+    """Until a constraint is compiled; raises what that ends in, and RequestTimeout at the deadline."""
+    try:
+        flight.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        if timeout is None or flight.done():
+            raise
+        message = f"the request timed out after {timeout:g} s, while its constraint was being compiled"
+        raise RequestTimeout(message, seconds=timeout) from None
 
 
 def _mix_seed(seed: int, sample: int) -> int:

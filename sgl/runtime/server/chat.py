@@ -5,7 +5,6 @@ Nothing that a user wrote becomes a control token.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +12,16 @@ from typing import Any
 import numpy as np
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.server.bodies import load_json
 from sgl.runtime.server.protocol import CalledFunction, ChatBody, Message, Part
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _ROLES = {"developer": "system", "function": "tool"}  # the newer or the older name of what templates know
+_TAKEN = frozenset(
+    {"self", "cls", "messages", "conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
+    | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "loop", "raise_exception", "strftime_now"}
+)
+"""Names in which the template, or what renders it, finds something else."""
 _QUOTE = re.compile("\ue000([0-9]+)\ue001")  # private-use characters: no template trims or rewrites them
 
 
@@ -26,12 +31,9 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
     messages = [_message(message, quote) for message in body.messages]
-    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    if "chat_template" in variables:
-        message = "a chat template is code: the server's own is used, see --chat-template"
-        raise InvalidRequest(message, param="chat_template_kwargs")
+    variables = _variables(body.chat_template_kwargs or {}, quote)
     if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
+        variables["reasoning_effort"] = _each_text(body.reasoning_effort, quote)
         if body.reasoning_effort == "none":  # templates have one of these names for it
             variables = {"enable_thinking": False, "thinking": False, **variables}
     if body.documents is not None:
@@ -58,6 +60,21 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit
     ]
     ids: list[int] = np.concatenate(parts).tolist()
     return ids
+
+
+def _variables(given: dict[str, Any], quote: Callable[[str], str]) -> dict[str, Any]:
+    """What a client adds for the template. Raises InvalidRequest for names that are taken."""
+    for name in given:
+        if name == "chat_template":
+            message = "a chat template is code: the server's own is used, see --chat-template"
+            raise InvalidRequest(message, param="chat_template_kwargs")
+        if name in _TAKEN or not name.isidentifier():
+            message = (
+                f"chat_template_kwargs cannot set {name!r:.80}: it is no variable that a template has for clients"
+            )
+            raise InvalidRequest(message, param="chat_template_kwargs")
+    variables: dict[str, Any] = _each_text(given, quote)
+    return variables
 
 
 def _quoter(tokenizer: Tokenizer, quotes: list[str]) -> Callable[[str], str]:
@@ -116,8 +133,5 @@ def _part_text(part: Part) -> str:
 def _loaded(called: CalledFunction) -> Any:
     if not isinstance(called.arguments, str):
         return called.arguments or {}
-    try:
-        return json.loads(called.arguments or "{}")
-    except ValueError as error:
-        message = f"arguments of the call of {called.name!r} are not JSON: {error}"
-        raise InvalidRequest(message, param="messages") from None
+    what = f"arguments of the call of {called.name!r:.80}"
+    return load_json(called.arguments or "{}", what, param="messages")

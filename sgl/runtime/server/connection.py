@@ -8,7 +8,7 @@ import json
 
 from aiohttp import web
 
-from sgl.runtime.server.errors import described, json_response
+from sgl.runtime.server.errors import described, error_response, json_response
 from sgl.runtime.server.identity import new_identity, working_for
 
 
@@ -23,6 +23,14 @@ class Connection(web.RequestHandler):
         self.is_owed = True
         super().data_received(data)
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; what aiohttp says by itself, before any handler is asked, in the shape of all others."""
+        if isinstance(resp, web.HTTPException):
+            resp = error_response(resp)
+        return await super().finish_response(request, resp, start_time)
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -35,6 +43,8 @@ class Connection(web.RequestHandler):
         with working_for(identity):
             super().handle_error(request, status, exc, message)  # logs it
         self.is_owed = False
+        if status == 400:
+            status, message = _too_long(message or "")
         kind = "invalid_request_error" if status < 500 else "server_error"
         what = " ".join(message.split()).rstrip(" ^") if message else "internal error: the server's log has it"
         body = described(what, kind, "bad_http" if status < 500 else None)
@@ -53,3 +63,12 @@ class Connection(web.RequestHandler):
             head += f"X-Request-Id: {new_identity()}\r\n"
             self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         super().eof_received()
+
+
+def _too_long(message: str) -> tuple[int, str]:
+    """Status and message of what a parser refused, which it says in words alone."""
+    if message.startswith("Got more than"):
+        if "bytearray" in message:  # how it keeps a path
+            return 414, "the path is too long"
+        return 431, "a header is too long"
+    return 431 if message.startswith("Too many headers") else 400, message

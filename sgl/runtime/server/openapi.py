@@ -32,10 +32,16 @@ _ERROR = {
 _STATUSES = {
     400: "The request cannot be served as it stands",
     401: "The API key is missing or wrong",
+    403: "It is the admin's, or a page of a stranger asks",
     404: "There is no such thing",
+    405: "The endpoint is for other methods, which Allow names",
     408: "The request took longer than it may",
     413: "The body is too long",
+    414: "The path is too long",
+    417: "The request expects what no request may",
+    431: "The headers are too long, or too many",
     429: "Too many requests wait: try again after Retry-After seconds",
+    499: "The request was aborted",
     500: "An error of the server",
     503: "The engine is not there: try again after Retry-After seconds",
 }

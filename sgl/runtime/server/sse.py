@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from sgl.errors import SglError
-from sgl.runtime.server.errors import error_body
+from sgl.runtime.server.errors import error_body, json_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +21,13 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # proxies of the nginx kind would collect events otherwise
 }
 DONE = b"data: [DONE]\n\n"
-_JSON = json.JSONEncoder(separators=(",", ":"))
 _SMALL = 1 << 15  # bytes that a transport with nothing unsent takes without waiting for the client
 
 
 def event(data: Any, event_id: int | None = None) -> bytes:
     """One event. JSON has no raw newlines, so one line is enough."""
     head = "" if event_id is None else f"id: {event_id}\n"
-    return f"{head}data: {_JSON.encode(data)}\n\n".encode()
+    return b"%bdata: %b\n\n" % (head.encode(), json_bytes(data))
 
 
 class _EventStream(web.StreamResponse):
