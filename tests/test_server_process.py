@@ -131,6 +131,13 @@ def test_an_engine_process_answers_what_an_engine_answers(serve: Callable[..., S
         text = program.run(backend=engine, seed=5).text()
     assert [strip(result) for result in results] == [strip(result) for result in json.loads(json.dumps(expected))]
     assert program.run(backend=sgl.RuntimeEndpoint(server.url), seed=5).text() == text
+    bare = {**body, "text": "hello", "return_text_in_logprobs": None, "sampling_params": {"max_new_tokens": 2}}
+    meta = server.generate(bare).json()["meta_info"]
+    assert {entry[2] for entry in meta["input_token_logprobs"] + meta["output_top_logprobs"][0]} == {None}
+    much = {"text": ["hello"] * 20, "return_logprob": True, "token_ids_logprob": [5] * 200}
+    answer = server.generate({**much, "sampling_params": {"max_new_tokens": 400}})
+    assert answer.status_code == 400
+    assert "up to 1600000 log-probabilities, and an answer holds 1048576" in answer.json()["error"]["message"]
     answer = server.generate({"text": "x" * 3000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 

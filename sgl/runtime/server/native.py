@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal
@@ -10,19 +12,29 @@ from typing import Any, Literal
 from aiohttp import web
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.aside import aside
+from sgl.runtime.aside import FEW, aside
 from sgl.runtime.native import failure_of
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.errors import described, json_response
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.service import VERSION, Route, Service
+from sgl.runtime.text.tokenizer import Tokenizer
 
 UNRESPONSIVE_SECONDS = 20.0
 """A step longer than this makes /health say no. Long chunks of a prompt take a second or two."""
 SILENT_SECONDS = 5.0
 """A process of the engine that sends no beat for so long makes it say no too; ten are missing then."""
 
+
+MAX_TOKENIZED = 1 << 22
+"""Characters of one request to /tokenize: a few seconds of one thread."""
+MAX_DETOKENIZED = 1 << 18
+"""Tokens of one request to /detokenize."""
+EACH = 16
+"""What a text or a list costs by itself, in characters or tokens."""
+_TEXTS = 256  # that are tokenized in one call
+_LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="sgl-texts")  # starts no thread before the first
 
 _NOT_PASSED = frozenset({"text", "image_data", "stream"})
 
@@ -241,45 +253,79 @@ class NativeApi:
         texts = body.text if body.text is not None else body.prompt
         if texts is None:
             raise InvalidRequest("text is needed", param="text")
-        tokenizer = self._service.tokenizer
-
-        def encode() -> list[list[int]]:
-            options: dict[Literal["add_special_tokens", "allow_special"], bool]
-            options = {"add_special_tokens": body.add_special_tokens, "allow_special": body.allow_special}
-            several = [texts] if isinstance(texts, str) else texts
-            return [tokenizer.encode(text, **options).tolist() for text in several]
-
-        ids = await self._service.aside(encode)
+        is_one, several = isinstance(texts, str), [texts] if isinstance(texts, str) else texts
+        size = sum(map(len, several)) + EACH * len(several)
+        if size > MAX_TOKENIZED:
+            raise InvalidRequest(
+                f"{size} characters are to be tokenized, {EACH} more for each text counted; {MAX_TOKENIZED} may be",
+                param="text",
+            )
+        options: dict[Literal["add_special_tokens", "allow_special"], bool]
+        options = {"add_special_tokens": body.add_special_tokens, "allow_special": body.allow_special}
+        encode = partial(_encoded, self._service.tokenizer, several, options)
+        ids = await asyncio.get_running_loop().run_in_executor(_pool(size), encode)
         counts = [len(each) for each in ids]
-        is_one = isinstance(texts, str)
-        return json_response(
-            {
+
+        def answer() -> dict[str, Any]:
+            return {
                 "tokens": ids[0] if is_one else ids,
                 "count": counts[0] if is_one else counts,
                 "max_model_len": self._service.engine.config.context_length,
             }
-        )
+
+        return await encoding.answer(answer, sum(counts) + len(counts))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """The text of each list of ids."""
         body = await self._service.body(request, DetokenizeBody)
-        tokenizer = self._service.tokenizer
         is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
         several: Any = body.tokens if is_list else [body.tokens]
-        for token_id in (token_id for ids in several for token_id in ids):
-            if not 0 <= token_id < tokenizer.vocab_size:
-                message = f"token id {token_id} is out of range: there are 0 to {tokenizer.vocab_size - 1}"
-                raise InvalidRequest(message, param="tokens")
-        decode = tokenizer.decode
-        texts = await self._service.aside(
-            lambda: [decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in several]
-        )
-        return json_response({"text": texts if is_list else texts[0]})
+        size = sum(map(len, several)) + EACH * len(several)
+        if size > MAX_DETOKENIZED:
+            raise InvalidRequest(
+                f"{size} tokens are to be detokenized, {EACH} more for each list counted; {MAX_DETOKENIZED} may be",
+                param="tokens",
+            )
+        decode = partial(_decoded, self._service.tokenizer, several, skip_special_tokens=body.skip_special_tokens)
+        texts = await asyncio.get_running_loop().run_in_executor(_pool(size), decode)
+        return await encoding.answer(lambda: {"text": texts if is_list else texts[0]}, size)
 
     async def concatenate(self, request: web.Request) -> web.Response:
         """The original client joins forks by this call after it has joined their texts itself; the next request
         brings that text, and the radix cache finds what is shared. So there is nothing to do."""
         return json_response({})
+
+
+def _pool(size: int) -> ThreadPoolExecutor | None:
+    """Where so much text is read: what takes long waits for its like only."""
+    return None if size <= FEW else _LONG_TEXTS
+
+
+def _encoded(
+    tokenizer: Tokenizer, texts: list[str], options: dict[Literal["add_special_tokens", "allow_special"], bool]
+) -> list[list[int]]:
+    """In batches: a call keeps the interpreter while it hands its results over."""
+    ids: list[list[int]] = []
+    for start in range(0, len(texts), _TEXTS):
+        ids += tokenizer.encode_all(texts[start : start + _TEXTS], **options)
+    return ids
+
+
+def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
+    """Raises InvalidRequest for an id that is none. Long lists are read token by token, since one call of the backend
+    keeps the interpreter until it returns."""
+    texts = []
+    for ids in several:
+        for token_id in ids:
+            if not 0 <= token_id < tokenizer.vocab_size:
+                message = f"token id {token_id} is out of range: there are 0 to {tokenizer.vocab_size - 1}"
+                raise InvalidRequest(message, param="tokens")
+        if len(ids) <= FEW:
+            texts.append(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        else:
+            detokenizer = tokenizer.detokenizer([], skip_special_tokens=skip_special_tokens)
+            texts.append("".join(map(detokenizer.feed, ids)) + detokenizer.flush())
+    return texts
 
 
 def _computes_prompts_only(body: GenerateBody) -> bool:
