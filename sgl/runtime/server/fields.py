@@ -17,14 +17,14 @@ from pydantic_core import PydanticCustomError
 from sgl.runtime.server.bodies import Bounded
 
 
-def _only(*harmless: Any) -> AfterValidator:
+def _only(*harmless: Any, hint: str = "leave it out") -> AfterValidator:
     """Takes null and the values that change nothing."""
 
     def check(value: Any) -> Any:
         if value is None or any(value == other and type(value) is type(other) for other in harmless):
             return value
-        instead = "".join(f" or send {json.dumps(other)}" for other in harmless[:1])
-        raise PydanticCustomError("not_supported", "this is not supported here: leave it out" + instead)
+        instead = f" or send {json.dumps(harmless[0])}" if harmless and harmless[0] not in ("", []) else ""
+        raise PydanticCustomError("not_supported", "this is not supported here: " + hint + instead)
 
     return AfterValidator(check)
 
@@ -38,7 +38,8 @@ On: TypeAlias = Annotated[Any, _only(True), _UNTOLD]
 Zero: TypeAlias = Annotated[Any, _only(0), _UNTOLD]
 One: TypeAlias = Annotated[Any, _only(1, 1.0), _UNTOLD]
 Empty: TypeAlias = Annotated[Any, _only("", [], {}), _UNTOLD]
-NoCall: TypeAlias = Annotated[Any, _only("none", "auto"), _UNTOLD]
+NoFunctions: TypeAlias = Annotated[Any, _only([], hint="tools have replaced it"), _UNTOLD]
+NoCall: TypeAlias = Annotated[Any, _only("none", "auto", hint="tool_choice has replaced it; leave it out"), _UNTOLD]
 Nothing: TypeAlias = Annotated[Any, _only(), _UNTOLD]
 Unlimited: TypeAlias = Annotated[Any, _only(-1), _UNTOLD]
 

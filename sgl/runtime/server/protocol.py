@@ -14,7 +14,17 @@ from pydantic import Field
 from sgl.errors import InvalidRequest
 from sgl.runtime.sampling_params import MAX_TOKENS, SamplingParams
 from sgl.runtime.server.constrained import Constrained
-from sgl.runtime.server.fields import Anything, Empty, ForeignFields, Lenient, NoCall, Nothing, Off, On, Strict
+from sgl.runtime.server.fields import (
+    Anything,
+    ForeignFields,
+    Lenient,
+    NoCall,
+    NoFunctions,
+    Nothing,
+    Off,
+    On,
+    Strict,
+)
 
 # Checked here, since the engine calls them otherwise.
 TokenCount = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
@@ -226,8 +236,7 @@ class ChatBody(SamplingBody):
     verbosity: Anything = None
     prediction: Anything = None
     """A guess of the answer only makes it come faster."""
-    functions: Empty = None
-    """What tools and tool_choice have replaced."""
+    functions: NoFunctions = None
     function_call: NoCall = None
     web_search_options: Nothing = None
     audio: Nothing = None
