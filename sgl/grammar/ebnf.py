@@ -1,23 +1,45 @@
-"""Context-free grammars in Lark's or EBNF's notation, through llguidance, behind the interface of `Grammar`.
+"""Context-free grammars in EBNF or Lark's notation, through llguidance, behind the interface of `Grammar`.
 
 llguidance is an optional extra. Its matchers walk tokens, not bytes, and know no token budget.
 """
 
 from __future__ import annotations
 
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import lru_cache
-from typing import Any
+from time import thread_time
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sgl.errors import GrammarError
+from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.cfg import MAX_RULES, Cfg
+from sgl.grammar.charset import CharSet
+from sgl.grammar.ebnf_reader import MAX_SOURCE, read_ebnf
 from sgl.grammar.matcher import Matcher
+from sgl.grammar.time_limit import check_size
 from sgl.grammar.vocabulary import Vocabulary
 
+T = TypeVar("T")
 Int32Array = npt.NDArray[np.int32]
 _NUM_MORE = 257  # tokens that llguidance is told of beyond the vocabulary
 _MAX_FORCED = 4096
+_LARK_START = re.compile(r"^[ \t]*[?!]*start[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:=)", re.MULTILINE)
+_LARK_NESTING = re.compile(r"[:(\[]")
+_STACK_BYTES = 128 << 20  # 8 KB for each of MAX_RULES; what is not used takes no memory
+_STACK_SIZE = threading.Lock()  # is the process's, while a thread starts
+_EASY_SECONDS = 0.05
+_MOST_SECONDS = 2.0
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "step_max_items": 500_000,  # in one mask: 100 to 400 ms. JSON and programming languages need 50,000
+    "step_lexer_fuel": 100_000,
+    "max_lexer_states": 50_000,  # at 1 to 2 KB
+}
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # every way to cut forced text into tokens is allowed
 
 
@@ -33,6 +55,7 @@ class EbnfMatcher(Matcher):
         self._ids: list[int] = []  # what `_found` has consumed
         self._steps: list[int] = []  # how many of them each accepted step brought
         self._is_finished = False
+        self._debt = 0.0  # seconds that masks took beyond what they should
 
     def accept(self, token_id: int) -> bool:
         """As `Matcher.accept`."""
@@ -73,9 +96,15 @@ class EbnfMatcher(Matcher):
         size = self._vocabulary.size
         row = np.zeros((size + _NUM_MORE + 31) // 32, np.int32)
         if not self._is_finished:
+            began = thread_time()
             self._found.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            self._debt += max(0.0, thread_time() - began - _EASY_SECONDS)
+            if self._debt > _MOST_SECONDS:
+                raise _too_ambiguous()
             if self._found.is_error():
-                raise GrammarError(f"llguidance gave up: {_error_of(self._found)}")
+                failure = _failure(self._found)
+                self._go_back_by(0)
+                raise failure
             row.view(np.uint8)[size // 8 + 1 :] = 0
             row.view(np.uint8)[size // 8] &= (1 << size % 8) - 1
             if self.is_accepting():
@@ -123,17 +152,71 @@ def compile_ebnf(source: str, vocabulary: Vocabulary) -> EbnfMatcher:
     tokenizer = _tokenizer(vocabulary)
     import llguidance
 
-    try:
-        if "::=" in source:
-            from llguidance.gbnf_to_lark import any_to_lark
-
-            source = any_to_lark(source)
-        found = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(source + _OPTIONS))
-    except Exception as error:  # the converter raises whatever its parser comes upon
-        raise GrammarError(f"the grammar cannot be read: {error}") from error
+    if is_lark(source):
+        check_size(len(source), MAX_SOURCE, "the grammar has more than {} characters")
+        check_size(len(_LARK_NESTING.findall(source)), MAX_RULES, "the grammar has more than {} rules and groups")
+        lark = source
+    else:
+        rules = read_ebnf(source)
+        rules.simplify()
+        lark = lark_of(rules)
+    given = llguidance.LLMatcher.grammar_from_lark(lark + _OPTIONS)
+    limits = llguidance.LLParserLimits(**_LIMITS)
+    found = _on_a_deep_stack(lambda: llguidance.LLMatcher(tokenizer, given, log_level=0, limits=limits))
     if found.is_error():
         raise GrammarError(f"the grammar cannot be compiled: {_error_of(found)}")
     return EbnfMatcher(found, vocabulary)
+
+
+def _on_a_deep_stack(function: Callable[[], T]) -> T:
+    """The result of a function that calls itself for each rule within a rule: on an ordinary stack, 3,000 of them end
+    the process."""
+    done: Future[T] = Future()
+    with _STACK_SIZE:
+        before = threading.stack_size(_STACK_BYTES)
+        thread = threading.Thread(target=lambda: done.set_result(function()), name="sgl-ebnf")
+        thread.start()
+        threading.stack_size(before)
+    thread.join()
+    return done.result()
+
+
+def is_lark(source: str) -> bool:
+    """Whether a grammar is written in Lark's notation: it defines no rule by ::=, or it defines a rule `start`."""
+    return "::=" not in source or _LARK_START.search(source) is not None
+
+
+def lark_of(rules: Cfg) -> str:
+    """Rules in Lark's notation, each of whose terminals is one character: llguidance reads a lexeme as far as it goes,
+    and one character goes nowhere, so that its parser decides everything."""
+    names = ["start", *(f"r{number}" for number in range(1, len(rules.rules)))]
+    lines = [f"{_terminal_name(i)}: /{_class_of(chars)}/" for i, chars in enumerate(rules.terminals)]
+    for name, alternatives in zip(names, rules.rules, strict=True):
+        each = [" ".join([names[s] if s >= 0 else _terminal_name(~s) for s in one]) for one in alternatives]
+        lines.append(f"{name}: {' | '.join(each)}")
+    return "\n".join(lines)
+
+
+def _terminal_name(number: int) -> str:
+    return f"T{number}"
+
+
+def _class_of(chars: CharSet) -> str:
+    ranges = (f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in chars)
+    return f"[{''.join(ranges)}]"
+
+
+def _failure(found: Any) -> GrammarError:
+    """What llguidance gave up for."""
+    message = _error_of(found)
+    if "Too many items" in message or "items; max is" in message:
+        return _too_ambiguous()
+    return GrammarError(f"llguidance gave up: {message}")
+
+
+def _too_ambiguous() -> GrammarTooLarge:
+    message = "the grammar has too many readings of the text: make it less ambiguous"
+    return GrammarTooLarge(message, states=_LIMITS["step_max_items"], limit=_LIMITS["step_max_items"])
 
 
 def _error_of(found: Any) -> str:
