@@ -131,11 +131,11 @@ def compile(  # the public name: sgl.grammar.compile
 
     `json_schema` is a schema, or its JSON text; JSON_OBJECT is any JSON object. `regex` is matched in full, in
     Python's dialect with ASCII classes; `choices` are texts, one of which is produced. `ebnf` is a grammar in EBNF as
-    llama.cpp and XGrammar read it, or in Lark's notation, and needs the extra sgl[ebnf]. `structural_tag` is free text with constrained parts, see
-    `structural_tag.py`. `whitespace` is what may stand between JSON's tokens; "flexible" also allows every spelling of
-    numbers. `key_order` "any" lets keys come in any order. `lenient` lists in `Grammar.dropped` what of a schema cannot
-    be enforced, instead of refusing it. Raises UnsupportedSchema, RegexSyntaxError, GrammarTooLarge (also past an
-    enclosing `time_limit`) or GrammarError.
+    llama.cpp and XGrammar read it, or in Lark's notation, and needs the extra sgl[ebnf]. `structural_tag` is free text
+    with constrained parts, see `structural_tag.py`. `whitespace` is what may stand between JSON's tokens; "flexible"
+    also allows every spelling of numbers. `key_order` "any" lets keys come in any order. `lenient` lists in
+    `Grammar.dropped` what of a schema cannot be enforced, instead of refusing it. Raises UnsupportedSchema,
+    RegexSyntaxError, GrammarTooLarge (also past an enclosing `time_limit`) or GrammarError.
     """
     given = {
         "json_schema": json_schema,
