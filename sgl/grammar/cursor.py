@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sgl.grammar.budget import FAR
 from sgl.grammar.closure import Closed, Standing
 from sgl.grammar.compiler import Grammar
-from sgl.grammar.jump import ClosedRuns, Foreseen, Jump, foresee, jump
+from sgl.grammar.jump import ClosedRuns, Cut, Foreseen, Jump, foresee, jump
 from sgl.grammar.masks import without
 from sgl.grammar.place import advance
 from sgl.grammar.vocabulary import Vocabulary
@@ -46,9 +46,10 @@ class Cursor(Protocol):
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
         """The text that follows the output; None where there is none to be cut into tokens. See `jump.py`."""
 
-    def forced(self, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+    def forced(self, foreseen: Foreseen, ids: Cut, remaining: int | None = None) -> Jump:
         """The tokens that follow the output, from what was foreseen where the cursor still stands, and the ids that
-        `jump.cut` made of it."""
+        `jump.cut` made of it: as far as masks would allow them, if no more than `remaining` are to come. Raises
+        GrammarError."""
 
     def behind(self, draft: int) -> Cursor | None:
         """A cursor behind a token that `forced` drafted and what it told; None if that is not allowed."""
@@ -82,9 +83,21 @@ class MatcherCursor:
         """See `Cursor`."""
         return foresee(self._matcher, self._vocabulary, output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+    def forced(self, foreseen: Foreseen, ids: Cut, remaining: int | None = None) -> Jump:
         """See `Cursor`."""
-        return jump(self._matcher, self._vocabulary, foreseen, ids)
+        return self.within(jump(self._matcher, self._vocabulary, foreseen, ids), remaining)
+
+    def within(self, found: Jump, remaining: int | None) -> Jump:
+        """What follows, as far as masks allow it if no more than `remaining` are to come. Raises GrammarError."""
+        if remaining is None or remaining - len(found.token_ids) > FAR:
+            return found
+        matcher = self._matcher.copy()
+        for number, token in enumerate(found.token_ids):
+            is_allowed = number < remaining and matcher.mask(remaining - number)[token // 32] >> token % 32 & 1
+            if not is_allowed:
+                return Jump(found.token_ids[:number])
+            matcher.accept(token)
+        return found
 
     def behind(self, draft: int) -> MatcherCursor | None:
         """See `Cursor`."""
@@ -182,9 +195,14 @@ class ClosedCursor:
             return None
         return self._grammar.runs.foresee(self._place, output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
+    def forced(self, foreseen: Foreseen, ids: Cut, remaining: int | None = None) -> Jump:
         """See `Cursor`."""
-        return self._grammar.runs.jump(self._place, foreseen, ids)
+        found = self._grammar.runs.jump(self._place, foreseen, ids)
+        if self._host is not None:
+            return self._host.within(found, remaining)
+        if remaining is None or remaining - len(found.token_ids) > FAR:
+            return found
+        return found if remaining > self._closed.needed(self._place, 1) else Jump([])  # one byte opens one frame
 
     def behind(self, draft: int) -> None:
         """See `Cursor`: nothing is drafted here."""

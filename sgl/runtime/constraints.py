@@ -20,7 +20,7 @@ from sgl.grammar.closure import Standing, close
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
-from sgl.grammar.jump import Encode, Foreseen, Jump, cut
+from sgl.grammar.jump import Cut, Encode, Foreseen, Jump, cut
 from sgl.grammar.process import MAX_CLOSED_STATES
 from sgl.grammar.service import CompileService
 from sgl.runtime.batch import TokenMask
@@ -110,10 +110,10 @@ class Guide:
         GrammarError."""
         return None if self._was_pinned else self._cursor.foresee(output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
-        """The tokens that follow the output, from what was just foreseen and the ids that it was cut into. Raises
-        GrammarError."""
-        return self._cursor.forced(foreseen, ids)
+    def forced(self, foreseen: Foreseen, ids: Cut, remaining: int) -> Jump:
+        """The tokens that follow the output, from what was just foreseen and the ids that it was cut into, with so many
+        tokens to come. Raises GrammarError."""
+        return self._cursor.forced(foreseen, ids, remaining)
 
     def pin(self, token_ids: Sequence[int]) -> None:
         """Let these be the next tokens, if there are any: what `forced` returned."""

@@ -305,7 +305,8 @@ class EngineLoop:
         cuts = cut([foreseen for _, _, foreseen in jumping], jumping[0][1].encode)
         for (submission, guide, foreseen), ids in zip(jumping, cuts, strict=True):
             try:
-                reason = self._jump(submission, guide, guide.forced(foreseen, ids))
+                room = submission.request.max_new_tokens - len(submission.request.output_ids)
+                reason = self._jump(submission, guide, guide.forced(foreseen, ids, room))
             except SglError as error:  # of this request alone: a grammar that grew too large
                 reason = FinishReason("abort", error=error)
             self._tell(submission, reason)
