@@ -55,6 +55,7 @@ MAX_STATES: Final = 100_000
 NOT_PLAIN: Final = -1
 _UNKNOWN: Final = -2
 ENDLESS: Final = 1 << 60
+_NEVER_REACHED: Final = 1 << 30  # characters or items: no text is so long
 
 
 class Automaton:
@@ -117,7 +118,7 @@ class Automaton:
             else:
                 at.add((origin, gate))
         below_state, at_state = self.state(below), self.state(at)
-        self.tables.gates[number] = limit, counter, below_state, at_state
+        self.tables.gates[number] = min(limit, _NEVER_REACHED), counter, below_state, at_state
 
     def expand(self, state: int) -> None:
         """Fill the row of a state. Raises GrammarTooLarge if that takes too many states or too long."""
@@ -280,7 +281,7 @@ class Automaton:
         if isinstance(thread, Counted):
             if thread.rest is not None or thread.region == 2 or not self._is_plain_loop(thread.text.loop):
                 return NOT_PLAIN
-            return ENDLESS if thread.text.high is None else thread.text.high
+            return ENDLESS if thread.text.high is None else min(thread.text.high, _NEVER_REACHED)
         if isinstance(thread, Lexeme | NotedText) and self._is_plain_loop(thread.expr):
             return ENDLESS
         return NOT_PLAIN

@@ -7,29 +7,40 @@ kept to its budget from the start is always finished, unless even its shortest t
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from sgl.errors import GrammarTooLarge
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.finish import Finish
 from sgl.grammar.masks import Mask
 from sgl.grammar.notes import follow, suspects, used_texts
-from sgl.grammar.place import Place
+from sgl.grammar.place import Place, start_of
+from sgl.grammar.rope import Rope, rope
+from sgl.grammar.token_counts import UNSPELLABLE, TokenCounts
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.grammar.walk import Walk
 from sgl.grammar.word_walk import WordWalk, walk_words
 
 Int32Array = npt.NDArray[np.int32]
+Ways = list[tuple[Int32Array, Rope | None]]
+"""Allowed tokens by what suffices behind them; None where it hangs on each token's own text."""
 FAR: Final = 1024
 """Budgets beyond so many tokens restrict nothing."""
-_NEVER: Final = 1 << 40
-_MAX_KNOWN: Final = 50_000
+MAX_LENGTH: Final = 256 << 10
+"""Bytes that the shortest text of a constraint may have: about the longest output of a context of 128k tokens."""
+_LENGTHENING: Final = {
+    "json_schema": "minLength, minItems, minContains, the counts of a pattern's repeats, or what is required",
+    "regex": "the counts of its repeats",
+    "structural_tag": "the bounds in its schemas and patterns",
+}
+_NEVER: Final = 1 << 60
 _KNOWN_ENDS: Final = 1024
-_KNOWN_WAYS: Final = 32  # of four bytes a token each at most
-_KNOWN_ROWS: Final = 512
+_KNOWN_WAYS: Final = 8  # of four bytes a token each at most
+_KNOWN_ROWS: Final = 64
 
 
 class Budget:
@@ -39,21 +50,68 @@ class Budget:
         self.automaton = automaton
         self.vocabulary = vocabulary
         self.finish = Finish(automaton)
-        self._tokens: dict[bytes, int] = {b"": 0}
+        self.walks = 0
+        """How many walks told ways, for measurements."""
         # Requests under one schema stand in the same places, and at times for many steps.
-        self._end = lru_cache(_KNOWN_ENDS)(self.finish.text)
+        self._end = lru_cache(_KNOWN_ENDS)(self.finish.end)
         self._ways_from = lru_cache(_KNOWN_WAYS)(self._ways)
-        self._restricted: dict[tuple[Place, int, bytes], Int32Array] = {}
+        self._restricted: dict[tuple[Place, int, bytes | None], Int32Array] = {}
+
+    @cached_property
+    def counts(self) -> TokenCounts:
+        """How many tokens texts take."""
+        return TokenCounts(self.vocabulary)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of what is kept, at most."""
+        ways = self._ways_from.cache_info().currsize * 4 * self.vocabulary.size
+        return ways + len(self._restricted) * 4 * self.vocabulary.words
+
+    def check_length(self, kind: str) -> None:
+        """Raises GrammarTooLarge where even the shortest text is longer than any output."""
+        size = self._end(start_of(self.automaton)).size
+        if size > MAX_LENGTH:
+            shown = _shown(size)
+            longest = self.finish.longest
+            cause = (
+                ""
+                if longest is None or kind != "json_schema"
+                else f"; {longest[0]} of {_shown(longest[1])} alone asks for more than that"
+            )
+            raise GrammarTooLarge(
+                f"the shortest text that {kind} allows has {shown} bytes, and at most {MAX_LENGTH:,} can be asked for"
+                f"{cause}: lower {_LENGTHENING.get(kind, 'what it asks for')}",
+                states=0,
+                limit=MAX_LENGTH,
+            )
 
     def need(self, place: Place) -> int:
         """How many bytes suffice to end the document."""
-        return len(self._end(place))
+        return self._end(place).size
+
+    def most_behind(self, mask: Mask, place: Place) -> int:
+        """How many bytes suffice to end the document behind any token of the mask, or a larger number. Found without
+        a look at each token: from the states that tokens came through."""
+        if mask.most_behind is None:
+            finish = self.finish
+            most = max(map(finish.most_from, mask.came_through.tolist()), default=0)
+            opened: list[int] = []  # by frame that a token may open: to the end of those around it
+            for around, symbol in mask.opened:
+                opened.append(finish.most_behind(symbol) + (opened[around] if around >= 0 else 0))
+            mask.most_behind = mask.longest_word + most + max(opened, default=0)
+        most = mask.most_behind
+        frame = place.stack
+        while frame is not None:
+            most += self.finish.most_behind(frame.symbol)
+            frame = frame.parent
+        return most
 
     def growth(self, mask: Mask, place: Place) -> int:
         """How many bytes more, at most, suffice behind a token of the mask than before it."""
         if mask.growth is None:
             need = self.need(place)
-            grown = max((len(text) - need for _, text in self._ways_from(place) if text is not None), default=0)
+            grown = max((text.size - need for _, text in self._ways_from(place) if text is not None), default=0)
             if self.automaton.has_notes:  # other keys may have to be longer, one byte for all that came before
                 return grown + 16 + len(used_texts(place))
             frame = place.stack
@@ -66,36 +124,37 @@ class Budget:
 
     def restrict(
         self, place: Place, row: Int32Array, remaining: int, promise: bytes | None
-    ) -> tuple[Int32Array, bytes]:
+    ) -> tuple[Int32Array, bytes | None]:
         """The mask of a place without the tokens behind which more than `remaining` - 1 would be needed; where that is
         all of them, without those behind which more than the least possible are. [words], not to be written to.
 
         `promise` is a text known to end the document here, if any. Returns the better one of that and our own too; its
-        tokens are kept, so that what was promised once holds to the end.
+        tokens are kept, so that what was promised once holds to the end. Nothing is promised where the end is too far.
         """
         own = self._end(place)
-        text = own if promise is None or self._num_tokens(own) <= self._num_tokens(promise) else promise
-        found = self._restricted.get((place, remaining, text))
+        if own.is_short and (promise is None or self._num_tokens(own) <= self.counts.of(promise)[0]):
+            promise = own.text()
+        found = self._restricted.get((place, remaining, promise))
         if found is None:
             while len(self._restricted) >= _KNOWN_ROWS:
                 del self._restricted[next(iter(self._restricted))]
-            found = self._restricted[place, remaining, text] = self._restrict(place, row, remaining, text)
-        return found, text
+            found = self._restricted[place, remaining, promise] = self._restrict(place, row, remaining, promise)
+        return found, promise
 
-    def _restrict(self, place: Place, row: Int32Array, remaining: int, promise: bytes) -> Int32Array:
+    def _restrict(self, place: Place, row: Int32Array, remaining: int, promise: bytes | None) -> Int32Array:
         ids = self.vocabulary.ids
-        promised = {
-            ids[promise[:end]]: self._num_tokens(promise[end:])
-            for end in range(1, min(len(promise), self.vocabulary.max_token_len) + 1)
-            if promise[:end] in ids
-        }
+        promised: dict[int, int] = {}
+        if promise is not None:
+            counts = self.counts.of(promise)
+            ends = range(1, min(len(promise), self.vocabulary.max_token_len) + 1)
+            promised = {ids[promise[:end]]: counts[end] for end in ends if promise[:end] in ids}
         ways = []
         for tokens, text in self._ways_from(place):
             if text is None:
                 ways.append((tokens, _NEVER))
                 continue
-            is_surely_near = self.vocabulary.is_byte_complete and len(text) < remaining
-            ways.append((tokens, len(text) if is_surely_near else self._num_tokens(text)))
+            is_surely_near = self.vocabulary.is_byte_complete and text.size < remaining
+            ways.append((tokens, text.size if is_surely_near else self._num_tokens(text, remaining)))
         least = min([*promised.values(), *(needed for _, needed in ways)], default=0)
         most = max(remaining - 1, least)
         dropped = [tokens for tokens, needed in ways if needed > most]
@@ -107,17 +166,18 @@ class Budget:
             row.flags.writeable = False
         return row
 
-    def _ways(self, place: Place) -> list[tuple[Int32Array, bytes | None]]:
+    def _ways(self, place: Place) -> Ways:
         """The allowed tokens by what suffices behind them; None where it hangs on each token's own text, and one that
         stands for them is told.
         """
+        self.walks += 1
         trie = self.vocabulary.trie
         words = walk_words(self.automaton, trie, place.state, with_nearest=True)
         if words is not None:
-            behind = self.finish.text(place._replace(state=words.then))
+            behind = self.finish.end(place._replace(state=words.then))
             tokens = trie.token[words.nodes].tolist()
-            found: list[tuple[Int32Array, bytes | None]] = [
-                (np.array([token, *trie.twins.get(node, ())], np.int32), text + behind)
+            found: Ways = [
+                (np.array([token, *trie.twins.get(node, ())], np.int32), rope(text, behind))
                 for token, node, text in zip(tokens, words.nodes.tolist(), words.nearest, strict=True)
                 if token >= 0
             ]
@@ -126,12 +186,12 @@ class Budget:
         walk = Walk(self.automaton, self.vocabulary, place, allowed, counts=True)
         walk.groups = []
         walk.run()
-        ways: list[tuple[Int32Array, bytes | None]] = []
+        ways: Ways = []
         for group in self._by_notes(place, walk.groups):
             end = follow(self.automaton, place, self.vocabulary.token_bytes[group.item(0)])
             if end is None:
                 continue  # notes forbid it
-            ways.append((group, self.finish.text(end)))
+            ways.append((group, self.finish.end(end)))
             if end.notes != place.notes and len(group) > 1:
                 ways[-1:] = (group[:1], ways[-1][1]), (group[1:], None)
         return ways
@@ -147,10 +207,10 @@ class Budget:
             result += [*group[is_alone].reshape(-1, 1), group[~is_alone]]
         return [group for group in result if len(group)]
 
-    def _beyond(self, place: Place, words: WordWalk) -> list[tuple[Int32Array, bytes | None]]:
+    def _beyond(self, place: Place, words: WordWalk) -> Ways:
         """As `_ways`, of the tokens that go on behind the end of a word."""
         trie = self.vocabulary.trie
-        found: list[tuple[Int32Array, bytes | None]] = []
+        found: Ways = []
         stack = words.ends.tolist()
         while stack:
             node = stack.pop()
@@ -159,23 +219,17 @@ class Budget:
                 data = None if token < 0 else self.vocabulary.token_bytes[token]
                 end = None if data is None else follow(self.automaton, place, data)
                 if end is not None:
-                    found.append((np.array([token, *trie.twins.get(child, ())], np.int32), self.finish.text(end)))
+                    found.append((np.array([token, *trie.twins.get(child, ())], np.int32), self.finish.end(end)))
                 stack.append(child)
         return found
 
-    def _num_tokens(self, text: bytes) -> int:
-        """The least number of tokens that spell a text."""
-        found = self._tokens.get(text)
-        if found is None:
-            if len(self._tokens) > _MAX_KNOWN:
-                self._tokens = {b"": 0}
-            found = self._tokens[text] = self._count(text)
-        return found
+    def _num_tokens(self, text: Rope, enough: int = FAR) -> int:
+        """The least number of tokens that spell a text; where it surely is more than `enough`, a number beyond those of
+        texts that are shorter."""
+        if not text.is_short or text.size > enough * self.vocabulary.max_token_len:
+            return UNSPELLABLE + text.size
+        return self.counts.of(text.text())[0]
 
-    def _count(self, text: bytes) -> int:
-        ids, longest = self.vocabulary.ids, self.vocabulary.max_token_len
-        needed = [0] * (len(text) + 1)  # of text[i:]
-        for start in range(len(text) - 1, -1, -1):
-            ends = range(start + 1, min(start + longest, len(text)) + 1)
-            needed[start] = 1 + min((needed[end] for end in ends if text[start:end] in ids), default=_NEVER)
-        return needed[0]
+
+def _shown(number: int) -> str:
+    return f"{number:,}" if number < 10**18 else f"more than {10**18:,}"

@@ -194,7 +194,9 @@ def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int 
             raise
         raise GrammarError(f"{constraint.kind} is not valid JSON: {error}") from error
     masks = MaskCache(automaton, vocabulary, mask_cache_bytes)
-    first = Matcher(automaton, vocabulary, masks, Budget(automaton, vocabulary))
+    budget = Budget(automaton, vocabulary)
+    budget.check_length(constraint.kind)
+    first = Matcher(automaton, vocabulary, masks, budget)
     return Grammar(constraint, vocabulary, first, tuple(dropped), automaton, masks)
 
 

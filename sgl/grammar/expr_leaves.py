@@ -13,6 +13,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from sgl.grammar.byteset import bytes_of
+from sgl.grammar.rope import Rope
 
 Arcs = tuple[tuple[int, "Expr"], ...]
 _serial = count()
@@ -50,7 +51,7 @@ class Expr:
         self.known_arcs: Arcs | None = None
         self.is_pruned = not is_boolean
         self.known_empty: bool | None = None if is_boolean else False
-        self.known_shortest: bytes | None = None
+        self.known_shortest: Rope | None = None
 
     def arcs(self) -> Arcs:
         """Disjoint non-zero sets of bytes and where they lead; never to an empty language."""

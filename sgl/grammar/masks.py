@@ -33,7 +33,14 @@ class Mask:
     num_frames: int
     chars: tuple[int, int]
     items: tuple[tuple[int, int], ...]  # [num_frames + 1]
+    came_through: Int32Array
+    """The states that its tokens came through, and lead to."""
+    opened: list[tuple[int, int]]
+    """The frames that they open: of each the one around it, negative for those of the place, and its symbol."""
+    longest_word: int
+    """In a long list of words: bytes of the longest, which was not followed state by state; else 0."""
     growth: int | None = None
+    most_behind: int | None = None
     """What `budget.py` found out about the mask."""
 
     def holds(self, place: Place) -> bool:
@@ -132,4 +139,6 @@ class MaskCache:
         items = [ANY_COUNT] * (walk.num_frames + 1)
         for source, bounds in walk.item_bounds.items():
             items[source] = bounds
-        return Mask(row, walk.num_frames, walk.char_bounds, tuple(items))
+        opened = [(around, symbol) for around, symbol, _, _ in walk.frames]
+        came_through = np.fromiter(walk.visited, np.int32)
+        return Mask(row, walk.num_frames, walk.char_bounds, tuple(items), came_through, opened, walk.longest_word)

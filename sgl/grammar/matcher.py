@@ -112,6 +112,9 @@ class Matcher:
 
     def _kept_to(self, remaining: int, mask: Mask, row: Int32Array) -> Int32Array:
         budget = self._budget
+        if not self._automaton.has_notes and budget.most_behind(mask, self._place) < remaining:
+            self._growth = None
+            return row
         growth = budget.growth(mask, self._place)
         if self._most_needed is None or self._most_needed + growth >= remaining:
             self._most_needed = budget.need(self._place)
@@ -121,8 +124,9 @@ class Matcher:
         return row
 
     def shortest_end(self) -> bytes:
-        """A short text that completes the document from here."""
-        return b"" if self._is_finished else self._budget.finish.text(self._place)
+        """A short text that completes the document from here. Raises GrammarTooLarge if it has more than MAX_TEXT
+        bytes."""
+        return b"" if self._is_finished else self._budget.finish.end(self._place).text()
 
     def is_accepting(self) -> bool:
         """Whether the text may end here, or has ended."""

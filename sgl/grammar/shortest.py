@@ -3,6 +3,8 @@ an expression has."""
 
 from __future__ import annotations
 
+from functools import reduce
+
 from sgl.grammar.byteset import lowest
 from sgl.grammar.expr import (
     EMPTY,
@@ -15,6 +17,7 @@ from sgl.grammar.expr import (
     Words,
     is_empty,
 )
+from sgl.grammar.rope import Rope, rope, shorter, times
 from sgl.grammar.time_limit import check_size, check_time
 
 
@@ -22,37 +25,56 @@ def shortest(expr: Expr) -> bytes | None:
     """The first, in the order of bytes, of the shortest strings of the language; None if it is empty.
 
     It is consistent: what is left of it after some bytes is the shortest string of what is left of the expression.
+    Raises GrammarTooLarge where it has more than MAX_TEXT bytes.
     """
+    found = shortest_rope(expr)
+    return None if found is None else found.text()
+
+
+def shortest_rope(expr: Expr) -> Rope | None:
+    """As `shortest`, of any length; of strings of more than MAX_TEXT bytes that are as long, any."""
     if expr is EMPTY or is_empty(expr):
         return None
     return _shortest(expr)
 
 
-def _shortest(expr: Expr) -> bytes:
+def _shortest(expr: Expr) -> Rope:
     found = expr.known_shortest
     if found is not None:
         return found
     if expr.nullable:
-        found = b""
+        found = rope()
     elif isinstance(expr, ByteSet):
-        found = bytes([lowest(expr.mask)])
+        found = rope(bytes([lowest(expr.mask)]))
     elif isinstance(expr, Words):
+        check_time()
+        # Their first bytes are the same: no need to take them off before they are compared.
         chosen = min(expr.words[expr.low : expr.high], key=lambda word: (len(word), word))
-        found = chosen[expr.depth :]
+        found = rope(memoryview(chosen)[expr.depth :])
     elif isinstance(expr, Concat):
-        parts = []
+        # Each tail keeps its own, which others share: a place in a long text costs no more than one in a short.
+        heads: list[Concat] = []
         rest: Expr = expr
-        while isinstance(rest, Concat):
-            parts.append(_shortest(rest.head))
+        while isinstance(rest, Concat) and rest.known_shortest is None:
+            heads.append(rest)
             rest = rest.tail
-        found = b"".join([*parts, _shortest(rest)])
+        found = _shortest(rest)
+        for concat in reversed(heads):
+            found = concat.known_shortest = rope(_shortest(concat.head), found)
     elif isinstance(expr, Union):
-        found = min((_shortest(m) for m in expr.members if not is_empty(m)), key=lambda word: (len(word), word))
+        shortest_members = [_shortest(member) for member in expr.members if not is_empty(member)]
+        found = reduce(_shorter, shortest_members)
     elif isinstance(expr, Repeat):
-        found = _shortest(expr.body) * expr.low
+        found = times(_shortest(expr.body), expr.low)
     else:
-        found = _search_shortest(expr)
+        found = rope(_search_shortest(expr))
     expr.known_shortest = found
+    return found
+
+
+def _shorter(one: Rope, other: Rope) -> Rope:
+    found = shorter(one, other)
+    assert found is not None, "there are two"
     return found
 
 
@@ -69,6 +91,7 @@ def _search_shortest(start: Expr) -> bytes:
             return min(done)
         following: dict[Expr, bytes] = {}
         for expr, word in sorted(level.items(), key=lambda item: item[1]):
+            check_time()
             for mask, target in expr.arcs():
                 longer = word + bytes([lowest(mask)])
                 if target not in seen and (target not in following or longer < following[target]):

@@ -99,6 +99,18 @@ class Vocabulary:
         return found
 
     @cached_property
+    def lengths_by_beginning(self) -> dict[bytes, tuple[int, ...]]:
+        """By their first two bytes, or the only one: the lengths of the tokens that begin so, 1 among them."""
+        found: dict[bytes, set[int]] = {}
+        for data in self.ids:
+            found.setdefault(data[:2], {1}).add(len(data))
+        return {beginning: tuple(sorted(lengths)) for beginning, lengths in found.items()}
+
+    def work_out(self) -> None:
+        """Work out all that grammars ask for, which takes about a second, before somebody waits for it."""
+        _ = self.trie, self.ids, self.lengths_by_beginning, self.max_token_len, self.is_byte_complete
+
+    @cached_property
     def max_token_len(self) -> int:
         """Bytes of the longest token."""
         return int(self.lengths.max(initial=0))

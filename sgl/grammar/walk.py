@@ -79,6 +79,10 @@ class Walk:
         self.groups: list[Int32Array] | None = None
         """If set, the allowed tokens are put here by the place they lead to; counts must be on."""
         self.num_frames = 0
+        self.visited: set[int] = set()
+        """The states that some token led to or through, but for those between words of a long list."""
+        self.longest_word = 0
+        """Bytes of the longest word, at a place within a long list of them."""
         self.steady_states: set[int] = set()
         self.char_bounds = ANY_COUNT
         self.item_bounds: dict[int, tuple[int, int]] = {}
@@ -123,6 +127,7 @@ class Walk:
             if counts is not None:
                 self._open_gates(states, counts)
                 self._group(nodes, states, stacks, counts)
+            self._visit(states)
             nodes = self._take_plain(nodes, states, stacks, counts)
 
     def _children(self, nodes: Int64Array, states: Int64Array) -> Step:
@@ -160,6 +165,7 @@ class Walk:
                 *(0, limits[0] - trie.most_chars - 1) if is_far else (place.char_count, place.char_count)
             )
         self.steady_states = set(states)
+        self.visited |= self.steady_states
         left = limits[-1] - place.char_count
         self._group_plain(trie.plain_tokens[trie.plain_chars <= left])
         if left >= trie.most_chars:
@@ -181,10 +187,17 @@ class Walk:
         words = walk_words(self.automaton, self.trie, self.place.state, with_nearest=False)
         if words is None:
             return None
+        self.longest_word = words.longest
+        self.visited.add(words.then)
         self._mark(words.nodes)
         none = np.zeros(len(words.ends), np.int64)
         entries = np.full(len(words.ends), words.then, np.int32)
         return Step(words.ends, none, none, entries)
+
+    def _visit(self, states: Int64Array) -> None:
+        is_here = np.zeros(len(self.automaton), np.bool_)
+        is_here[states] = True
+        self.visited.update(np.flatnonzero(is_here).tolist())
 
     def _expand(self, states: Int64Array) -> None:
         unknown = states[self.automaton.tables.entries[states, 0] == UNKNOWN]

@@ -25,11 +25,13 @@ MANY_WORDS: Final = 64
 @dataclass(frozen=True, slots=True)
 class WordWalk:
     """`nodes` of the trie that begin words; `ends`, among them those where a word has ended and tokens go on; `then`,
-    the state behind all words; `nearest[i]`, what is left of the shortest word that goes through nodes[i]."""
+    the state behind all words; `longest`, the bytes of the longest word that are still to come; `nearest[i]`, what is
+    left of the shortest word that goes through nodes[i]."""
 
     nodes: Int64Array
     ends: Int64Array
     then: int
+    longest: int
     nearest: list[bytes]
 
 
@@ -76,4 +78,5 @@ def walk_words(automaton: Automaton, trie: Trie, state: int, *, with_nearest: bo
     ends = ends[(trie.child_end[ends] > trie.child_start[ends]) & (ends > 0)]
     then = automaton.state((origin, thread) for thread in automaton.builder.enter(tail, target))
     none = np.zeros(0, np.int64)
-    return WordWalk(np.concatenate([none, *found]), ends, then, nearest)
+    longest = int(lengths.max()) - expr.depth
+    return WordWalk(np.concatenate([none, *found]), ends, then, longest, nearest)
