@@ -20,11 +20,12 @@ import numpy as np
 
 from sgl.runtime.batch import Batch, StepResult
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.loop import EngineLoop, Output, Submission
+from sgl.runtime.loop import EngineLoop
 from sgl.runtime.runner.pack import pack
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.scheduler import Limits, Scheduler
+from sgl.runtime.submission import Output, Submission
 from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher

@@ -27,6 +27,8 @@ class Limits:
     characters: int = 16_000_000
     constraint_characters: int = 1_000_000
     choices: int = 4_096
+    requests: int = 65_536  # at once: the sum over streams of the widest node, times rows
+    nodes_of_rows: int = 1_000_000
 
 
 _STRING = {"type": "string"}
@@ -151,13 +153,17 @@ class _StreamCheck:
     tool_gens: set[int] = field(default_factory=set)
     is_closed: bool = False
     parent: int | None = None
+    width: int = 0  # requests of its widest node
 
 
 class Checker:
     """Checks the segments of one program as they come."""
 
-    def __init__(self, program: ir.Program, limits: Limits | None = None) -> None:
+    def __init__(self, program: ir.Program, limits: Limits | None = None, *, rows: int = 1) -> None:
+        """`rows`: how often what is checked here is executed."""
         self._program = program
+        self._rows = rows
+        self._num_requests = 0
         self._limits = limits or Limits()
         self._streams = {0: _StreamCheck()}
         self._num_nodes = 0
@@ -212,10 +218,22 @@ class Checker:
         num_streams = len(self._streams) + len(item["children"] if item["op"] == "fork" else ())
         self._limit("nodes", self._num_nodes, limits.nodes, place)
         self._limit("streams", num_streams, limits.streams, place)
+        if self._rows > 1:
+            self._limit("nodes (rows x nodes)", self._rows * self._num_nodes, limits.nodes_of_rows, place)
+        self._widen(self._streams[item["st"]], item)
+        self._limit("requests (rows x streams x n)", self._rows * self._num_requests, limits.requests, place)
         self._limit("choices", len(item.get("choices", ())), limits.choices, place)
         constraint = _characters(item.get("constraint"))
         self._limit("constraint_characters", constraint, limits.constraint_characters, place)
         self._limit("characters", self._num_characters, limits.characters, place)
+
+    def _widen(self, stream: _StreamCheck, item: Mapping[str, Any]) -> None:
+        """Count what the node may ask for at once. A stream's nodes wait for each other; streams do not."""
+        width = len(item.get("choices", ()))
+        if item["op"] == "gen":
+            width = item.get("params", {}).get("n", self._program.defaults.get("n", 1))
+        self._num_requests += max(0, width - stream.width)
+        stream.width = max(stream.width, width)
 
     @staticmethod
     def _limit(what: str, count: int, limit: int, place: str) -> None:

@@ -82,7 +82,9 @@ class EngineConfig:
     max_running_requests: PositiveInt | None = None
     """Requests in one step. None: 512 on a GPU, 128 on a CPU, fewer where KV is short."""
     max_queued_requests: PositiveInt | None = None
-    """Requests waiting for a row; one more is refused with QueueFull. None: no limit."""
+    """Requests waiting for a row; one more is refused with QueueFull, and so is a call of more. None: no limit."""
+    max_requests_per_call: PositiveInt = 65_536
+    """Requests that one call may ask for at once: prompts x n, and of a program rows x streams x n."""
     chunked_prefill_size: PositiveInt | Literal[-1] | None = None
     """Tokens a step; decodes are charged first and prompts get the rest, at least one. None: 2048 on a CPU, on a GPU
     64 for each multiprocessor (8448 on an H200), up to four times as many for small models; -1: prompts are never

@@ -25,8 +25,8 @@ from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.runtime import startup
 from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.intake import Ask, Intake, asks_of
-from sgl.runtime.loop import EngineLoop, Output, Submission
+from sgl.runtime.intake import Ask, Intake
+from sgl.runtime.loop import EngineLoop
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
 from sgl.runtime.profile import StepProfiler
@@ -34,6 +34,7 @@ from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.submission import Output, Submission
 from sgl.runtime.thread import EngineThread
 
 Params = SamplingParams | Mapping[str, Any]
@@ -210,8 +211,7 @@ class Engine:
         with self._rids_lock:
             uids = None if rid is None else list(self._rids.get(rid, ()))
         if uids is None or uids:
-            self._loop.abort(uids)
-            self._loop.call(lambda: None)
+            self._loop.abort_and_wait(uids)
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
         """Start a program beside the scheduler: segments in, events out, as `sgl.lang.ir` describes them. Events
@@ -350,7 +350,7 @@ class Engine:
     def _portions(self, arguments: Mapping[str, Any], first: int | None, *, waits: bool) -> Iterator[Prepared]:
         """The requests of a call: those of the first prompts, or of fewer that fill two steps, before the others are
         read; for None in one portion. What comes is to be queued at once."""
-        asks, is_list = asks_of({name: value for name, value in arguments.items() if name != "self"})
+        asks, is_list = self._intake.asks({name: value for name, value in arguments.items() if name != "self"})
         call, flights = Call(is_list), list[Future[Any]]()
         num_read = announced = 0
         most, budget = first or len(asks), None if first is None else self._scheduler.limits.step_budget

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from sgl.errors import ContextTooLong, InvalidRequest, RequestTimeout
+from sgl.errors import ContextTooLong, InvalidRequest, QueueFull, RequestTimeout
 from sgl.grammar import Vocabulary
 from sgl.grammar.closure import Standing
 from sgl.lang.sampling import MAX_SECONDS
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints import Constraints
-from sgl.runtime.loop import Submission
 from sgl.runtime.native import Header, NativeResult
 from sgl.runtime.sampling_params import SamplingParams, short
 from sgl.runtime.scheduler.request import Request
+from sgl.runtime.submission import Submission
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -100,9 +100,37 @@ class Intake:
         """Whether token masks are worked out on the device."""
         return self._tokenizer is not None and str(self._config.device).startswith("cuda")
 
+    @property
+    def max_requests(self) -> int:
+        """That one call, or a program at once, may ask for."""
+        return self._config.max_requests_per_call
+
     def warm_up_masks(self) -> tuple[Vocabulary, Standing]:
         """See `Constraints.warm_up`."""
         return self._constraints.warm_up()
+
+    def asks(self, arguments: Mapping[str, Any]) -> tuple[list[Ask], bool]:
+        """What a call of Engine.generate with these arguments asks for, and whether it asked for a list. Raises
+        InvalidRequest before it makes more than a call may have, and QueueFull for more than may ever wait."""
+        most = self._config.max_requests_per_call
+        arguments = dict(arguments)
+        if isinstance(arguments.get("sampling_params"), Mapping):
+            arguments["sampling_params"] = self._params(arguments["sampling_params"])  # checked once for all
+        asks, is_list = asks_of(arguments, most)
+        number = sum(self._samples(ask) for ask in asks)
+        if number > most:
+            raise _too_many(number, most, "n" if number > len(asks) else "prompt")
+        queued = self._config.max_queued_requests
+        if queued is not None and number > queued:
+            message = f"this call asks for {number} requests (prompts x n), and max_queued_requests is {queued}"
+            raise QueueFull(message, limit=queued)
+        return asks, is_list
+
+    def _samples(self, ask: Ask) -> int:
+        """How many requests an ask will be. What is no number is refused later."""
+        params = ask.sampling_params
+        number = params.get("n") if isinstance(params, Mapping) else getattr(params, "n", None)
+        return number if isinstance(number, int) else 1
 
     def announce(self, ask: Ask) -> Future[Any] | None:
         """Compile the constraint of an ask, if it has one; see `Constraints.announce`."""
@@ -132,6 +160,7 @@ class Intake:
         if waits and guides[0] is not None:
             _wait(guides[0].flight, deadline, timeout)
         now = time.monotonic()
+        key = prompt_ids.tobytes()
         made = []
         for sample in range(params.n):
             with self._lock:
@@ -150,6 +179,7 @@ class Intake:
                 logprob_start=logprob_start,
                 top_logprobs=top_logprobs,
                 token_ids_logprob=given,
+                known=key,
             )
             rid = ask.rid if ask.rid is not None else f"sgl-{secrets.token_hex(12)}"  # nobody else's to guess
             if params.n > 1:
@@ -289,8 +319,9 @@ def check_num_logprobs(number: int, limit: int = MAX_LOGPROBS) -> None:
         )
 
 
-def asks_of(arguments: Mapping[str, Any]) -> tuple[list[Ask], bool]:
-    """What a call of Engine.generate with these arguments asks for, and whether it asked for a list."""
+def asks_of(arguments: Mapping[str, Any], most: int) -> tuple[list[Ask], bool]:
+    """What a call of Engine.generate with these arguments asks for, at most so many prompts, and whether it asked for a
+    list."""
     options = dict(arguments)
     prompts, inputs = options.pop("prompt"), options.pop("input_ids")
     is_list = _is_list(prompts) or (_is_list(inputs) and any(_is_list(ids) for ids in inputs))
@@ -299,6 +330,8 @@ def asks_of(arguments: Mapping[str, Any]) -> tuple[list[Ask], bool]:
         raise InvalidRequest("give either prompt or input_ids, not both", param="prompt")
     if not count:
         raise InvalidRequest("the list of prompts is empty", param="prompt")
+    if count > most:
+        raise _too_many(count, most, "prompt")
     asks = []
     for i in range(count):
         chosen = {name: _one_of(name, value, i, count, is_list) for name, value in options.items()}
@@ -306,6 +339,13 @@ def asks_of(arguments: Mapping[str, Any]) -> tuple[list[Ask], bool]:
         ids = inputs[i] if is_list and inputs is not None else inputs
         asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
     return asks, is_list
+
+
+def _too_many(number: int, most: int, param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"this call asks for {number} requests (prompts x n), and max_requests_per_call is {most}: send several calls",
+        param=param,
+    )
 
 
 def _is_list(value: Any) -> bool:

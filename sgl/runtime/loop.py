@@ -13,22 +13,22 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.grammar.closure import Standing
 from sgl.grammar.jump import Foreseen, Jump, cut
-from sgl.runtime.batch import Logprobs, PendingStep, Runner, TokenMask
+from sgl.runtime.batch import PendingStep, Runner, TokenMask
 from sgl.runtime.constraints import Guide
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler, Step
-from sgl.runtime.text.output import TextOutput
+from sgl.runtime.slices import Slices
+from sgl.runtime.submission import Detail, Output, Submission
 from sgl.runtime.thread import EngineThread, settle
 from sgl.runtime.timers import Timers
 
@@ -37,50 +37,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _HELD_SECONDS = 0.02  # between two looks at deadlines, while all that there is waits for what it is constrained to
+_SLICE = 64  # requests of a group that are taken in, or ended, in one go
+_SLICES_SECONDS = 0.003  # before each step, for groups that are longer
 _DRAIN_SECONDS = 0.01  # before each step that is due, for what arrived: one action more than fits at most
-
-
-class Detail(NamedTuple):
-    """What an output carries besides tokens: with the first, the last, and any that has logprobs."""
-
-    output_logprobs: list[Logprobs]
-    input_logprobs: list[Logprobs]  # all of them, with the first output that follows the prompt
-    cached_len: int
-    num_retractions: int
-    num_forced: int  # output tokens so far that followed for certain and were not sampled
-    queue_seconds: float  # from submission to the first step
-    prefill_seconds: float  # from there to the first output token
-
-
-@dataclass(slots=True)
-class Output:
-    """What one request produced since its previous output. `finish_reason` marks the last one."""
-
-    uid: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
-    detail: Detail | None
-
-
-@dataclass(slots=True, eq=False)
-class Submission:
-    """A request on its way into the loop, and the loop's record of it afterwards."""
-
-    request: Request
-    text: TextOutput | None  # None: token ids only
-    guide: Guide | None = None  # where the output stands in its constraint
-    stream: bool = False
-    submitted: float = 0.0  # monotonic seconds
-    first_step: float = 0.0
-    first_token: float = 0.0
-    emitted: int = 0  # output tokens that left
-    emitted_logprobs: int = 0
-    pieces: str = ""  # text that did not leave yet
-    is_incremental: bool = False  # whether tokens are read as text one by one, as they come
-
-    def __post_init__(self) -> None:
-        self.is_incremental = self.text is not None and (self.stream or self.text.has_stops)
 
 
 class EngineLoop:
@@ -113,6 +72,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
         self._outputs: list[Output] = []
+        self._slices = Slices()
         self._num_constrained = 0  # of the live submissions
         self._num_streamed = 0
         self._is_held = False  # nothing can be computed until something arrives
@@ -135,17 +95,29 @@ class EngineLoop:
         now = time.monotonic()
         for submission in submissions:
             submission.submitted = now
-        self.post(lambda: self._add(submissions))
+        by_uid = {submission.request.uid: submission for submission in submissions}
+        self.post(lambda: self._add(by_uid))
 
-    def abort(self, uids: list[int] | None) -> None:
-        """Ask to end requests, for None all there are. Each still sends its last output, after which nothing more
-        comes of it and its pages are free; unknown and finished ones are passed over. Raises EngineDead."""
-        self.post(lambda: self._abort(uids))
+    def abort(self, uids: Collection[int] | None, then: Callable[[], None] | None = None) -> None:
+        """Ask to end requests, for None all there are, those that run first. Each still sends its last output, after
+        which nothing more comes of it and its pages are free; unknown and finished ones are passed over. `then` is
+        called on the loop's thread when all have ended; it must not raise. Raises EngineDead."""
+        chosen = None if uids is None else frozenset(uids)
+        self.post(lambda: self._abort(chosen, then))
+
+    def abort_and_wait(self, uids: Collection[int] | None) -> None:
+        """`abort`, and return when all have ended. Raises EngineDead."""
+        ended: Future[None] = Future()
+        self.abort(uids, partial(ended.set_result, None))
+        self._result_of(ended, None)
 
     def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
         """Run a function between two steps and return its result. Raises EngineDead, or TimeoutError."""
         future: Future[T] = Future()
         self.post(lambda: settle(future, function))
+        return self._result_of(future, timeout)
+
+    def _result_of(self, future: Future[T], timeout: float | None) -> T:
         waited = 0.0
         while True:
             try:
@@ -202,7 +174,8 @@ class EngineLoop:
 
     def _drain(self) -> None:
         """Take in what arrived, for as long as a step may wait; wait for something when there is nothing to do."""
-        idle = self._flying is None and not self._outputs and (self._is_held or not self.scheduler.has_work)
+        has_nothing = self._is_held or not self.scheduler.has_work
+        idle = self._flying is None and not self._outputs and not self._slices and has_nothing
         try:
             if idle:
                 self._round_began = None
@@ -213,6 +186,7 @@ class EngineLoop:
                 self._inbox.get_nowait()()
         except queue.Empty:
             pass
+        self._slices.work_off(_SLICES_SECONDS)
 
     def _step(self) -> None:
         """Launch the next step, and handle the one that is due."""
@@ -383,10 +357,13 @@ class EngineLoop:
     def _end(self, submission: Submission, reason: FinishReason) -> None:
         """Finish a request and send its last output."""
         request, text = submission.request, submission.text
-        self.scheduler.finish(request, reason)
         del self._live[request.uid]
-        self._num_constrained -= submission.guide is not None
-        self._num_streamed -= submission.stream
+        if submission.has_entered:
+            self.scheduler.finish(request, reason)
+            self._num_constrained -= submission.guide is not None
+            self._num_streamed -= submission.stream
+        else:
+            request.phase = Phase.DONE
         if text is not None and reason.type != "abort":
             if not submission.is_incremental:
                 ids = request.output_ids
@@ -422,18 +399,27 @@ class EngineLoop:
             outputs, self._outputs = self._outputs, []
             self._deliver(outputs)
 
-    def _add(self, submissions: list[Submission]) -> None:
-        for submission in submissions:
+    def _add(self, by_uid: dict[int, Submission]) -> None:
+        self._live.update(by_uid)
+        self._slices.begin(self._enter(by_uid.values()))
+
+    def _enter(self, submissions: Iterable[Submission]) -> Iterator[None]:
+        for number, submission in enumerate(submissions):
+            if number and number % _SLICE == 0:
+                yield
+                if self._stopping:
+                    return
             request, guide = submission.request, submission.guide
+            if request.is_done:  # aborted on its way
+                continue
             request.owner = submission
             request.is_held = guide is not None
             try:
                 self.scheduler.add(request)
             except QueueFull as error:
-                request.phase = Phase.DONE
-                self._emit(submission, FinishReason("abort", error=error))
+                self._end(submission, FinishReason("abort", error=error))
                 continue
-            self._live[request.uid] = submission
+            submission.has_entered = True
             self._num_streamed += submission.stream
             if guide is not None:
                 self._num_constrained += 1
@@ -457,11 +443,24 @@ class EngineLoop:
         else:
             self.scheduler.let_go(submission.request)
 
-    def _abort(self, uids: list[int] | None) -> None:
-        for uid in list(self._live) if uids is None else uids:
+    def _abort(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> None:
+        self._slices.begin(self._end_all(uids, then))
+
+    def _end_all(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> Iterator[None]:
+        chosen = list(self._live) if uids is None else list(uids)
+        if len(chosen) > _SLICE:  # pages first
+            running = [request.uid for request in self.scheduler.memory.running.values()]
+            chosen[:0] = [uid for uid in running if uids is None or uid in uids]
+        for number, uid in enumerate(chosen):
+            if number and number % _SLICE == 0:
+                yield
+                if self._stopping:
+                    break
             submission = self._live.get(uid)
             if submission is not None:
                 self._end(submission, FinishReason("abort", error=RequestAborted(f"request {uid} was aborted")))
+        if then is not None:
+            then()
 
     def _expire(self) -> None:
         self.timers.run_due()
@@ -479,6 +478,8 @@ class EngineLoop:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._inbox.get_nowait()()  # late submissions are answered below
+        while self._slices:
+            self._slices.work_off(0.0)  # each sees that all is over
         error = EngineDead(self._note())
         error.__cause__ = self._death
         for submission in list(self._live.values()):

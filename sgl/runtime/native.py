@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from sgl.errors import EngineDead, GrammarError, InvalidRequest, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.runtime.aside import aside
 from sgl.runtime.batch import Int32Array, Logprobs
-from sgl.runtime.loop import Detail, Output
 from sgl.runtime.scheduler.request import FinishReason, Request
+from sgl.runtime.submission import Detail, Output
 
 Entry = list[Any]  # [logprob | None, token id, text | None]
 

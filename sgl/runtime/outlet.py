@@ -8,7 +8,8 @@ import queue
 from typing import Protocol
 
 from sgl.errors import EngineDead
-from sgl.runtime.loop import EngineLoop, Output
+from sgl.runtime.loop import EngineLoop
+from sgl.runtime.submission import Output
 
 _POLL_SECONDS = 1.0  # how often a waiting caller looks whether the loop still lives
 

@@ -21,18 +21,21 @@ from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate
 from sgl.lang.nodes import Steps, Turns
 from sgl.runtime.intake import Intake
-from sgl.runtime.loop import EngineLoop, Output, Submission
+from sgl.runtime.loop import EngineLoop
 from sgl.runtime.outlet import Outlet
 from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.scheduler.leases import Leases
+from sgl.runtime.submission import Output, Submission
 from sgl.runtime.timers import Timer
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_STREAMS_A_TURN = 128  # more branches than that go on in several turns, with steps for everybody in between
+_STREAMS_A_TURN = (
+    128  # more branches, or requests, than that are left to later turns, with steps for everybody in between
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ class Machine(Turns[Stream]):
         try:
             action()
             for _ in range(_STREAMS_A_TURN):
-                if self._ready:
+                if self._ready and len(self._submissions) < _STREAMS_A_TURN:
                     self._resume(self._ready.popleft())
             if self._submissions:
                 submissions, self._submissions = self._submissions, []
@@ -229,7 +232,8 @@ class Machine(Turns[Stream]):
         if self._is_over:
             return
         self._is_over = True
-        self._abort(list(self._calls))
+        uids = list(self._calls)
+        self._forget(uids)
         for stream in list(self._leasing):
             self.release(stream)
         for timer in (self._lease_timer, self._deadline):
@@ -239,7 +243,7 @@ class Machine(Turns[Stream]):
         self._ready.clear()
         self._submissions.clear()
         try:
-            self._services.loop.post(self._say_done)  # comes after the aborts
+            self._services.loop.abort(uids, self._say_done)
         except EngineDead:
             self._say_done()
 

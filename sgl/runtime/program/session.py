@@ -15,25 +15,27 @@ from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang import ir
 from sgl.lang.chat import as_template
 from sgl.lang.choices import Scores, method_named
-from sgl.lang.ir_check import Checker, program_from_wire
+from sgl.lang.ir_check import Checker, Limits, program_from_wire
 from sgl.lang.nodes import Interpreter, Steps
 from sgl.lang.sampling import logprob_options, native_sampling
 from sgl.lang.tools import CallNotation, call_tag
 from sgl.runtime.aside import FEW
 from sgl.runtime.intake import Ask, check_num_logprobs, num_logprobs
-from sgl.runtime.loop import Submission
 from sgl.runtime.native import NativeResult
 from sgl.runtime.program.machine import Machine, Services
 from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
 from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.submission import Submission
 
 INLINE_CHARACTERS = 512
 """A text up to so long is encoded on the loop's thread (0.2 ms), a longer one elsewhere."""
 
 _MAX_LOGPROBS = 1 << 16
 """Of one gen: they travel in one event, and with streaming are put together on the engine's thread."""
+_FEW_SAMPLES = 8  # of a gen, whose requests are made on the loop's thread
+
 _EXTRA_OPTIONS = ("extra_key", "token_ids_logprob")
 _SCORE = SamplingParams(max_new_tokens=0, temperature=0.0)
 
@@ -54,7 +56,7 @@ class ProgramSession(Interpreter[Stream]):
         chosen = program.chat_template or services.template
         self._machine = Machine(services, checked, sink)
         super().__init__(checked, None if chosen is None else as_template(chosen), self._machine)
-        self._checker = Checker(self._program)
+        self._checker = Checker(self._program, Limits(requests=services.intake.max_requests))
         self._services = services
 
     def cancel(self) -> None:
@@ -77,7 +79,11 @@ class ProgramSession(Interpreter[Stream]):
         raise InvalidRequest(f"this engine's model takes no {node.kind}s", param="media")
 
     def _gen(self, stream: Stream, node: ir.Gen) -> Steps[None]:
-        asks = self._asks(stream, node)
+        is_wide = self._samples(node) > _FEW_SAMPLES
+        if is_wide:
+            asks = yield from self._machine.elsewhere(stream, partial(self._asks, stream, node))
+        else:
+            asks = self._asks(stream, node)
 
         def prepare() -> tuple[StreamTokens, Pairs]:
             tokens = self._services.encoder.extend(stream.tokens, stream.unencoded)
@@ -85,7 +91,7 @@ class ProgramSession(Interpreter[Stream]):
             check_num_logprobs(sum(num_logprobs(submission.request) for submission, _ in pairs), _MAX_LOGPROBS)
             return tokens, pairs
 
-        is_heavy = ir.constraint_of(node) is not None or bool(node.tools)
+        is_heavy = is_wide or ir.constraint_of(node) is not None or bool(node.tools)
         tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         call = Call(stream, pairs, self._listener(self._told(stream, node)) if asks[0]["stream"] else None)
         yield from self._machine.call(call)
@@ -111,6 +117,9 @@ class ProgramSession(Interpreter[Stream]):
         if sum(result.num_logprobs() for result in call.results) > FEW:
             return (yield from self._machine.elsewhere(stream, results))
         return results()
+
+    def _samples(self, node: ir.Gen) -> int:
+        return int(node.params.get("n", self._program.defaults.get("n", 1)))
 
     def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
         """What is asked of the engine for each sample of a gen, but for its prompt."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from sgl.lang import nodes
 from sgl.lang.nodes import Piece
-from sgl.runtime.loop import Output, Submission
 from sgl.runtime.native import NativeResult
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
 from sgl.runtime.scheduler.leases import Lease
+from sgl.runtime.submission import Output, Submission
 
 
 class Stream(nodes.Stream):

@@ -80,7 +80,7 @@ class Request:
     tree_len: int = 0
     match: Match | None = None  # of a waiting request, kept up to date by the policy
     owner: Any = None  # the loop's own record of this request
-    _known: bytes = b""
+    known: bytes = b""  # what `key` last returned; samples of one prompt share it
 
     @property
     def prompt_len(self) -> int:
@@ -115,9 +115,9 @@ class Request:
 
     def key(self) -> bytes:
         """The known tokens as the cache's key: int32 bytes."""
-        if len(self._known) != 4 * self.num_known:
-            self._known = self.known_ids().tobytes()
-        return self._known
+        if len(self.known) != 4 * self.num_known:
+            self.known = self.known_ids().tobytes()
+        return self.known
 
     @property
     def match_limit(self) -> int:

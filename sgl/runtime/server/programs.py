@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 MAX_PROGRAMS = 20_000  # open at the same time
 MAX_ROWS = 10_000
+MAX_ARGS = 1_000_000  # rows x arguments that all of them get
 RECENT = 50  # programs whose timelines are kept
 
 _TYPES = {cls: name for name, cls in ir.EVENTS.items()}
@@ -109,6 +110,11 @@ class ProgramsApi:
             )
             raise InvalidRequest(message, param="program.chat_template")
         template = first.chat_template or self._service.chat_template
+        if len(rows) * len(first.args) > MAX_ARGS:
+            message = (
+                f"{len(rows)} rows of {len(first.args)} arguments are more than {MAX_ARGS}: give rows their own"
+            )
+            raise InvalidRequest(message, param="program.args")
         programs = [
             dataclasses.replace(
                 first,
@@ -118,7 +124,8 @@ class ProgramsApi:
             )
             for row in rows
         ]
-        opened = _OpenProgram(self._service, programs[0], self._open, is_batch=body.rows is not None)
+        num_rows = None if body.rows is None else len(rows)
+        opened = _OpenProgram(self._service, programs[0], self._open, num_rows=num_rows)
         try:
             given = body.segment
             segment = None if given is None else await self._checked(opened.checker.segment, given)
@@ -201,12 +208,12 @@ class _OpenProgram:
     """A program, or one for each row, with everything that it has said so far."""
 
     def __init__(
-        self, service: Service, program: ir.Program, known: dict[str, _OpenProgram], *, is_batch: bool
+        self, service: Service, program: ir.Program, known: dict[str, _OpenProgram], *, num_rows: int | None
     ) -> None:
-        """`known`: those that are open, which it leaves when it ends."""
+        """`known`: those that are open, which it leaves when it ends. num_rows: of a batch."""
         self.id = secrets.token_hex(16)
         self.owner = caller.get().name
-        self.checker = Checker(program)
+        self.checker = Checker(program, service.program_limits, rows=num_rows or 1)
         self.num_segments = 0  # beside the one that it opened with
         self.turn = asyncio.Lock()  # of the segment that is being checked
         self.log: list[bytes] = []  # event number n at n - 1
@@ -218,7 +225,7 @@ class _OpenProgram:
         self._parent = None if service.tracer is None else service.tracer.here()
         self._patience = service.config.reconnect_grace
         self._known = known
-        self._is_batch = is_batch
+        self._is_batch = num_rows is not None
         self._sessions: list[RemoteSession] = []
         self._num_running = 0
         self._ended: set[int] = set()  # rows

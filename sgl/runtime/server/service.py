@@ -18,6 +18,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from sgl.errors import EngineDead, InvalidRequest
+from sgl.lang.ir_check import Limits
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.server.bodies import Body
@@ -81,6 +82,11 @@ class Service:
     def model_name(self) -> str:
         """The model's name in the OpenAI API."""
         return self.config.served_model_name or self.engine.config.model_name
+
+    @property
+    def program_limits(self) -> Limits:
+        """How much one program may ask for."""
+        return Limits(requests=self.engine.config.max_requests_per_call)
 
     @property
     def tokenizer(self) -> Tokenizer:

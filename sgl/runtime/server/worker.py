@@ -36,11 +36,11 @@ from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine, Prepared
 from sgl.runtime.intake import check_num_logprobs, num_logprobs
-from sgl.runtime.loop import Output
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
+from sgl.runtime.submission import Output
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,30 @@
+"""Work on long groups, done a slice at a time: what one caller asks for holds up nobody else."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+
+
+class Slices:
+    """Iterators that do a bounded piece of work at each turn, taken in turn. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._left: deque[Iterator[None]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def begin(self, work: Iterator[None]) -> None:
+        """Do the first slice now, and leave the others to `work_off`."""
+        if next(work, work) is None:
+            self._left.append(work)
+
+    def work_off(self, seconds: float) -> None:
+        """Get on for so long, by a slice of each in turn; at least one."""
+        end = time.monotonic() + seconds
+        while self._left:
+            self.begin(self._left.popleft())
+            if time.monotonic() >= end:
+                return
