@@ -334,6 +334,19 @@ def test_a_mask_that_takes_too_much_is_an_error_and_the_text_stays(monkeypatch: 
     assert matcher.accept_bytes(b"ax")
 
 
+def test_a_token_that_takes_too_much_is_an_error_and_the_text_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ebnf._LIMITS, "max_items_in_row", 40)
+    matcher = compiled(
+        'root ::= root root root | [a-h] | "" | "x"', Vocabulary([b"", b"x", b"a" * 99], [0])
+    ).matcher()
+    assert matcher.accept(1)
+    with pytest.raises(GrammarTooLarge, match="too many readings"):
+        matcher.accept(2)
+    assert not matcher.accept_bytes(b"a" * 99)
+    assert matcher.is_accepting()
+    assert matcher.accept(1)
+
+
 def test_lark_keeps_its_own_meaning_and_never_raises_on_text() -> None:
     stopped = compiled('start: r "c"\nr[stop="b"]: /[a-z]*/').matcher()
     assert not stopped.accept_bytes(b"abbc")

@@ -73,6 +73,8 @@ class Cfg:
                 [[symbol]] = self.rules[symbol]
         if symbol in self._endless and least <= 1 and most in (None, 1):
             return symbol
+        if (least, most) == (1, None):
+            return self._any(symbol, (symbol,))
         parts = self._times(symbol, least)
         if most is None:
             parts = (*parts, self._any(symbol))
@@ -80,13 +82,16 @@ class Cfg:
             parts = (*parts, self._up_to(symbol, most - least))
         return self.rule([parts])
 
-    def _any(self, symbol: int) -> int:
-        if ("any", symbol, 0) not in self._repeats:
-            self._repeats["any", symbol, 0] = number = self.rule([])
-            self.rules[number] = [(), (number, symbol)]
-            self._endless.add(number)
-            self.check_size(2)
-        return self._repeats["any", symbol, 0]
+    def _any(self, symbol: int, first: Alternative = ()) -> int:
+        """Any number of them behind the first: none, or the same."""
+        key = "any", symbol, len(first)
+        if key not in self._repeats:
+            self._repeats[key] = number = self.rule([])
+            self.rules[number] = [first, (number, symbol)]
+            self.check_size(3)
+            if not first:
+                self._endless.add(number)
+        return self._repeats[key]
 
     def _times(self, symbol: int, count: int) -> Alternative:
         """Exactly so many: blocks of _BASE, and what is left over."""
@@ -135,6 +140,7 @@ class Cfg:
             kept = [each for each in alternatives if all(s < 0 or shortest[s] is not None for s in each)]
             self.rules[number] = [each for each in dict.fromkeys(kept) if each != (number,)]
         self._inline()
+        self._absorb()
         self._unroll()
         self._keep_reachable()
         self._factor()
@@ -184,6 +190,45 @@ class Cfg:
             inlined = [tuple(part for s in each for part in found.get(s, (s,))) for each in alternatives]
             self.check_size(sum(map(len, inlined)) - sum(map(len, alternatives)))
             self.rules[number] = [each for each in dict.fromkeys(inlined) if each != (number,)]
+
+    def _absorb(self) -> None:
+        """Let repeats be read in one way only where what they repeat is a repeat: (x+ | y)* is (x | y)*."""
+        repeated: dict[int, int] = {}  # rule: of which symbol it is any number, one at least or not
+        for number, alternatives in enumerate(self.rules):
+            match alternatives:
+                case [first, (again, symbol)] if again == number and first in ((), (symbol,)):
+                    repeated[number] = symbol
+        for number in repeated:
+            check_time()
+            first, (_, symbol) = self.rules[number]
+            each: list[Alternative] = [(symbol,)]
+            for _ in range(_MAX_NAMES):
+                larger = [part for one in each for part in self._choices(one, repeated)]
+                if len(larger) > _MANY or larger == each:
+                    break
+                each = larger
+            each = [one for one in each if one != (number,)]
+            is_nullable = not first or any(not one or self._is_any_number(one[0], one) for one in each)
+            once = list(dict.fromkeys(self._once(one, repeated) for one in each if one))
+            self.check_size(2 * (sum(map(len, once)) + len(once)))
+            self.rules[number] = [*([()] if is_nullable else once), *((number, *one) for one in once)]
+
+    def _choices(self, alternative: Alternative, repeated: dict[int, int]) -> list[Alternative]:
+        """What an alternative may be that is one rule; itself if it is more, or a repeat."""
+        is_rule = len(alternative) == 1 and alternative[0] >= 0 and alternative[0] not in repeated
+        return self.rules[alternative[0]] if is_rule else [alternative]
+
+    def _is_any_number(self, symbol: int, alternative: Alternative) -> bool:
+        return len(alternative) == 1 and symbol >= 0 and () in self.rules[symbol]
+
+    def _once(self, alternative: Alternative, repeated: dict[int, int]) -> Alternative:
+        """What an alternative of a repeat repeats itself: x of x+, of x* and of x x*."""
+        match alternative:
+            case (only,) if only in repeated:
+                return (repeated[only],)
+            case (first, more) if repeated.get(more) == first and () in self.rules[more]:
+                return (first,)
+        return alternative
 
     def _unroll(self) -> None:
         """Turn recursion at the end of alternatives into recursion at their beginning: rules that end in each other are

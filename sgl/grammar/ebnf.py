@@ -44,8 +44,7 @@ _OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # every way to cut forced tex
 
 
 class EbnfMatcher(Matcher):
-    """As `Matcher`, over llguidance. `accept` and `accept_bytes` never raise: what llguidance gives up on is not
-    accepted, and the text stays as it was."""
+    """As `Matcher`, over llguidance. What that gives up on is not accepted, and the text stays as it was."""
 
     def __init__(self, first: Any, vocabulary: Vocabulary) -> None:
         """first: llguidance's matcher at the start of the text, never advanced."""
@@ -58,7 +57,7 @@ class EbnfMatcher(Matcher):
         self._debt = 0.0  # seconds that masks took beyond what they should
 
     def accept(self, token_id: int) -> bool:
-        """As `Matcher.accept`."""
+        """As `Matcher.accept`. Raises GrammarError where llguidance cannot tell."""
         if self._is_finished or not 0 <= token_id < self._vocabulary.size:
             return False
         if token_id in self._vocabulary.eos_ids:
@@ -70,13 +69,19 @@ class EbnfMatcher(Matcher):
         return bool(self._vocabulary.token_bytes[token_id]) and self._accept_all([token_id])
 
     def accept_bytes(self, data: bytes) -> bool:
-        """As `Matcher.accept_bytes`."""
-        return not self._is_finished and self._accept_all([self._vocabulary.size + byte for byte in data])
+        """As `Matcher.accept_bytes`; False too where llguidance cannot tell."""
+        try:
+            return not self._is_finished and self._accept_all([self._vocabulary.size + byte for byte in data])
+        except GrammarError:
+            return False
 
     def _accept_all(self, ids: list[int]) -> bool:
         taken = self._found.try_consume_tokens(ids)
-        if taken < len(ids) or self._found.is_error():
+        failure = _failure(self._found) if self._found.is_error() else None
+        if taken < len(ids) or failure is not None:
             self._go_back_by(taken)
+            if failure is not None:
+                raise failure
             return False
         self._ids += ids
         self._steps.append(len(ids))

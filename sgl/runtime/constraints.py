@@ -97,7 +97,10 @@ class Guide:
 
     def next_behind(self, draft: int, remaining: int) -> TokenMask | None:
         """As `next`, behind a draft that will be the next token, or not."""
-        cursor = self._cursor.behind(draft)
+        try:
+            cursor = self._cursor.behind(draft)
+        except GrammarError:  # it may not be, as far as can be told
+            cursor = None
         if cursor is None:
             return None
         self._draft, self._behind = draft, copy(self)
