@@ -19,7 +19,7 @@ MAX_VALUES = 1 << 21
 """Numbers, texts, lists, objects and names of fields in one body: as many as a batch of long prompts has ids."""
 MAX_KEYS = 1 << 16
 """Fields of one object."""
-MAX_TEXTS = 1 << 16
+MAX_TEXTS = 1 << 19
 """Texts, or lists of token ids, in one list."""
 MAX_OBJECTS = 10_000
 """Objects in one list, such as the messages of a chat."""
