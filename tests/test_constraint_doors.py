@@ -58,6 +58,10 @@ def fits(schema: dict[str, Any]) -> Callable[[str], object]:
     return check
 
 
+OPEN = {key: value for key, value in POINT.items() if key != "additionalProperties"}
+OPEN_TAG = {**TAG, "structures": [{"begin": "<f=add>", "schema": OPEN, "end": "</f>"}]}
+
+
 def is_sum(text: str) -> bool:
     """Of the grammar above, read another way: differences are replaced by digits until none is left."""
     shorter = re.sub(r"\((\d|\d\d|\d\d\d)-(\d|\d\d|\d\d\d)\)", "1", text)
@@ -90,6 +94,17 @@ KINDS = [
         fits(POINT),
         None,
         {"response_format": {"type": "json_schema", "json_schema": {"name": "point", "schema": POINT}}},
+    ),
+]
+# The schema leaves other keys open, and the engine does not.
+KINDS += [
+    Kind("open schema", fits(POINT), {"json_schema": json.dumps(OPEN)}, None, {"json_schema": json.dumps(OPEN)}),
+    Kind("open tag", is_call, {"structural_tag": json.dumps(OPEN_TAG)}, {"structural_tag": OPEN_TAG}),
+    Kind(
+        "open response_format",
+        fits(POINT),
+        None,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "point", "schema": OPEN}}},
     ),
 ]
 MAX_TOKENS = 120

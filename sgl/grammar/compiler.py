@@ -29,6 +29,7 @@ from sgl.grammar.values import value_node
 from sgl.grammar.vocabulary import Vocabulary
 
 Whitespace = Literal["compact", "flexible"]
+AdditionalProperties = Literal["closed", "schema"]
 FORMAT_VERSION = 1
 MAX_SOURCE = 4 << 20
 """Characters that a constraint may have."""
@@ -51,6 +52,7 @@ class Constraint:
     whitespace: Whitespace
     lenient: bool
     key_order: KeyOrder
+    additional_properties: AdditionalProperties = "schema"
 
 
 class Grammar:
@@ -125,6 +127,7 @@ def compile(  # the public name: sgl.grammar.compile
     whitespace: Whitespace = "compact",
     lenient: bool = False,
     key_order: KeyOrder = "schema",
+    additional_properties: AdditionalProperties = "schema",
     mask_cache_bytes: int = MASK_CACHE_BYTES,
 ) -> Grammar:
     """Compile exactly one constraint.
@@ -133,7 +136,9 @@ def compile(  # the public name: sgl.grammar.compile
     Python's dialect with ASCII classes; `choices` are texts, one of which is produced. `ebnf` is a grammar in EBNF as
     llama.cpp and XGrammar read it, or in Lark's notation, and needs the extra sgl[ebnf]. `structural_tag` is free text
     with constrained parts, see `structural_tag.py`. `whitespace` is what may stand between JSON's tokens; "flexible"
-    also allows every spelling of numbers. `key_order` "any" lets keys come in any order. `lenient` lists in
+    also allows every spelling of numbers. `key_order` "any" lets keys come in any order. `additional_properties`
+    "closed" lets no keys but declared ones come where a schema declares some and says nothing of others, which
+    JSON Schema leaves open. `lenient` lists in
     `Grammar.dropped` what of a schema cannot be enforced, instead of refusing it. Raises UnsupportedSchema,
     RegexSyntaxError, GrammarTooLarge (also past an enclosing `time_limit`) or GrammarError.
     """
@@ -144,7 +149,13 @@ def compile(  # the public name: sgl.grammar.compile
         "ebnf": ebnf,
         "structural_tag": structural_tag,
     }
-    constraint = make_constraint(given, whitespace=whitespace, lenient=lenient, key_order=key_order)
+    constraint = make_constraint(
+        given,
+        whitespace=whitespace,
+        lenient=lenient,
+        key_order=key_order,
+        additional_properties=additional_properties,
+    )
     return build(constraint, vocabulary, mask_cache_bytes)
 
 
@@ -154,6 +165,7 @@ def make_constraint(
     whitespace: Whitespace = "compact",
     lenient: bool = False,
     key_order: KeyOrder = "schema",
+    additional_properties: AdditionalProperties = "schema",
 ) -> Constraint:
     """A constraint from the arguments of `compile`, by name, of which exactly one is not None. Raises GrammarError."""
     chosen = {kind: source for kind, source in given.items() if source is not None}
@@ -164,6 +176,8 @@ def make_constraint(
         raise GrammarError(f"whitespace is 'compact' or 'flexible', not {whitespace!r}")
     if key_order not in ("schema", "any"):
         raise GrammarError(f"key_order is 'schema' or 'any', not {key_order!r}")
+    if additional_properties not in ("closed", "schema"):
+        raise GrammarError(f"additional_properties is 'closed' or 'schema', not {additional_properties!r}")
     if kind in ("json_schema", "structural_tag") and isinstance(source, str):
         text = source
     elif kind == "choices":
@@ -173,7 +187,7 @@ def make_constraint(
             text = json.dumps(source)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
-    return Constraint(kind, text, whitespace, lenient, key_order)  # type: ignore[arg-type]  # one of five
+    return Constraint(kind, text, whitespace, lenient, key_order, additional_properties)  # type: ignore[arg-type]  # one of five
 
 
 def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int = MASK_CACHE_BYTES) -> Grammar:
@@ -223,6 +237,7 @@ def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped:
         source,
         lenient=constraint.lenient,
         any_spelling=constraint.whitespace == "flexible",
+        closes_objects=constraint.additional_properties == "closed",
     )
     dropped += compiled.dropped
     return value_node(builder, compiled.root, then)

@@ -33,6 +33,7 @@ KindSet = Scalars | Cases
 EVERY_LITERAL: Final = frozenset(("null", "true", "false"))
 EVERYTHING: Final[tuple[KindSet, ...]] = (EVERY_LITERAL, EVERY_NUMBER, EVERY_STRING, (ANY_OBJECT,), (ANY_ARRAY,))
 NOTHING: Final[tuple[KindSet, ...]] = (frozenset(), NumberSet(), StringSet(), (), ())
+_OF_OTHERS: Final = ("additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties")
 _T = TypeVar("_T")
 
 
@@ -198,8 +199,9 @@ class Keywords:
             else:
                 patterns.append((keys.language(), self.child("patternProperties", pattern)))
         blocks = []
-        if names or patterns or rest is not TRUE:
-            blocks.append(Block(names, tuple(patterns), rest))
+        is_about_others = any(map(self.has, _OF_OTHERS))
+        if names or patterns or rest is not TRUE or is_about_others:
+            blocks.append(Block(names, tuple(patterns), rest, bool(names), is_about_others))
         if self.has("propertyNames"):
             known = self.strings_of(self.child("propertyNames"))
             assert isinstance(known.value, StringSet)

@@ -39,6 +39,10 @@ class Block:
     names: Mapping[str, Formula] = field(default_factory=dict)
     patterns: tuple[tuple[Expr, Formula], ...] = ()
     rest: Formula = TRUE
+    is_declaring: bool = False
+    """Whether `properties` wrote the names."""
+    is_about_others: bool = False
+    """Whether the schema speaks of keys that it does not name, if only to allow them."""
 
     def under(self, name: str, formulas: Formulas) -> Formula:
         """What the value of a key must be."""
@@ -116,6 +120,14 @@ class ObjectCase:
         formulas.work(len(self.blocks) * len(names))
         return (self.under(name, formulas) for name in names)
 
+    @property
+    def is_about_declared(self) -> bool:
+        """Whether keys are declared, and nothing at all is said of others."""
+        if any(block.is_about_others or block.patterns or block.rest is not TRUE for block in self.blocks):
+            return False
+        declared = set(chain(*[block.names for block in self.blocks if block.is_declaring]))
+        return bool(declared) and declared.issuperset(self.required) and self.low <= len(self.required)
+
     @cached_property
     def named(self) -> frozenset[str] | None:
         """The keys of which something is said; None if it is also said of undeclared ones."""
@@ -176,7 +188,8 @@ class ObjectCase:
         if seen.everything:
             return self
         names = dict.fromkeys(sorted(seen.names), TRUE)
-        block = Block(names, tuple((key, TRUE) for key in seen.patterns), unevaluated)
+        patterns = tuple((key, TRUE) for key in seen.patterns)
+        block = Block(names, patterns, unevaluated, is_about_others=True)
         return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedKeys(everything=True))
 
     def not_looked_at(self) -> ObjectCase:
@@ -273,7 +286,9 @@ def resolve(case: ObjectCase, formulas: Formulas, schema_of: Callable[[Formula],
         properties = tuple((name, schema_of(value)) for name, value in chosen.items())
         for together in _joint(list(exists), formulas):
             demands = tuple(KeyPattern(key, schema_of(value)) for key, value in together)
-            yield Object(properties, frozenset(demanded), patterns, case.low, case.high, demands)
+            yield Object(
+                properties, frozenset(demanded), patterns, case.low, case.high, demands, case.is_about_declared
+            )
 
 
 def _joint(demands: list[tuple[Expr, Formula]], formulas: Formulas) -> Iterator[tuple[tuple[Expr, Formula], ...]]:

@@ -46,12 +46,15 @@ class CompiledSchema:
     dropped: tuple[Dropped, ...]
 
 
-def compile_schema(schema: object, *, lenient: bool = False, any_spelling: bool = False) -> CompiledSchema:
+def compile_schema(
+    schema: object, *, lenient: bool = False, any_spelling: bool = False, closes_objects: bool = False
+) -> CompiledSchema:
     """Compile a schema of any draft from 4 to 2020-12.
 
     What cannot be enforced raises UnsupportedSchema, or is dropped if `lenient`. `any_spelling` also allows numbers
-    with exponents and trailing zeros. Raises GrammarTooLarge past the limits on size and time, and GrammarError
-    where no value at all satisfies the schema.
+    with exponents and trailing zeros. `closes_objects` leaves undeclared keys out of objects for which, all schemas
+    taken together, keys are declared and nothing is said of others. Raises GrammarTooLarge past the limits on size and
+    time, and GrammarError where no value at all satisfies the schema.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"a JSON Schema is an object or a boolean, not {type(schema).__name__}")
@@ -62,7 +65,7 @@ def compile_schema(schema: object, *, lenient: bool = False, any_spelling: bool 
             report.problem("", "$schema", "no draft from 4 to 2020-12 has this address")
         sets = Sets(Document(schema, dialect or Dialect()), report, is_tracking=is_tracking)
         try:
-            root = _Compilation(sets, any_spelling).root()
+            root = _Compilation(sets, any_spelling, closes_objects).root()
         except NeedsTracking:
             continue
         except UnicodeEncodeError as error:
@@ -93,9 +96,10 @@ class _Values:
 class _Compilation:
     """One walk over a document. `values` grows until it holds every formula that a value may be held to."""
 
-    def __init__(self, sets: Sets, any_spelling: bool) -> None:
+    def __init__(self, sets: Sets, any_spelling: bool, closes_objects: bool) -> None:
         self.sets = sets
         self.any_spelling = any_spelling
+        self.closes_objects = closes_objects
         self.values: dict[Formula, _Values] = {}
         self.inhabited: set[Schema] = set()
         self.arrays = Resolver(sets.formulas, self._of, self._single_values, self._all_strings)
@@ -300,6 +304,10 @@ class _Compilation:
             elif self._is_possible(shape):
                 properties = tuple(pair for pair in shape.properties if pair[1] in self.inhabited)
                 patterns = tuple(pattern for pattern in shape.patterns if pattern.value in self.inhabited)
+                if (
+                    self.closes_objects and shape.is_about_declared
+                ):  # behind all merging, so that it empties nothing
+                    patterns = ()
                 yield replace(shape, properties=properties, patterns=patterns)
 
     def _array(self, shape: Array, most: float) -> Array:

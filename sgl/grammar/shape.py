@@ -66,6 +66,8 @@ class Object:
     min_properties: int = 0
     max_properties: int | None = None
     exists: tuple[KeyPattern, ...] = ()
+    is_about_declared: bool = False
+    """Whether schemas declare keys and say nothing at all of others, which none of them needs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,6 +38,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight"]
 JsonWhitespace = Literal["compact", "flexible"]
+AdditionalProperties = Literal["closed", "schema"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,9 @@ class EngineConfig:
     """Sample every token of a constrained output, also where its constraint leaves no choice."""
     json_whitespace: JsonWhitespace = "compact"
     """What may stand between the tokens of constrained JSON: nothing, or a bounded amount of blanks and newlines."""
+    json_additional_properties: AdditionalProperties = "closed"
+    """Which keys the objects of constrained JSON may have where their schema declares some and says nothing of others:
+    "closed" none but those, "schema" any, as JSON Schema has it. `additionalProperties: true` always allows them."""
     constraint_timeout: Seconds = 10.0
     """Seconds that compiling one constraint may take before it is refused as too large."""
     random_seed: NonNegativeInt | None = None

@@ -24,7 +24,7 @@ from sgl.grammar.jump import Cut, Encode, Foreseen, Jump, cut
 from sgl.grammar.process import MAX_CLOSED_STATES
 from sgl.grammar.service import CompileService
 from sgl.runtime.batch import TokenMask
-from sgl.runtime.config import JsonWhitespace
+from sgl.runtime.config import AdditionalProperties, JsonWhitespace
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -141,6 +141,7 @@ class Constraints:
         vocab_size: int,
         eos_ids: Iterable[int],
         whitespace: JsonWhitespace = "compact",
+        additional_properties: AdditionalProperties = "closed",
         deadline: float = 10.0,
         on_device: bool = False,
         is_launching: Callable[[], bool] = lambda: False,
@@ -151,6 +152,7 @@ class Constraints:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._whitespace = whitespace
+        self._additional_properties = additional_properties
         self._deadline = deadline
         self._num_closers = min(_MAX_CLOSERS, max(1, num_processors() - 2)) if on_device else 0
         self._is_launching = is_launching
@@ -185,7 +187,10 @@ class Constraints:
         if self._tokenizer is None:
             [kind] = given
             raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
-        return self._started().submit(make_constraint(given, whitespace=self._whitespace))
+        constraint = make_constraint(
+            given, whitespace=self._whitespace, additional_properties=self._additional_properties
+        )
+        return self._started().submit(constraint)
 
     def _prepare(self, grammar: ClosedGrammar) -> None:
         """Find how all of its texts begin: many requests would look for that within one step."""

@@ -88,6 +88,7 @@ class Intake:
             vocab_size=vocab_size,
             eos_ids=eos_ids,
             whitespace=config.json_whitespace,
+            additional_properties=config.json_additional_properties,
             deadline=config.constraint_timeout,
             on_device=self.walks_masks,
             is_launching=is_launching,
