@@ -58,7 +58,7 @@ def events(server: LiveServer, path: str, body: dict[str, Any]) -> list[dict[str
         (
             "/generate",
             {"token_ids_logprob": GIVEN, "sampling_params": {**LONG, "n": 16}},
-            "an answer holds 1048576",
+            "an answer holds 524288",
         ),
         (
             "/generate",
@@ -67,23 +67,23 @@ def events(server: LiveServer, path: str, body: dict[str, Any]) -> list[dict[str
                 "logprob_start_len": 0,
                 "sampling_params": {"max_new_tokens": 1, "n": 1024},
             },
-            "an answer holds 1048576",
+            "an answer holds 524288",
         ),
         (
             "/generate",
             {"token_ids_logprob": GIVEN * 5, "logprob_start_len": 0, "stream": True, "sampling_params": {"n": 210}},
-            "an answer holds 1048576",
+            "an answer holds 524288",
         ),
         ("/v1/completions", {"logprobs": MAX_TOP_LOGPROBS + 1}, "logprobs must be from 0 to 1024"),
         ("/v1/completions", {"logprobs": -1}, "logprobs must be"),
-        ("/v1/completions", {"logprobs": 200, "max_tokens": 400, "n": 16}, "an answer holds 1048576"),
-        ("/v1/completions", {"logprobs": 200, "echo": True, "max_tokens": 0, "n": 1024}, "an answer holds 1048576"),
+        ("/v1/completions", {"logprobs": 200, "max_tokens": 400, "n": 16}, "an answer holds 524288"),
+        ("/v1/completions", {"logprobs": 200, "echo": True, "max_tokens": 0, "n": 1024}, "an answer holds 524288"),
         ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs must be from 0 to 20"),
         ("/v1/chat/completions", {"logprobs": True, "top_logprobs": -1}, "top_logprobs must be from 0 to 20"),
         (
             "/v1/chat/completions",
             {"logprobs": True, "top_logprobs": 20, "n": 128, "max_tokens": 480},
-            "an answer holds 1048576",
+            "an answer holds 524288",
         ),
     ],
 )

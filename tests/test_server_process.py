@@ -137,7 +137,7 @@ def test_an_engine_process_answers_what_an_engine_answers(serve: Callable[..., S
     much = {"text": ["hello"] * 20, "return_logprob": True, "token_ids_logprob": [5] * 200}
     answer = server.generate({**much, "sampling_params": {"max_new_tokens": 400}})
     assert answer.status_code == 400
-    assert "up to 1600000 log-probabilities, and an answer holds 1048576" in answer.json()["error"]["message"]
+    assert "up to 1600000 log-probabilities, and an answer holds 524288" in answer.json()["error"]["message"]
     answer = server.generate({"text": "x" * 3000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
 

@@ -34,8 +34,8 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 MAX_TOP_LOGPROBS = 1024
 MAX_TOKEN_IDS_LOGPROB = 1024
-MAX_LOGPROBS = 1 << 20
-"""Log-probabilities of one request, or of all requests of one call of a server: 40 MB of JSON."""
+MAX_LOGPROBS = 1 << 19
+"""Log-probabilities of one request, or of all requests of one call of a server: 16 MB of JSON."""
 MAX_PRIORITY = 2**31
 MAX_NAME_CHARACTERS = 1024
 """Of a rid or an extra_key."""

@@ -48,7 +48,7 @@ def size_of_result(result: dict[str, Any]) -> int:
 
 def _size(value: Any) -> int:
     """About how many values a list or an object holds, from its last one, as lists of one kind look alike."""
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return len(value) * _size(value[-1]) if value else 1
     if isinstance(value, dict):
         return sum(map(_size, value.values())) + 1

@@ -184,7 +184,7 @@ class EngineProcess:
             waiter.call = Call(is_list)
             for header in itertools.starmap(Header, headers):
                 token_text = self.tokenizer.token_text if header.with_text and self.tokenizer is not None else None
-                waiter.call.add(NativeResult(header, token_text, started=waiter.began))
+                waiter.call.add(NativeResult(header, token_text, waiter.began, as_tuples=True))
 
     # ── the life of the process ─────────────────────────────────────────────────────────────────────────────────
 
