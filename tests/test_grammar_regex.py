@@ -129,7 +129,25 @@ DIALECTS = [
     (r"^\p{Lu}\P{L}$", "Ä1", True, True),
     (r"^\u{1F600}$", "😀", True, True),
     (r"^\ud83d\ude00$", "😀", True, True),
-    ("(?i:é)", "É", True, None),
+    ("(?i:é)", "É", False, True),
+    ("(?i:^[à-ö]$)", "É", False, True),
+    ("(?i:k)", "\u212a", False, True),  # the Kelvin sign
+    ("(?i:\u212a)", "k", False, True),
+    ("(?i:\u212a)", "\u212a", True, True),
+    ("(?i:S)", "ſ", False, True),
+    ("(?i:ſ)", "S", False, True),
+    ("(?i:^[^k]$)", "\u212a", True, False),
+    ("(?i:^[^k]$)", "K", False, False),
+    ("(?i:^[Z-a]$)", "z", True, True),
+    ("(?i:^[Z-a]$)", "A", True, True),
+    ("(?i:^[Z-a]$)", "b", False, False),
+    (r"(?i:^\W$)", "s", False, False),
+    (r"(?i:^\w$)", "ſ", False, True),
+    (r"(?i:^\p{Lu}$)", "a", True, True),
+    ("(?i:ẞ)", "ß", False, True),
+    ("(?i:^(?-i:a)B$)", "ab", True, True),
+    ("(?i:^(?-i:a)B$)", "Ab", False, False),
+    ("(?i)abc", "aBC", True, True),
     ("(?s:.)", "\n", True, None),
 ]
 
@@ -145,8 +163,25 @@ def test_where_the_dialects_differ(pattern: str, text: str, python: bool | None,
         assert matches(compile_regex(pattern), text.encode()) == ecma
 
 
+def test_case_is_ignored_as_python_does_in_ascii() -> None:
+    rng = random.Random(0)
+    chars = [*"aAkKsSzZ_^éÉàÀµμΜßẞſıİ1-", "\u212a", "\u1c88"]
+    for _ in range(400):
+        inside = "".join(rng.sample(chars, 3)).replace("^", "").replace("-", "")
+        low, high = sorted(rng.sample([char for char in chars if char != "-"], 2))
+        body = rng.choice(
+            [f"[{inside}]", f"[^{inside}]", f"[{low}-{high}]", f"[^{low}-{high}]", inside, r"\w", r"[^\W]"]
+        )
+        pattern = rng.choice(["(?i:{})", "(?i){}", "(?i:x|{})", "(?i:(?-i:{})|Q)"]).format(body)
+        expr = compile_regex(pattern, dialect="python", search=False)
+        expected = re.compile(pattern, re.ASCII)
+        for text in [*chars, inside, inside.swapcase(), "q", "X"]:
+            assert matches(expr, text.encode()) == bool(expected.fullmatch(text)), (pattern, text)
+
+
 REFUSED = [
     (r"(a)\1", "back-reference"),
+    (r"(?i:(a)\1)", "back-reference"),
     (r"(?P<x>a)(?P=x)", "back-reference"),
     (r"\bword", "word boundary"),
     (r"(?<=a)b", "look-behind"),

@@ -6,6 +6,7 @@ Surrogates are in no set: they have no UTF-8. Used by the regex parser and by th
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -18,6 +19,7 @@ CharSet = tuple[tuple[int, int], ...]
 _Product = tuple[tuple[int, int], ...]
 """Strings of bytes, each in its range."""
 MAX_CHAR = 0x10FFFF
+_LAST_CASED = 0x1FFFF
 EVERY_CHAR: CharSet = ((0, 0xD7FF), (0xE000, MAX_CHAR))
 ESCAPED: dict[int, bytes] = {
     **{code: b"\\u%04x" % code for code in range(0x20)},
@@ -69,17 +71,36 @@ def negate(chars: CharSet) -> CharSet:
     return normalise(result)
 
 
+def fold_ascii(chars: CharSet) -> CharSet:
+    """The set with the other case of its ASCII letters."""
+    return _with_classes(chars, [(code, code | 0x20) for code in range(0x41, 0x5B)])
+
+
 def fold_case(chars: CharSet) -> CharSet:
-    """The set with the other cases of its characters (simple folding, one character for one)."""
-    if sum(last - first + 1 for first, last in chars) > 0x10000:
-        return chars
-    extra = []
-    for first, last in chars:
-        for code in range(first, last + 1):
-            for other in (chr(code).lower(), chr(code).upper()):
-                if len(other) == 1 and ord(other) != code:
-                    extra.append((ord(other), ord(other)))
-    return normalise((*chars, *extra))
+    """The set with every character that Unicode's simple case folding takes for one of it."""
+    return _with_classes(chars, _case_classes())
+
+
+def _with_classes(chars: CharSet, classes: Iterable[tuple[int, ...]]) -> CharSet:
+    firsts = [first for first, _ in chars]
+
+    def has(code: int) -> bool:
+        at = bisect_right(firsts, code) - 1
+        return at >= 0 and code <= chars[at][1]
+
+    return normalise((*chars, *((code, code) for alike in classes if any(map(has, alike)) for code in alike)))
+
+
+@lru_cache(maxsize=1)
+def _case_classes() -> tuple[tuple[int, ...], ...]:
+    """The characters that simple case folding takes for one another, each with at least one other."""
+    alike: dict[str, list[int]] = {}
+    for code in range(_LAST_CASED + 1):
+        char = chr(code)
+        # Where full folding writes several characters, simple folding is the lower case, if that is one.
+        forms = [form for form in (char.casefold(), char.lower(), char) if len(form) == 1]
+        alike.setdefault(forms[0], []).append(code)
+    return tuple(tuple(codes) for codes in alike.values() if len(codes) > 1)
 
 
 @lru_cache(maxsize=1)

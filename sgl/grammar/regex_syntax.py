@@ -1,8 +1,8 @@
 """The regex dialects, parsed: pattern text to a small tree of character sets, repeats, assertions.
 
-Two dialects: "ecma" (JSON Schema's `pattern`) and "python" (`re` with re.ASCII). They differ in what `.`, `\\s` and
-`$` mean and in a few escapes. What no byte automaton can express is refused by name: back-references, look-behind,
-word boundaries, atomic groups. Knows nothing of bytes; `regex.py` turns the tree into expressions.
+Two dialects: "ecma" (JSON Schema's `pattern`) and "python" (`re` with re.ASCII). They differ in what `.`, `\\s`,
+`$` and case mean and in a few escapes. What no byte automaton can express is refused by name: back-references,
+look-behind, word boundaries, atomic groups. Knows nothing of bytes; `regex.py` turns the tree into expressions.
 """
 
 from __future__ import annotations
@@ -138,7 +138,12 @@ class _Parser:
         return char
 
     def chars(self, chars: CharSet) -> Node:
-        return Chars(charset.fold_case(chars) if self.ignore_case else chars)
+        return Chars(self.folded(chars))
+
+    def folded(self, chars: CharSet) -> CharSet:
+        if not self.ignore_case:
+            return chars
+        return charset.fold_case(chars) if self.is_ecma else charset.fold_ascii(chars)
 
     def choice(self) -> Node:
         self.nesting += 1
@@ -306,9 +311,7 @@ class _Parser:
                 found.append(charset.normalise([(low[0][0], high[0][0])]))
             else:
                 found.append(low)
-        chars = charset.union_of(*found)
-        if self.ignore_case:
-            chars = charset.fold_case(chars)
+        chars = self.folded(charset.union_of(*found))
         return Chars(charset.negate(chars) if is_negated else chars)
 
     def class_atom(self) -> CharSet:
@@ -321,7 +324,7 @@ class _Parser:
         if char in "dDwWsS":
             space = _ECMA_SPACE if self.is_ecma else _PYTHON_SPACE
             chars: CharSet = {"d": _DIGIT, "w": _WORD, "s": space}[char.lower()]
-            return chars if char.islower() else charset.negate(chars)
+            return chars if char.islower() else charset.negate(self.folded(chars))
         if char in _CONTROLS:
             return charset.of(_CONTROLS[char])
         if char == "b" and in_class:
