@@ -21,6 +21,10 @@ from sgl.lang.sampling import DEFAULTS
 
 VERSION = 1
 MAX_LEASE_S = 3600.0
+MAX_HELD_CHARACTERS = 16_000_000  # that a program may hold in all
+MAX_COPIED_CHARACTERS = 256_000_000  # that its branches copy and its text functions read, in all
+MAX_HELD_TOKENS = 32_000_000  # of its streams, what a branch begins with counted in each
+MAX_PARTS = 1_000_000  # of a split
 MAX_REF_CHARACTERS = 1_000_000  # that the text functions of a ref may make
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
@@ -385,6 +389,9 @@ def apply_functions(text: str, functions: Iterable[tuple[Any, ...]]) -> str:
             case "slice":
                 text = text[args[0] : args[1]]
             case "split":
+                if args[0] == "" or (text.count(args[0]) if args[0] else len(text) // 2) > MAX_PARTS:
+                    message = f"split() needs a separator, and makes {MAX_PARTS} parts at most"
+                    raise InvalidRequest(message, param="functions")
                 parts = text.split(args[0])
                 text = parts[args[1]] if -len(parts) <= args[1] < len(parts) else ""
             case _:

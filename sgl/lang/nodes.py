@@ -43,7 +43,8 @@ class Stream:
         self.is_failed = False
         self.position = 0
         self.written: list[Piece] = []  # since the fork
-        self.scopes: list[int] = []  # where in `written` the open scopes begin
+        self.num_written = 0  # characters of it
+        self.scopes: list[tuple[int, int]] = []  # where in `written` the open scopes begin, and after how many
         self.roles: tuple[str, ...] = () if parent is None else parent.roles  # of the closed turns
         self.role: str | None = None if parent is None else parent.role  # of the open one
 
@@ -51,6 +52,7 @@ class Stream:
         """Add text."""
         if text:
             self.written.append((text, is_template))
+            self.num_written += len(text)
 
     def text_since(self, start: int) -> str:
         """What was written from entry `start` of `written` on."""
@@ -133,17 +135,42 @@ def as_known(error: Exception) -> SglError:
     return wrapped
 
 
+class Held:
+    """What a program holds: the characters of its streams and of its nodes' values. Whatever makes more of them is
+    charged before it makes them: a few nested scopes and references could ask for any amount of memory."""
+
+    def __init__(self) -> None:
+        self._counts = {"characters": 0, "copied characters": 0, "tokens": 0}
+
+    def charge(self, number: int, what: str = "characters") -> None:
+        """Count what is about to be made. Raises InvalidRequest, and counts nothing, where that is too much."""
+        total = self._counts[what] + number
+        if total > _MOST_HELD[what]:
+            message = f"{number} more {what} make {total} in this program, and the limit is {_MOST_HELD[what]}"
+            raise InvalidRequest(message, param=what)
+        self._counts[what] = total
+
+
+_MOST_HELD = {
+    "characters": ir.MAX_HELD_CHARACTERS,
+    "copied characters": ir.MAX_COPIED_CHARACTERS,
+    "tokens": ir.MAX_HELD_TOKENS,
+}
+_ENTRY = 8  # what an entry of a list counts as, in characters
+
+
 class Interpreter(ABC, Generic[S]):
     """Takes the segments of one program, which have been checked, and answers with the events of `ir`."""
 
     def __init__(self, program: ir.Program, template: ChatTemplate | None, turns: Turns[S]) -> None:
         self._program = program
+        self._held = Held()
         self._template = template
         self._turns = turns
         self._streams: dict[int, S] = {}
         self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams whose fork has not been executed yet
         self._values: dict[tuple[int, int], str] = {}  # texts of nodes, for those that refer to them
-        self._awaited: dict[tuple[int, int], list[S]] = {}  # nodes that streams wait for
+        self._awaited: dict[int, dict[int, list[S]]] = {}  # who waits for which nodes of a stream
         self._answers: dict[tuple[int, int], tuple[ir.Turn, ...]] = {}  # to tool_results nodes
 
     @abstractmethod
@@ -202,24 +229,26 @@ class Interpreter(ABC, Generic[S]):
 
     def _fail_dependents(self, stream: S) -> None:
         """Let those who wait for a value of a failed stream look again; what it would have forked has failed too."""
-        for (stream_id, _), waiting in self._awaited.items():
-            if stream_id == stream.id:
+        failing = [stream]
+        while failing:
+            failed = failing.pop()
+            for waiting in self._awaited.pop(failed.id, {}).values():
                 for other in waiting:
                     self._turns.wake(other)
-        while stream.queue:
-            node = stream.queue.popleft()
-            for child in node.children if isinstance(node, ir.Fork) else ():
-                failed = self._streams[child] = self._new_stream(child, "", None)
-                failed.is_failed = failed.is_drained = True
-                failed.queue = self._early.pop(child, failed.queue)
-                self._fail_dependents(failed)
+            while failed.queue:
+                node = failed.queue.popleft()
+                for child in node.children if isinstance(node, ir.Fork) else ():
+                    branch = self._streams[child] = self._new_stream(child, "", None)
+                    branch.is_failed = branch.is_drained = True
+                    branch.queue = self._early.pop(child, branch.queue)
+                    failing.append(branch)
 
     def _execute(self, stream: S, node: ir.Node) -> Steps[None]:
         match node:
             case ir.Text():
-                stream.append(node.text)
+                self._append(stream, node.text)
             case ir.Arg():
-                stream.append(self._program.args[node.name])
+                self._append(stream, self._program.args[node.name])
             case ir.Gen():
                 yield from self._gen(stream, node)
             case ir.Select():
@@ -233,12 +262,16 @@ class Interpreter(ABC, Generic[S]):
             case ir.Ref():
                 yield from self._ref(stream, node)
             case ir.ScopeBegin():
-                stream.scopes.append(len(stream.written))
+                stream.scopes.append((len(stream.written), stream.num_written))
             case ir.ScopeEnd():
-                self._set_value(stream, stream.text_since(stream.scopes.pop()))
+                start, before = stream.scopes.pop()
+                self._held.charge(stream.num_written - before + _ENTRY * (len(stream.written) - start))
+                self._set_value(stream, stream.text_since(start))
             case ir.SetVar():
                 pass
             case ir.Fork():
+                self._held.charge(len(node.children) * len(stream.path))
+                self._held.charge(len(node.children) * self._copied_by_branch(stream), "copied characters")
                 for i, child in enumerate(node.children):
                     path = ir.branch_path(stream.path, stream.position, i)
                     self._add(self._new_stream(child, path, stream))
@@ -248,6 +281,15 @@ class Interpreter(ABC, Generic[S]):
                 yield from self._tool_results(stream)
             case _:
                 raise AssertionError(f"{node!r} was checked on arrival")
+
+    def _append(self, stream: S, text: str, *, is_template: bool = False) -> None:
+        """Add text to a stream. Raises InvalidRequest where the program would hold too much."""
+        self._held.charge(len(text))
+        stream.append(text, is_template=is_template)
+
+    def _copied_by_branch(self, stream: S) -> int:
+        """What a branch of the stream copies of it, in characters."""
+        return _ENTRY * len(stream.roles)
 
     def _told(self, stream: S, node: ir.Gen) -> Callable[[str, dict[str, Any]], None]:
         """Tells the client of each piece of a gen's text as it comes, and of what the backend said with it."""
@@ -274,6 +316,7 @@ class Interpreter(ABC, Generic[S]):
 
     def _done(self, stream: S, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
         """Keep the text of the present node and tell the client."""
+        self._held.charge(len(text))
         self._set_value(stream, text)
         self._turns.emit(ir.NodeDone(stream.id, stream.position, text, value, meta))
 
@@ -281,13 +324,13 @@ class Interpreter(ABC, Generic[S]):
         self, stream: S, text: str, meta: dict[str, Any] | None = None, *, is_template: bool = False
     ) -> None:
         """Append the text of the present node, which is all that it brings."""
-        stream.append(text, is_template=is_template)
+        self._append(stream, text, is_template=is_template)
         self._done(stream, text, text, meta or {})
 
     def _set_value(self, stream: S, text: str) -> None:
         key = (stream.id, stream.position)
         self._values[key] = text
-        for waiting in self._awaited.pop(key, ()):
+        for waiting in self._awaited.get(stream.id, {}).pop(stream.position, ()):
             self._turns.wake(waiting)
 
     def _role_begin(self, stream: S, role: str) -> None:
@@ -311,20 +354,24 @@ class Interpreter(ABC, Generic[S]):
             target = self._streams.get(node.stream)
             if target is not None and target.is_failed:
                 raise ProgramError("the node it refers to failed")
-            self._awaited.setdefault(key, []).append(stream)
+            self._awaited.setdefault(node.stream, {}).setdefault(node.index, []).append(stream)
             yield
-        self._write(stream, ir.apply_functions(self._values[key], node.functions))
+        text = self._values[key]
+        self._held.charge(len(text) * len(node.functions), "copied characters")
+        self._write(stream, ir.apply_functions(text, node.functions))
 
     def _join(self, stream: S, node: ir.Join) -> Steps[None]:
         children = [self._streams[child] for child in node.children]
         for child in children:
             child.is_closed = True
             self._turns.wake(child)
-        while not all(child.is_drained for child in children):
-            yield
+        for child in children:  # one after the other: to look at all of them each time would take their square
+            while not child.is_drained:
+                yield
         if any(child.is_failed for child in children):
             raise StreamFailedError
         if node.mode == "append":
+            self._held.charge(sum(child.num_written for child in children))
             for text, is_template in [piece for child in children for piece in child.written]:
                 stream.append(text, is_template=is_template)
 
@@ -337,11 +384,11 @@ class Interpreter(ABC, Generic[S]):
         messages = []
         for turn in self._answers.pop(key):
             if turn.role is None or self._template is None:
-                stream.append(turn.content)
+                self._append(stream, turn.content)
                 continue
-            stream.append(self._template.begin(stream.roles, turn.role).text, is_template=True)
-            stream.append(turn.content)
-            stream.append(self._template.end(stream.roles, turn.role), is_template=True)
+            self._append(stream, self._template.begin(stream.roles, turn.role).text, is_template=True)
+            self._append(stream, turn.content)
+            self._append(stream, self._template.end(stream.roles, turn.role), is_template=True)
             message = {"role": turn.role, "content": turn.content, "name": turn.name, "tool_call_id": turn.call_id}
             messages.append({name: value for name, value in message.items() if value is not None})
             stream.add_turn(messages[-1])

@@ -97,7 +97,9 @@ class _Stream(nodes.Stream):
 
     def __init__(self, stream_id: int, path: str, parent: _Stream | None) -> None:
         super().__init__(stream_id, path, parent)
-        self.text: str = parent.text if parent else ""
+        self._text: str = parent.text if parent else ""
+        self._added: list[str] = []  # to it, since somebody asked: to add each alone would copy all before it
+        self.length: int = len(self._text)
         self.pieces: list[Piece] = list(parent.pieces) if parent else []  # of the whole text
         self.messages: list[dict[str, Any]] = list(parent.messages) if parent else []
         self.turn_start: int = parent.turn_start if parent else 0
@@ -110,12 +112,21 @@ class _Stream(nodes.Stream):
         if text:
             foreseen = self.speculated.startswith(text)
             self.speculated = self.speculated[len(text) :] if foreseen else ""
-            self.text += text
+            self._added.append(text)
+            self.length += len(text)
             self.pieces.append((text, is_template))
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if self._added:
+            self._text += "".join(self._added)
+            self._added.clear()
+        return self._text
 
     def begin_turn(self, role: str) -> None:
         super().begin_turn(role)
-        self.turn_start, self.images = len(self.text), []
+        self.turn_start, self.images = self.length, []
 
     def end_turn(self) -> dict[str, Any]:
         message = super().end_turn() | {"content": self.text[self.turn_start :].lstrip()}
@@ -201,6 +212,9 @@ class StepSession(Interpreter[_Stream], Session):
     def _new_stream(self, stream_id: int, path: str, parent: _Stream | None) -> _Stream:
         return _Stream(stream_id, path, parent)
 
+    def _copied_by_branch(self, stream: _Stream) -> int:
+        return super()._copied_by_branch(stream) + stream.length + 8 * (len(stream.pieces) + len(stream.messages))
+
     def _media(self, stream: _Stream, node: ir.Media) -> None:
         stream.images.append(node)
         self._write(stream, self._template.image_token if self._template else "", is_template=True)
@@ -224,7 +238,7 @@ class StepSession(Interpreter[_Stream], Session):
         value, meta = self._outcome(node, texts, [completion.meta for completion in completions])
         text = value if isinstance(value, str) else value[0]
         stream.tool_calls = meta.get("tool_calls")
-        stream.append(text)
+        self._append(stream, text)
         self._done(stream, text, value, meta)
 
     async def _in_time(

@@ -238,7 +238,7 @@ class Engine:
             loop=self._loop,
             outlet=self._outlet,
             intake=self._intake,
-            encoder=Encoder(self.tokenizer),
+            encoder=Encoder(self.tokenizer, self.config.context_length),
             leases=self._scheduler.memory.leases,
             pool=self._pool,
             template=self.chat_template,

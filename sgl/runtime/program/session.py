@@ -93,6 +93,7 @@ class ProgramSession(Interpreter[Stream]):
 
         is_heavy = is_wide or ir.constraint_of(node) is not None or bool(node.tools)
         tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
+        self._count_tokens(stream, tokens)
         call = Call(stream, pairs, self._listener(self._told(stream, node)) if asks[0]["stream"] else None)
         yield from self._machine.call(call)
         results = yield from self._results(stream, call)
@@ -104,7 +105,9 @@ class ProgramSession(Interpreter[Stream]):
             stream.tokens = tokens.generated(kept)
         else:  # only the answer stays, without the reasoning that led to it
             stream.tokens, rest = tokens, text
+        self._held.charge(len(text))
         stream.written.append((text, False))
+        stream.num_written += len(text)
         stream.unencoded = [(rest, False)] if rest else []
         usage = call.usage()
         self._machine.lease(stream, call.requests[0].namespace)
@@ -117,6 +120,11 @@ class ProgramSession(Interpreter[Stream]):
         if sum(result.num_logprobs() for result in call.results) > FEW:
             return (yield from self._machine.elsewhere(stream, results))
         return results()
+
+    def _count_tokens(self, stream: Stream, tokens: StreamTokens) -> None:
+        """Each stream has its tokens in an array of its own, those included that it shares."""
+        self._held.charge(max(0, len(tokens.ids) - stream.num_counted), "tokens")
+        stream.num_counted = max(stream.num_counted, len(tokens.ids))
 
     def _samples(self, node: ir.Gen) -> int:
         return int(node.params.get("n", self._program.defaults.get("n", 1)))
@@ -192,6 +200,7 @@ class ProgramSession(Interpreter[Stream]):
 
         is_heavy = sum(64 + len(choice) for choice in node.choices) > INLINE_CHARACTERS
         tokens, candidates, tries, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
+        self._count_tokens(stream, tokens)
         call = Call(stream, pairs)
         yield from self._machine.call(call)
         given = tries[0].logprobs(call.requests)
@@ -203,7 +212,7 @@ class ProgramSession(Interpreter[Stream]):
         stream.tokens, stream.unencoded = tokens, []
         usage = call.usage(forced_tokens=num_tokens)
         self._machine.lease(stream, call.requests[0].namespace)
-        stream.append(choice)
+        self._append(stream, choice)
         self._done(stream, choice, choice, {**decision.meta_info, "usage": usage})
 
     def _candidates(

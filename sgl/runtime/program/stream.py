@@ -20,6 +20,7 @@ class Stream(nodes.Stream):
     def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
         super().__init__(stream_id, path, parent)
         self.tokens: StreamTokens = NO_TOKENS if parent is None else parent.tokens
+        self.num_counted = 0  # tokens of it that the program has been charged for
         self.unencoded: list[Piece] = [] if parent is None else list(parent.unencoded)
         self.lease: Lease | None = None if parent is None else parent.lease
         if self.lease is not None:

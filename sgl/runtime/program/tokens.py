@@ -48,8 +48,10 @@ NO_TOKENS = StreamTokens(np.empty(0, np.int32))
 class Encoder:
     """Appends text to token sequences, for one tokenizer. Safe from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, limit: int | None = None) -> None:
+        """limit: see `Tokenizer.encode`, for what is appended to a stream."""
         self._tokenizer = tokenizer
+        self._limit = limit
         self._control = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, self._control)))
         self._longest_control = max(map(len, self._control), default=0)
@@ -108,7 +110,9 @@ class Encoder:
         for i, (text, allow_special) in enumerate(pieces):
             if at_start and not i:
                 encode = self._tokenizer.encode
-                parts.append(encode(text, add_special_tokens=add_special, allow_special=allow_special))
+                parts.append(
+                    encode(text, add_special_tokens=add_special, allow_special=allow_special, limit=self._limit)
+                )
             else:
                 parts.append(self._continued(text, allow_special))
         return np.concatenate(parts)
@@ -117,7 +121,7 @@ class Encoder:
         """The tokens of a text that does not stand at a beginning: without the space that some tokenizers put
         before each text."""
         encode = self._tokenizer.encode
-        alone = encode(text, add_special_tokens=False, allow_special=allow_special)
+        alone = encode(text, add_special_tokens=False, allow_special=allow_special, limit=self._limit)
         if not self._prepends:
             return alone
         for anchor in _ANCHORS:

@@ -1,0 +1,161 @@
+"""What a program may hold: whatever makes text of text is charged before it does, in every executor."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sgl.errors import InvalidRequest, SglError
+from sgl.lang import ir
+from sgl.lang.ir_check import Checker, program_from_wire
+from sgl.lang.nodes import Held
+from sgl.runtime.engine import Engine
+from tests.lang_mocks import MockBackend
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.program_client import SECONDS, Client, assert_idle
+
+BIG = "x" * 4000
+
+
+def nested_scopes() -> list[dict[str, Any]]:
+    """Each scope is written twice within the next: 2^k times 4 kB."""
+    nodes: list[dict[str, Any]] = [{"op": "scope_begin", "name": "s"}, {"op": "text", "text": BIG}]
+    nodes.append({"op": "scope_end", "name": "s"})
+    for _ in range(16):
+        last = len(nodes) - 1
+        ref = {"op": "ref", "stream": 0, "index": last}
+        nodes += [{"op": "scope_begin", "name": "s"}, ref, ref, {"op": "scope_end", "name": "s"}]
+    return [{"st": 0, **node} for node in nodes]
+
+
+def many_refs() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = [{"op": "scope_begin", "name": "s"}, {"op": "text", "text": BIG}]
+    nodes.append({"op": "scope_end", "name": "s"})
+    nodes += [{"op": "ref", "stream": 0, "index": 2}] * 9000
+    return [{"st": 0, **node} for node in nodes]
+
+
+def deep_scopes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = [{"op": "scope_begin", "name": "s"}] * 4900
+    nodes = [*nodes, {"op": "text", "text": BIG * 10}, *[{"op": "scope_end", "name": "s"}] * 4900]
+    return [{"st": 0, **node} for node in nodes]
+
+
+def joins() -> list[dict[str, Any]]:
+    """Branches that repeat a text, joined into their parent again and again."""
+    nodes: list[dict[str, Any]] = [{"st": 0, "op": "scope_begin", "name": "s"}]
+    nodes += [{"st": 0, "op": "text", "text": BIG * 100}, {"st": 0, "op": "scope_end", "name": "s"}]
+    for child in range(1, 400):
+        nodes += [{"st": 0, "op": "fork", "children": [child]}, {"st": child, "op": "ref", "stream": 0, "index": 2}]
+        nodes.append({"st": 0, "op": "join", "children": [child], "mode": "append"})
+    return nodes
+
+
+def arguments() -> list[dict[str, Any]]:
+    return [{"st": 0, "op": "arg", "name": "a"}] * 9000
+
+
+def functions() -> list[dict[str, Any]]:
+    """A text that is read again and again, of which nothing stays."""
+    nodes: list[dict[str, Any]] = [{"st": 0, "op": "scope_begin", "name": "s"}]
+    nodes += [{"st": 0, "op": "text", "text": BIG * 500}, {"st": 0, "op": "scope_end", "name": "s"}]
+    ref = {"op": "ref", "stream": 0, "index": 2, "functions": [["lower"]] * 60 + [["slice", 0, 1]]}
+    return [*nodes, *[{"st": 0, **ref}] * 500]
+
+
+LAUGHS = [nested_scopes, many_refs, deep_scopes, joins, arguments, functions]
+
+
+def segment_of(nodes: list[dict[str, Any]]) -> ir.Segment:
+    program = program_from_wire({"v": 1, "name": "p", "seed": 1, "args": {"a": BIG}})
+    return Checker(program).segment({"nodes": nodes, "final": True})
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
+        yield engine
+
+
+def assert_refused(error: Exception | str) -> None:
+    assert "the limit is" in str(error)
+    assert "characters" in str(error)
+
+
+@pytest.mark.parametrize("laugh", LAUGHS)
+def test_an_engine_refuses_at_the_node_and_goes_on(engine: Engine, laugh: Any) -> None:
+    client = Client(engine, args={"a": BIG})
+    client.session.send(segment_of(laugh()))
+    assert client.is_done.wait(SECONDS)
+    failed = client.of(ir.NodeFailed)
+    assert isinstance(failed[0].error, InvalidRequest)
+    assert failed[0].index is not None
+    assert_refused(failed[0].error)
+    assert_idle(engine)
+
+
+def test_it_makes_no_more_than_the_limit(engine: Engine) -> None:
+    segment = segment_of(nested_scopes())
+    tracemalloc.start()
+    try:
+        client = Client(engine)
+        client.session.send(segment)
+        assert client.is_done.wait(SECONDS)
+        assert tracemalloc.get_traced_memory()[1] < 4 * ir.MAX_HELD_CHARACTERS
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("laugh", LAUGHS)
+def test_an_executor_of_single_calls_refuses_too(laugh: Any) -> None:
+    events: list[ir.Event] = []
+    session = MockBackend().open(ir.Program("p", 1, args={"a": BIG}), events.append)
+    session.send(segment_of(laugh()))
+    [failed] = [event for event in events if isinstance(event, ir.NodeFailed)][:1]
+    assert isinstance(failed.error, SglError)
+    assert_refused(failed.error)
+
+
+@pytest.mark.parametrize("laugh", [nested_scopes, joins])
+def test_over_http_it_is_the_nodes_error(engine: Engine, laugh: Any) -> None:
+    server = LiveServer(engine)
+    try:
+        body = {"program": {"v": 1, "name": "p", "seed": 1}, "segment": {"nodes": laugh(), "final": True}}
+        answer = server.post("/v1/programs", body)
+        assert answer.status_code == 200
+        assert "node_failed" in answer.text
+        assert_refused(answer.text)
+    finally:
+        server.close()
+
+
+def test_the_count_stops_at_the_limit_and_not_before() -> None:
+    held = Held()
+    held.charge(ir.MAX_HELD_CHARACTERS)
+    with pytest.raises(InvalidRequest, match="limit is 16000000"):
+        held.charge(1)
+    held.charge(ir.MAX_HELD_TOKENS, "tokens")
+    with pytest.raises(InvalidRequest, match="tokens"):
+        held.charge(1, "tokens")
+
+
+def test_branches_of_branches_of_a_failed_stream_fail_however_deep(engine: Engine) -> None:
+    """No stack of calls is as deep as they are."""
+    client = Client(engine)
+    chain: list[Any] = [(depth, ir.Fork((depth + 1,))) for depth in range(3000)]
+    client.send(ir.Text("x"), ir.Gen("bad", constraint={"regex": "("}), *chain, final=True)
+    assert client.is_done.wait(SECONDS)
+    assert len(client.of(ir.NodeFailed)) == 1
+
+
+def test_a_split_makes_no_millions_of_parts() -> None:
+    with pytest.raises(InvalidRequest, match="parts"):
+        ir.apply_functions("a " * 2_000_000, [("split", " ", -1)])
+    with pytest.raises(InvalidRequest, match="parts"):
+        ir.apply_functions("a " * 2_000_000, [("split", None, 0)])
+    with pytest.raises(InvalidRequest, match="separator"):
+        ir.apply_functions("abc", [("split", "", 0)])
+    assert ir.apply_functions("a,b,c", [("split", ",", -1)]) == "c"
