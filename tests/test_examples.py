@@ -27,6 +27,7 @@ EXPECTED = {
     "parallel_decoding": r"- how they sleep:.*\.\nIn one word:(.|\n)*3 branches and a summary in 1 request",
     "tree_of_thought": r"Step 1:(.|\n)*Step 4:(.|\n)*right\? (yes|no)\n\nthe surest of 16 leaves .* in 1 request",
     "choose": r"(praise|complaint|question) +\(praise \d+%, complaint \d+%, question \d+%\)",
+    "grammar": r"apples: (\d{1,3}|\(.*\)) [-+] (\d{1,3}|\(.*\));\n *trains: .*;\n *money: .*;\n",
     "extract": r"object: Booking\(name=.*, people=\d+, meal='(lunch|dinner)', vegetarian=(True|False)\)",
     "streaming": r"(?s)A story about a fox\..*the moral of another came in \d+ pieces",
     "batch": r"-: a city without a name\n(.|\n)*16 rows done, 4 failed",
