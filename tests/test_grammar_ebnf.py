@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from sgl import grammar
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar import Grammar, Vocabulary, ebnf
+from sgl.grammar.compiler import make_constraint
+from sgl.grammar.service import CompileService
 from tests.cfg_oracle import Rules, can_go_on, matches, written
 
 pytest.importorskip("llguidance")
@@ -358,6 +360,48 @@ def test_lark_keeps_its_own_meaning_and_never_raises_on_text() -> None:
     greedy = compiled("start: r r\nr: /[a-z]+/")  # a lexeme is as long as it can be
     assert not accepts(greedy, "ab")
     assert accepts(compiled('start: "::=" /x+/'), "::=xx")
+
+
+EXCLUSIVE = "\n".join(f"{name}: /.*{name.lower()}.{{{number}}}/" for number, name in enumerate("ABCD", 15))
+HOSTILE: dict[str, str] = {
+    "endless": f"start: T\nT: A & B & C & ~D\n{EXCLUSIVE}",  # keeps llguidance for minutes, out of reach of a check
+    "lark repeats": 'start: (("a"{1000}){1000}){1000}',
+    "lark alternatives": "start: " + " | ".join(f'"w{i}"' for i in range(9_000)),
+    "repeats": 'root ::= (("a"{0,1000}){0,1000}){0,1000}',
+    "ambiguous": 'root ::= e "c"\ne ::= e e | . e . | .',
+    "chain": "root ::= r0\n"
+    + "\n".join(f'r{i} ::= "x" r{i + 1} "y" | "z"' for i in range(4_000))
+    + '\nr4000 ::= "z"',
+    "counters": "root ::= (" + " | ".join(f'"a"{{0,{i}}}' for i in range(1, 300)) + ")*",
+}
+
+
+def test_hostile_grammars_end_in_time_and_others_go_on() -> None:
+    service = CompileService(PIECES, deadline=3.0, num_threads=1)
+    try:
+        for source in HOSTILE.values():
+            try:
+                matcher = service.submit(make_constraint({"ebnf": source})).result(60).matcher()
+                for _ in range(10):
+                    assert matcher.accept(int(np.flatnonzero(bits(matcher.mask()))[-1]))
+                    assert len(matcher.forced_bytes()) <= 4096
+            except GrammarError:
+                continue
+        plain = service.submit(make_constraint({"ebnf": 'root ::= "a"'})).result(60)
+        assert accepts(plain, "a")
+        lark = service.submit(make_constraint({"ebnf": 'start: "a"'})).result(60)
+        assert accepts(lark, "a")
+    finally:
+        service.close()
+
+
+def bits(row: Any) -> Any:
+    return np.unpackbits(row.view(np.uint8), bitorder="little")
+
+
+def test_tokens_without_bytes_are_never_allowed() -> None:
+    matcher = compiled("start: <[0-3]> start | /a+/", PIECES).matcher()
+    assert [token_id for token_id in range(PIECES.size) if bits(matcher.mask())[token_id]] == [0, 1, 3, 9]
 
 
 def test_what_follows_for_certain_is_known() -> None:

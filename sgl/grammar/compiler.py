@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.automaton import MAX_STATES, Automaton
 from sgl.grammar.budget import Budget
-from sgl.grammar.ebnf import compile_ebnf
+from sgl.grammar.ebnf import compile_ebnf, is_lark
 from sgl.grammar.expr import Expr, is_empty, words
 from sgl.grammar.json_report import Dropped
 from sgl.grammar.json_schema import compile_schema
@@ -212,6 +212,12 @@ def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int 
     budget.check_length(constraint.kind)
     first = Matcher(automaton, vocabulary, masks, budget)
     return Grammar(constraint, vocabulary, first, tuple(dropped), automaton, masks)
+
+
+def can_be_stopped(constraint: Constraint) -> bool:
+    """Whether compiling looks at the time as it goes. llguidance does not, which reads grammars in Lark's notation: a
+    few terminals that exclude each other keep it for minutes."""
+    return constraint.kind != "ebnf" or not is_lark(json.loads(constraint.source))
 
 
 def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: list[Dropped]) -> Node:

@@ -98,8 +98,7 @@ class EbnfMatcher(Matcher):
 
     def mask(self, remaining: int | None = None) -> Int32Array:
         """As `Matcher.mask`, and always another array; `remaining` restricts nothing. Raises GrammarError."""
-        size = self._vocabulary.size
-        row = np.zeros((size + _NUM_MORE + 31) // 32, np.int32)
+        row = np.zeros((self._vocabulary.size + _NUM_MORE + 31) // 32, np.int32)
         if not self._is_finished:
             began = thread_time()
             self._found.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
@@ -110,8 +109,7 @@ class EbnfMatcher(Matcher):
                 failure = _failure(self._found)
                 self._go_back_by(0)
                 raise failure
-            row.view(np.uint8)[size // 8 + 1 :] = 0
-            row.view(np.uint8)[size // 8] &= (1 << size % 8) - 1
+            row[: self._vocabulary.words] &= _with_bytes(self._vocabulary)
             if self.is_accepting():
                 for token_id in self._vocabulary.eos_ids:
                     row.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
@@ -245,6 +243,14 @@ class _Tokens:
     def __call__(self, text: bytes | str) -> list[int]:
         data = text.encode() if isinstance(text, str) else text
         return [self._first_byte_id + byte for byte in data]
+
+
+@lru_cache(maxsize=4)
+def _with_bytes(vocabulary: Vocabulary) -> Int32Array:
+    """The tokens that have bytes, packed as a mask: Lark may name others, which no constraint allows."""
+    bits = np.zeros(32 * vocabulary.words, np.bool_)
+    bits[: vocabulary.size] = vocabulary.lengths > 0
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 @lru_cache(maxsize=4)

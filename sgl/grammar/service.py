@@ -23,7 +23,7 @@ from time import monotonic
 from sgl.errors import EngineDead, GrammarError
 from sgl.grammar.closers import Answer, Closers
 from sgl.grammar.closure import Closed
-from sgl.grammar.compiler import Constraint, Grammar, build
+from sgl.grammar.compiler import Constraint, Grammar, build, can_be_stopped
 from sgl.grammar.cursor import MAX_OPENED, ClosedGrammar
 from sgl.grammar.process import GrammarProcess, with_first_mask
 from sgl.grammar.time_limit import OutOfTime, time_limit
@@ -180,11 +180,10 @@ class CompileService:
 
     def _compile_in_time(self, constraint: Constraint) -> Grammar:
         until = monotonic() + self.deadline
-        try:
-            with time_limit(min(self.moment, self.deadline)):
+        if can_be_stopped(constraint):
+            with contextlib.suppress(OutOfTime), time_limit(min(self.moment, self.deadline)):
                 return with_first_mask(constraint, self.vocabulary)
-        except OutOfTime:
-            self._trial.run(constraint, until, self.deadline)
+        self._trial.run(constraint, until, self.deadline)
         try:
             with time_limit(max(until - monotonic(), 0.0)):
                 return with_first_mask(constraint, self.vocabulary)
