@@ -8,6 +8,7 @@ unpacking one takes a millisecond, for which the other would wait at every launc
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
 import threading
@@ -58,6 +59,7 @@ class Closers:
         patience: float,
         is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._pid = os.getpid()
         self._deadline = deadline
         self._patience = patience
         self._is_launching = is_launching
@@ -93,7 +95,10 @@ class Closers:
             self._rouse()
 
     def close(self) -> None:
-        """End the thread and the processes. Nothing is called from then on, but for what is just being called."""
+        """End the thread and the processes. Nothing is called from then on, but for what is just being called. Nothing
+        in a forked child: they are the parent's."""
+        if os.getpid() != self._pid:
+            return
         self._is_over = True
         self._rouse()
         for process in self._processes:

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,16 +25,17 @@ from sgl.lang.chat import ChatTemplate, RenderedTemplate
 from sgl.runtime import startup
 from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.home import Home
 from sgl.runtime.intake import Ask, Intake
 from sgl.runtime.loop import EngineLoop
-from sgl.runtime.native import Call, NativeResult
+from sgl.runtime.native import Call
 from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
+from sgl.runtime.prepared import Prepared
 from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.sampling_params import SamplingParams
-from sgl.runtime.submission import Output, Submission
 from sgl.runtime.thread import EngineThread
 
 Params = SamplingParams | Mapping[str, Any]
@@ -61,7 +62,8 @@ class Engine:
     """A model, ready to generate.
 
     `Engine(model_path=…, **options)` loads it; options are the fields of EngineConfig. Close it with `shutdown`, or
-    use it as a context manager. Raises ConfigError and ModelError.
+    use it as a context manager. Raises ConfigError and ModelError. In a process that is forked from its own, every
+    method raises EngineDead, as does making another, and closing it does nothing.
     """
 
     def __init__(self, model_path: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -69,6 +71,7 @@ class Engine:
             options["model_path"] = model_path
         options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items()}
         config = EngineConfig.from_options(options)
+        self._home = Home.of_engine()
         thread = EngineThread()
         started = thread.call(lambda: startup.start(config))
         self.config = started.config
@@ -169,6 +172,7 @@ class Engine:
         """Like `generate`, for use in an event loop; with stream, awaiting it returns an asynchronous iterator.
         Cancelling the awaiting task aborts the requests."""
         arguments = {**locals(), "arrived": asyncio.get_running_loop().time()}
+        self._home.check()
         if not self._finalizer.alive:
             raise EngineDead("the engine is shut down")
         prepare = partial(self._prepare, arguments, waits=stream)
@@ -184,6 +188,7 @@ class Engine:
         together with the prefix; where a candidate's beginning merges with the prefix's end into one token, all
         candidates are scored from the last token boundary that they have in common with the prefix.
         """
+        self._home.check()
         full, start = self._candidate_ids(prefix, candidates)
         asks = [
             Ask(
@@ -208,6 +213,7 @@ class Engine:
         """End the requests that were given this rid, or all for None, those of programs too; unknown ones are
         passed over. When it returns, no token of theirs will follow and their pages are free. Their callers get
         what there was, finish_reason "abort"; a gen of a program fails with RequestAborted."""
+        self._home.check()
         with self._rids_lock:
             uids = None if rid is None else list(self._rids.get(rid, ()))
         if uids is None or uids:
@@ -216,6 +222,7 @@ class Engine:
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
         """Start a program beside the scheduler: segments in, events out, as `sgl.lang.ir` describes them. Events
         come on the engine's thread, so the sink must not block. Raises InvalidRequest."""
+        self._home.check()
         return ProgramSession(self._program_services, program, sink)
 
     @cached_property
@@ -331,6 +338,8 @@ class Engine:
 
     def release(self, prepared: Prepared) -> None:
         """Forget a call; what is not finished of it is aborted."""
+        if self._home.is_elsewhere:
+            return
         with self._rids_lock:
             for rid, uids in prepared.rids.items():
                 if self._rids.get(rid) == uids:
@@ -350,6 +359,7 @@ class Engine:
     def _portions(self, arguments: Mapping[str, Any], first: int | None, *, waits: bool) -> Iterator[Prepared]:
         """The requests of a call: those of the first prompts, or of fewer that fill two steps, before the others are
         read; for None in one portion. What comes is to be queued at once."""
+        self._home.check()
         asks, is_list = self._intake.asks({name: value for name, value in arguments.items() if name != "self"})
         call, flights = Call(is_list), list[Future[Any]]()
         num_read = announced = 0
@@ -434,41 +444,6 @@ class Engine:
             self.release(prepared)
 
 
-@dataclass(slots=True)
-class Prepared:
-    """The requests of one call of generate, and what will come of them."""
-
-    call: Call
-    compiling: list[Future[Any]] = field(default_factory=list)  # what they are constrained to
-    submissions: list[Submission] = field(default_factory=list)
-    rids: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # → uids, of each sample and of all samples of a prompt
-
-    @property
-    def uids(self) -> list[int]:
-        """Of the requests."""
-        return [submission.request.uid for submission in self.submissions]
-
-    def absorb(self, output: Output) -> None:
-        """Add an output to its result. Raises what ended the call as a whole, be it a constraint."""
-        self.call.absorb(output)
-        if output.finish_reason is not None and output.finish_reason.error is not None:
-            for flight in filter(Future.done, self.compiling):
-                flight.result()
-
-    def add(self, pairs: list[tuple[Submission, NativeResult]], rid: str | None) -> None:
-        """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""
-        if rid is not None and rid in self.rids:
-            raise InvalidRequest(f"rid {rid!r} is given to two requests", param="rid")
-        for submission, result in pairs:
-            self.submissions.append(submission)
-            self.call.add(result)
-            self.rids[result.header.rid] = [result.header.uid]
-        if rid is not None:
-            self.rids[rid] = [submission.request.uid for submission, _ in pairs]
-
-
 class _Events(Iterator[Result]):
     """The events of a call, which is released when they are used up, closed or dropped."""
 
@@ -493,6 +468,8 @@ class _Events(Iterator[Result]):
 
 
 def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, intake: Intake) -> None:
+    if loop.home.is_elsewhere:  # whose it all is
+        return
     intake.close()
     loop.stop()
     pool.shutdown(wait=False)

@@ -25,6 +25,7 @@ from sgl.grammar.closure import Standing
 from sgl.grammar.jump import Foreseen, Jump, cut
 from sgl.runtime.batch import PendingStep, Runner, TokenMask
 from sgl.runtime.constraints import Guide
+from sgl.runtime.home import Home
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler, Step
 from sgl.runtime.slices import Slices
@@ -82,6 +83,7 @@ class EngineLoop:
         self._round_began: float | None = None  # monotonic seconds; None: waiting for work
         self._gate = threading.RLock()  # nothing enters the inbox after the loop looked for the last time
         self._thread = thread
+        self.home = Home()
 
     # ---- any thread
 
@@ -130,7 +132,9 @@ class EngineLoop:
                     raise
 
     def stop(self) -> None:
-        """End every request and the thread. Idempotent; returns when the thread has ended."""
+        """End every request and the thread. Idempotent; returns when it has ended. Does nothing in a forked child."""
+        if self.home.is_elsewhere:
+            return
         with self._gate:
             self._inbox.put(partial(setattr, self, "_stopping", True))
         self._thread.close()  # if the loop was never started
@@ -151,6 +155,7 @@ class EngineLoop:
 
     def post(self, action: Callable[[], None]) -> None:
         """Run an action between two steps, after those posted before; it must not raise. Raises EngineDead."""
+        self.home.check()
         with self._gate:
             if self._stopping or self._death is not None:
                 raise EngineDead(self._note()) from self._death

@@ -35,6 +35,7 @@ class ThreadSink:
 
     def get(self) -> Output:
         """The next output. Raises EngineDead if the loop ended without one."""
+        self._loop.home.check()
         while True:
             try:
                 return self._queue.get(timeout=_POLL_SECONDS)

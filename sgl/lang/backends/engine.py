@@ -5,6 +5,7 @@ It knows the engine's public methods and imports nothing of the runtime.
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import cache
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 from sgl.lang import ir
 from sgl.lang.backends.base import Backend, Session
 
-_lock = threading.Lock()
+_locks: dict[
+    int, threading.Lock
+] = {}  # by process: in a forked child, another thread may hold the parent's for ever
 
 
 def backend_of_model(model: str) -> Backend:
     """The backend of programs that name none: one engine a process, with that model."""
-    with _lock:
+    with _locks.setdefault(os.getpid(), threading.Lock()):
         return _started(model)
 
 

@@ -47,6 +47,10 @@ class HttpClient:
         self._loop: Any = None  # of the session: another one after a fork
         self._farewells: set[asyncio.Task[Any]] = set()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process: no connection."""
+        return {**self.__dict__, "_session": None, "_loop": None, "_farewells": set()}
+
     async def get(self, path: str, *, seconds: float | None = None) -> Any:
         """The JSON of a GET, within so many seconds where that is less than others get."""
         return await self._json("GET", path, None, seconds=seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class Runtime:
         command = [*self.command, *_flags(options)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # the program's output is its own
         self.pid: int | None = self._process.pid
+        self._owner = os.getpid()
         atexit.register(self.shutdown)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
@@ -52,8 +54,8 @@ class Runtime:
         self.endpoint = RuntimeEndpoint(self.url, api_key=api_key)
 
     def shutdown(self) -> None:
-        """Stop the server. Idempotent."""
-        if self.pid is not None:
+        """Stop the server. Idempotent, and nothing in a forked child: it is the parent's."""
+        if self.pid is not None and os.getpid() == self._owner:
             self.pid = None
             terminate_process(self._process)
 

@@ -7,10 +7,10 @@ the original's executor.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -57,10 +57,13 @@ class BaseBackend(TextBackend):
     def __init__(self) -> None:
         self.chat_template: ChatTemplate = get_chat_template("default")
 
-    @cached_property
+    @property
     def threads(self) -> ThreadPoolExecutor:
-        """The backend's own: its methods block."""
-        return ThreadPoolExecutor(self.max_threads, thread_name_prefix="sgl-backend")
+        """The backend's own: its methods block. A forked child has none of its parent's."""
+        of_process: dict[int, ThreadPoolExecutor] = self.__dict__.setdefault("_threads", {})
+        if os.getpid() not in of_process:
+            of_process[os.getpid()] = ThreadPoolExecutor(self.max_threads, thread_name_prefix="sgl-backend")
+        return of_process[os.getpid()]
 
     def get_model_name(self) -> str:
         """What the model is called."""

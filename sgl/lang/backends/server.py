@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from sgl.errors import BackendError, InvalidRequest, SglError
@@ -39,6 +40,12 @@ class RuntimeEndpoint(TextBackend):
         timeout: float = 600.0,
         max_retries: int = 3,
     ) -> None:
+        self._made_of: dict[str, Any] = {
+            "chat_template_name": chat_template_name,
+            "verify": verify,
+            "api_key": api_key,
+        }
+        self._made_of |= {"timeout": timeout, "max_retries": max_retries}
         self._http = HttpClient(
             base_url,
             api_key=api_key,
@@ -56,6 +63,9 @@ class RuntimeEndpoint(TextBackend):
             self.chat_template = as_template(chat_template_name)
         elif source := self.model_info.get("chat_template"):
             self.chat_template = jinja_template(source, special_tokens=self.model_info.get("special_tokens"))
+
+    def __reduce__(self) -> Any:
+        return partial(type(self), self.base_url, **self._made_of), ()
 
     def open(self, program: ir.Program, sink: ir.Sink) -> Session:
         template = program.chat_template or self._template_name

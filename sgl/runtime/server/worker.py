@@ -34,8 +34,9 @@ from typing import Any
 from sgl.errors import SglError
 from sgl.lang import ir
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.engine import Engine, Prepared
+from sgl.runtime.engine import Engine
 from sgl.runtime.intake import check_num_logprobs, num_logprobs
+from sgl.runtime.prepared import Prepared
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
