@@ -162,6 +162,23 @@ def test_lists_have_their_ends_in_the_description(server: LiveServer) -> None:
     assert str(MAX_OBJECTS) in str(refused(put('{"messages": %s}', messages).encode(), ChatBody))
 
 
+def test_token_ids_that_cannot_fit_are_refused_where_they_are_read(server: LiveServer) -> None:
+    """A million of them reach neither the server's process nor the engine's."""
+    passed = []
+    engine = server.service.engine
+    generate = engine.generate
+    engine.generate = lambda **arguments: passed.append(arguments) or generate(**arguments)  # type: ignore
+    try:
+        for path, name in (("/generate", "input_ids"), ("/v1/completions", "prompt")):
+            for ids in ([5] * 100_000, [[5], [5] * 100_000]):
+                error = server.post(path, {name: ids}).json()["error"]
+                assert (error["code"], error["param"]) == ("context_length_exceeded", name)
+                assert "it has 100000 tokens" in error["message"]
+    finally:
+        engine.generate = generate  # type: ignore[method-assign]
+    assert not passed
+
+
 def test_json_inside_of_a_text_has_the_same_limits() -> None:
     assert load_json('{"a": [1, 2.5, "x"]}', "it") == {"a": [1, 2.5, "x"]}
     for text, words in (

@@ -15,6 +15,7 @@ import requests
 
 import sgl
 from sgl.errors import ContextTooLong, ProgramError
+from sgl.lang import ir
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs as programs_module
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
@@ -140,6 +141,32 @@ def test_rows_share_a_skeleton_and_keep_apart(server: LiveServer, engine: Engine
     for i, word in enumerate(("one", "two", "three")):
         assert texts[i] == engine.generate(f"say {word}", {**GREEDY, "max_new_tokens": 5})["text"]
     assert sorted(event["row"] for event in events if event["type"] == "done") == [0, 1, 2]
+
+
+def test_rows_of_a_batch_begin_in_turns(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more at once than there is room for, so that others' requests come in between; all of them end."""
+    monkeypatch.setattr(programs_module, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(programs_module, "_ROWS_IN_TURN", 2)
+    opened, running, counts = server.service.engine.open_program, set[int](), list[int]()
+
+    def counted(program: Any, sink: Any) -> Any:
+        number = len(counts)
+        running.add(number)
+        counts.append(len(running))
+
+        def told(event: Any) -> None:
+            if isinstance(event, ir.Done):
+                running.discard(number)
+            sink(event)
+
+        return opened(program, told)
+
+    monkeypatch.setattr(server.service.engine, "open_program", counted)
+    rows = [{"seed": i} for i in range(20)]
+    events = list(open_program(server, {"nodes": [text("say "), gen("x", 2)], "final": True}, rows=rows))
+    assert sorted(event["row"] for event in events if event["type"] == "done") == list(range(20))
+    assert sorted(event["row"] for event in events if event["type"] == "node_done") == list(range(20))
+    assert max(counts) == 3
 
 
 def test_a_broken_connection_resumes_after_the_last_event(server: LiveServer) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, from_json
 
-from sgl.errors import InvalidRequest
+from sgl.errors import ContextTooLong, InvalidRequest
 from sgl.runtime.server.errors import as_invalid_request
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -57,8 +57,9 @@ class Bounded(BaseModel):
         return schema
 
 
-def parse(data: bytes, model: type[Body]) -> Body:
-    """The body. Raises InvalidRequest that names the first thing that is wrong."""
+def parse(data: bytes, model: type[Body], context_length: int | None = None) -> Body:
+    """The body. Raises InvalidRequest that names the first thing that is wrong, and ContextTooLong for token ids of
+    which the model's context cannot hold as many."""
     if most_values(data) > MAX_VALUES and (number := most_values(_STRING.sub(b"0", data))) > MAX_VALUES:
         raise InvalidRequest(f"the body holds {number} values, and {MAX_VALUES} are the most that one may have")
     try:
@@ -69,9 +70,12 @@ def parse(data: bytes, model: type[Body]) -> Body:
         raise InvalidRequest(f"the body is not a JSON object, but {_kind(value)}")
     check_values(value)
     try:
-        return model.model_validate(value)
+        body = model.model_validate(value)
     except ValidationError as error:
         raise as_invalid_request(error, list(model.model_fields)) from None
+    if context_length is not None:
+        _check_ids(body, context_length)
+    return body
 
 
 def most_values(data: bytes) -> int:
@@ -112,6 +116,15 @@ def check_values(value: Any, param: str | None = None) -> None:
                 raise InvalidRequest("a number is too large: it must be finite", param=param)
         elif isinstance(item, int) and item.bit_length() > _MAX_BITS:
             raise InvalidRequest(f"a number has more than {MAX_DIGITS} digits", param=param)
+
+
+def _check_ids(body: BaseModel, context_length: int) -> None:
+    for name in ("input_ids", "prompt"):
+        given = getattr(body, name, None)
+        several = given if isinstance(given, list) and given and isinstance(given[0], list) else [given]
+        for ids in several:
+            if isinstance(ids, list) and ids and isinstance(ids[0], int) and len(ids) > context_length:
+                raise ContextTooLong.of(len(ids), context_length, param=name)
 
 
 def _no_json(said: str, what: str = "the body", param: str | None = None) -> InvalidRequest:

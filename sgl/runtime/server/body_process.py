@@ -39,7 +39,7 @@ class BodyProcesses:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    async def parse(self, data: bytes, model: type[Body]) -> Body:
+    async def parse(self, data: bytes, model: type[Body], context_length: int | None = None) -> Body:
         """What `bodies.parse` returns and raises; InvalidRequest too if the body takes more than it may."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -47,7 +47,7 @@ class BodyProcesses:
             ours.setblocking(False)
             with theirs:
                 self._hand_over(theirs)
-            name = pickle.dumps((model.__module__, model.__qualname__))
+            name = pickle.dumps((model.__module__, model.__qualname__, context_length))
             answer = bytearray()
             with contextlib.suppress(ConnectionError):  # it has ended already
                 await loop.sock_sendall(ours, _LENGTHS.pack(len(name), len(data)) + name)
@@ -123,8 +123,8 @@ def _answer(end: socket.socket) -> Any:
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     try:
         name_length, length = _LENGTHS.unpack(_received(end, _LENGTHS.size))
-        module, name = pickle.loads(_received(end, name_length))
-        return parse(_received(end, length), getattr(importlib.import_module(module), name))
+        module, name, context_length = pickle.loads(_received(end, name_length))
+        return parse(_received(end, length), getattr(importlib.import_module(module), name), context_length)
     except InvalidRequest as error:
         return error
     except MemoryError:

@@ -39,6 +39,9 @@ from sgl.runtime.server.process import RemoteSession
 from sgl.runtime.server.reader import is_small
 from sgl.runtime.server.service import Route, Service
 
+_ROWS_AT_ONCE = 512  # of one batch: the engine has work, and the others room
+_ROWS_IN_TURN, _TURN_SECONDS = 32, 0.005  # for which opening them holds up nobody
+
 T = TypeVar("T")
 
 MAX_PROGRAMS = 20_000  # open at the same time
@@ -226,8 +229,11 @@ class _OpenProgram:
         self._patience = service.config.reconnect_grace
         self._known = known
         self._is_batch = num_rows is not None
-        self._sessions: list[RemoteSession] = []
-        self._num_running = 0
+        self._sessions: dict[int, RemoteSession] = {}  # of rows that have begun and not ended
+        self._waiting: deque[tuple[int, ir.Program]] = deque()  # rows that have not begun
+        self._first: ir.Segment | None = None
+        self._filling: asyncio.Handle | None = None
+        self._num_running = 0  # rows that have not ended
         self._ended: set[int] = set()  # rows
         self._num_listeners = 0
         self._is_over = False  # ended and forgotten
@@ -236,13 +242,45 @@ class _OpenProgram:
         self._await_listener()
 
     def start(self, programs: list[ir.Program], segment: ir.Segment | None) -> None:
-        """Open a session for each. Raises what they raise."""
+        """Open a session for each: some now, others as those end. Raises what they raise."""
         self._note({"type": "opened", "id": self.id})
-        for row, program in enumerate(programs):
-            self._num_running += 1
-            self._sessions.append(self._service.engine.open_program(program, partial(self._take, row)))
-        if segment is not None:
-            self.send(segment)
+        self._waiting.extend(enumerate(programs))
+        self._num_running, self._first = len(programs), segment
+        self._fill()
+
+    def _fill(self) -> None:
+        """Let further rows begin; others' requests come in between."""
+        self._filling = None
+        for _ in range(_ROWS_IN_TURN):
+            if not self._waiting or len(self._sessions) >= _ROWS_AT_ONCE:
+                return
+            row, program = self._waiting.popleft()
+            session = self._service.engine.open_program(program, partial(self._take, row))
+            self._sessions[row] = session
+            if self._first is not None:
+                session.send(self._first)
+        self._filling = asyncio.get_running_loop().call_later(_TURN_SECONDS, self._fill_or_fail)
+
+    def _fill_or_fail(self) -> None:
+        try:
+            self._fill()
+        except SglError as error:  # nothing can begin any more
+            self._fail(error)
+
+    def _fail(self, error: SglError) -> None:
+        self._stop_filling()
+        for row in range(self._num_running + len(self._ended)):
+            if row not in self._ended:
+                session = self._sessions.get(row)
+                self._take(row, ir.NodeFailed(None, None, error))
+                self._take(row, ir.Done())
+                if session is not None:
+                    session.cancel()
+
+    def _stop_filling(self) -> None:
+        self._waiting.clear()
+        if self._filling is not None:
+            self._filling.cancel()
 
     def summary(self) -> dict[str, Any]:
         """What a list of programs says of it."""
@@ -266,21 +304,19 @@ class _OpenProgram:
 
     def send(self, segment: ir.Segment) -> None:
         """Hand a segment on."""
-        for session in self._sessions:
+        for session in self._sessions.values():
             session.send(segment)
 
     def abort(self) -> None:
         """Fail what has not ended, and tell whoever listens."""
-        for row in sorted(set(range(len(self._sessions))) - self._ended):
-            self._take(row, ir.NodeFailed(None, None, RequestAborted("the program was aborted")))
-            self._take(row, ir.Done())
-            self._sessions[row].cancel()
+        self._fail(RequestAborted("the program was aborted"))
 
     def end(self) -> None:
         """Cancel what runs and forget all of it. Idempotent."""
         self._is_over = True
+        self._stop_filling()
         if self._num_running:
-            for session in self._sessions:
+            for session in self._sessions.values():
                 session.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -319,6 +355,9 @@ class _OpenProgram:
         if isinstance(event, ir.Done):
             self._num_running -= 1
             self._ended.add(row)
+            self._sessions.pop(row, None)
+            if self._waiting and self._filling is None:
+                self._filling = asyncio.get_running_loop().call_soon(self._fill_or_fail)
         data = {"type": _TYPES[type(event)], **({"row": row} if self._is_batch else {})}
         if isinstance(event, ir.NodeFailed):
             error = {**error_body(event.error)["error"], "class": type(event.error).__name__}

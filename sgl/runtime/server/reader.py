@@ -37,16 +37,17 @@ class BodyReader:
         self._slots = {is_large: asyncio.Semaphore(number) for is_large, number in _AT_ONCE.items()}
         self._held = 0  # bytes of bodies that are not small
 
-    async def read(self, request: web.Request, model: type[Body]) -> Body:
+    async def read(self, request: web.Request, model: type[Body], context_length: int | None = None) -> Body:
         """The request's JSON body. Raises InvalidRequest that names what is wrong, BodyTooLong, RequestTimeout if it
-        does not arrive in time, and QueueFull where too many long ones are on their way."""
+        does not arrive in time, and QueueFull where too many long ones are on their way. Of a long one ContextTooLong
+        too: it is known here what cannot fit."""
         with self._room() as room:
             data = await self._bytes(request, room)
             if len(data) <= SMALL_BYTES and most_values(data) <= SMALL_VALUES:
                 return parse(data, model)
             is_small.set(False)
             async with self._slots[len(data) > LARGE_BYTES]:
-                return await self._processes.parse(data, model)
+                return await self._processes.parse(data, model, context_length)
 
     def start(self) -> None:
         """Get ready for the first body that is not small."""

@@ -115,7 +115,7 @@ class Service:
 
     async def body(self, request: web.Request, model: type[Body]) -> Body:
         """The request's JSON body; see `BodyReader.read`. Its `timeout`, if it has one, begins to count."""
-        body = await self.reader.read(request, model)
+        body = await self.reader.read(request, model, self.engine.config.context_length)
         if (client := patience.get()) is not None:
             client.begin(getattr(body, "timeout", None))
         return body
