@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import collections.abc
 import datetime as dt
 import decimal
 import enum
@@ -56,6 +58,10 @@ TYPES: list[tuple[Any, list[Any]]] = [
     (pydantic.FileUrl, ["file:///etc/hosts"]),
     (pydantic.PostgresDsn, ["postgresql://ada:secret@db.example.org:5432/main"]),
     (uuid.UUID, ["12345678-1234-5678-1234-567812345678"]),
+    (pydantic.Base64Str, ["aGVsbG8=", ""]),
+    (pydantic.Base64UrlStr, ["aGVsbG8="]),
+    (pydantic.Base64Bytes, ["//79"]),
+    (pydantic.ByteSize, ["10 MiB", 5]),
     (pydantic.UUID4, ["12345678-1234-4678-9234-567812345678"]),
     (pydantic.IPvAnyAddress, ["10.0.0.1", "::1"]),
     (ipaddress.IPv4Interface, ["10.0.0.1/8"]),
@@ -108,6 +114,93 @@ def test_repeats_are_told_apart_where_a_grammar_can() -> None:
     assert unique(set[Literal[1, 2]])
     assert not unique(set[int])
     assert unique(Annotated[set[int], Field(min_length=2)])  # which no repeat may stand for
+
+
+def named(**options: Any) -> Any:
+    return Annotated[str, pydantic.StringConstraints(**options)]
+
+
+KEYS: list[tuple[Any, list[str], list[str]]] = [
+    (named(pattern="^[a-z]{2}$"), ["ab"], ["a", "AB", ""]),
+    (named(min_length=3), ["abc"], ["ab"]),
+    (named(max_length=2, pattern="^x"), ["x", "xy"], ["xyz", "y"]),
+    (Literal["a", "b"], ["a", "b"], ["c"]),
+    (Annotated[int, Field(ge=5, le=20)], ["5", "20"], ["4", "21", "05", "x"]),
+    (Annotated[int, Field(gt=0, lt=100, multiple_of=25)], ["25", "75"], ["0", "10", "100"]),
+    (decimal.Decimal, ["1.5", "-3"], ["x", ""]),
+    (uuid.UUID, ["12345678-1234-5678-1234-567812345678"], ["1"]),
+    (dt.date, ["2024-02-29"], ["2023-02-29", "x"]),
+    (dt.timedelta, ["P3DT4H"], ["x"]),
+    (pydantic.HttpUrl, ["http://localhost"], ["localhost"]),
+]
+
+
+@pytest.mark.parametrize(("key", "allowed", "refused"), KEYS)
+@pytest.mark.parametrize("kind", [dict, collections.abc.Mapping, collections.defaultdict])
+def test_keys_are_those_of_their_type(kind: Any, key: Any, allowed: list[str], refused: list[str]) -> None:
+    known = typed(kind[key, int])
+    grammar = compile(json_schema=known.constraint["json"], vocabulary=BYTES)
+    for name in allowed:
+        assert accepts(grammar, json.dumps({name: 1}, separators=(",", ":")).encode())
+        known.parse(json.dumps({name: 1}))
+    for name in refused:
+        assert not accepts(grammar, json.dumps({name: 1}, separators=(",", ":")).encode())
+    for seed in range(10):
+        text = random_text(grammar, random.Random(seed), 200)
+        if text is not None:
+            known.parse(text.decode())
+
+
+class Holder(pydantic.BaseModel):
+    """A field that no grammar can tell."""
+
+    held: pydantic.Json[list[int]] | None = None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pydantic.Json[list[int]],
+        pydantic.Json,
+        list[pydantic.Json[int] | None],
+        Holder,
+        dict[pydantic.Json[int], int],
+        dict[tuple[int, int], int],
+        dict[int | None, int],
+        dict[Annotated[int, Field(ge=5)], int],
+    ],
+)
+def test_what_no_grammar_can_tell_is_refused_by_name(schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"Json, a text that holds JSON|the keys of a dict"):
+        typed(schema)
+
+
+def even(value: int) -> int:
+    assert value % 2 == 0
+    return value
+
+
+@pytest.mark.parametrize(
+    ("schema", "what"),
+    [
+        (Annotated[int, pydantic.AfterValidator(even)], "the validator even"),
+        (list[Annotated[int, pydantic.BeforeValidator(even)]], "the validator even"),
+        (
+            Annotated[int, pydantic.WrapValidator(lambda value, handler: even(handler(value)))],
+            "the validator <lambda>",
+        ),
+        (Annotated[int, pydantic.PlainValidator(even)], "the validator even"),
+        (pydantic.PastDate, "in the past"),
+        (pydantic.FutureDatetime, "in the future"),
+        (pydantic.FilePath, "validate_file"),
+        (pydantic.ImportString, "import_string"),
+    ],
+)
+def test_what_only_code_can_tell_is_said(schema: Any, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    known = typed(schema)
+    assert what in json.dumps(known.constraint["json"]), known.constraint
+    assert what in caplog.text
+    compile(json_schema=known.constraint["json"], vocabulary=BYTES)
 
 
 def test_a_type_that_pydantic_cannot_read_is_refused() -> None:

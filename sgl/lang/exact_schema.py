@@ -1,16 +1,19 @@
 """JSON Schemas of Python types that allow only texts which pydantic reads.
 
 Pydantic's own describe what programs exchange; as constraints on a model they leave gaps: a Decimal may be any string,
-a URL has any scheme, a dict's integer keys are any text. What these allow, those allow too. Imported with pydantic, at
-the first typed gen.
+a URL has any scheme, a dict's integer keys are any text. What these allow, those allow too; what only Python code can
+tell, a validator or whether a file is there, stands in a `$comment`. Imported with pydantic, at the first typed gen.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from pydantic import ByteSize, EncodedStr
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import SchemaError, core_schema
@@ -34,8 +37,14 @@ _DURATION = "[^0-9]*(?:[0-9]{1,6}[^0-9]+)*"
 _KEYS = {
     "int": "0|-?[1-9][0-9]{0,17}",
     "float": r"(?:0|-?[1-9][0-9]{0,14})(?:\.[0-9]{1,14})?",
+    "decimal": r"(?:0|-?[1-9][0-9]{0,14})(?:\.[0-9]{1,14})?",
     "bool": "true|false",
 }
+_UNBOUNDED = {"type", "strict", "ref", "metadata", "serialization", "allow_inf_nan"}
+"""What a number's schema may say without bounding it."""
+_FEW_KEYS = 1000
+_NOT_ENFORCED = "not enforced: "
+_BYTE_SIZE = "^[0-9]{1,12} ?(?:[kKmMgGtTpP]i?)?[bB]$"
 _COMPLEX = r"-?[0-9]{1,14}(?:\.[0-9]{1,14})?(?:[+-][0-9]{1,14}(?:\.[0-9]{1,14})?j)?"
 _FINITE = {"string", "boolean", "null"}
 """Types of items of which a grammar can tell that no two are equal."""
@@ -46,6 +55,10 @@ _LABEL = "[a-zA-Z0-9]{1,30}(?:-[a-zA-Z0-9]{1,30})?"
 _HOST = rf"(?:(?:{_LABEL}\.)*[a-zA-Z]{{1,30}}|{_IPV4})(?::[0-9]{{1,4}})?"
 _WITH_HOST = {"http", "https", "ws", "wss", "ftp"}
 _CREDENTIALS = "(?:[a-zA-Z0-9_-]{0,30}(?::[a-zA-Z0-9_-]{1,60})?@)?"
+
+_TWO = "[A-Za-f][A-HQ-Xg-nw-z0-3]"  # sextets of two bytes below 128
+_LAST = f"(?:[A-Za-f][AQgw]==|{_TWO}[AEIMQUYcgkosw048]=)?"
+_TEXT = "text/plain"
 
 _IP = {"anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
 _FORMATS: dict[str, dict[str, Any]] = {
@@ -62,6 +75,8 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "base64url": {
         "pattern": "^(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]==|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048]=)?$"
     },
+    "base64 text": {"pattern": f"^(?:{_TWO}[ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9+/])*{_LAST}$"},
+    "base64url text": {"pattern": f"^(?:{_TWO}[ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9_-])*{_LAST}$"},
     **{f"uuid{n}": {"format": "uuid", "pattern": f"^.{{14}}{n}.{{4}}[89abAB]"} for n in range(1, 9)},
 }
 """What stands for formats of pydantic that JSON Schema does not know."""
@@ -75,6 +90,12 @@ class ExactJsonSchema(GenerateJsonSchema):
         """See GenerateJsonSchema."""
         closed: dict[str, Any] = _closed(super().generate(schema, mode))
         return closed
+
+    def generate_inner(self, schema: Any) -> dict[str, Any]:
+        """See `_by_code`: types may say themselves what stands for a function."""
+        found: dict[str, Any] = super().generate_inner(schema)
+        is_plain = schema["type"] == "function-plain" and "$comment" not in found
+        return _by_code(found, schema) if is_plain else found
 
     def str_schema(self, schema: core_schema.StringSchema) -> dict[str, Any]:
         """Lengths are those of what is left when white space goes."""
@@ -114,7 +135,7 @@ class ExactJsonSchema(GenerateJsonSchema):
 
     def date_schema(self, schema: core_schema.DateSchema) -> dict[str, Any]:
         """Python's years begin with 1."""
-        return _held(super().date_schema(schema), _DATE)
+        return _by_now(_held(super().date_schema(schema), _DATE), schema)
 
     def time_schema(self, schema: core_schema.TimeSchema) -> dict[str, Any]:
         """Python's minutes have 60 seconds."""
@@ -124,8 +145,8 @@ class ExactJsonSchema(GenerateJsonSchema):
         """With an offset, as the format wants it, unless the type forbids one."""
         found = super().datetime_schema(schema)
         if schema.get("tz_constraint") == "naive" and found.get("type") == "string":
-            return {"type": "string", "pattern": f"^{_NAIVE}$"}
-        return _held(found, f"{_DATE}[Tt]{_CLOCK}")
+            return _by_now({"type": "string", "pattern": f"^{_NAIVE}$"}, schema)
+        return _by_now(_held(found, f"{_DATE}[Tt]{_CLOCK}"), schema)
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> dict[str, Any]:
         """Within the 999,999,999 days of Python."""
@@ -148,10 +169,54 @@ class ExactJsonSchema(GenerateJsonSchema):
     def dict_schema(self, schema: core_schema.DictSchema) -> dict[str, Any]:
         """Keys are texts of the key's type."""
         found = super().dict_schema(schema)
-        keys = _KEYS.get(schema.get("keys_schema", {}).get("type", ""))
-        if keys is not None:
-            found.setdefault("propertyNames", {"pattern": f"^(?:{keys})$"})
+        keys: Any = schema.get("keys_schema", {"type": "any"})
+        for values in found.pop("patternProperties", {}).values():  # which leave the others open
+            found["additionalProperties"] = values
+        if keys["type"] != "any" and (names := self._names(keys)) != {"type": "string"}:
+            found["propertyNames"] = names
         return found
+
+    def _names(self, keys: Any) -> dict[str, Any]:
+        """The texts that are keys of a type."""
+        if keys["type"] in _KEYS:
+            if keys.keys() <= _UNBOUNDED:
+                return {"pattern": f"^(?:{_KEYS[keys['type']]})$"}
+            values = _few_integers(keys)
+            if values is None:
+                return self.handle_invalid_for_json_schema(keys, "the keys of a dict, numbers within such bounds")
+            return {"enum": [str(value) for value in values]}
+        names: dict[str, Any] = dict(self.generate_inner(keys))
+        if not self._is_text(names):
+            self.handle_invalid_for_json_schema(keys, f"the keys of a dict, {keys['type']}, which are no texts")
+        return names
+
+    def _is_text(self, found: dict[str, Any]) -> bool:
+        """Whether a schema speaks of strings; of other values that are listed no text is one."""
+        for _ in range(8):  # of references to references
+            found = self.get_schema_from_definitions(found["$ref"]) or {} if "$ref" in found else found
+        if "anyOf" in found:
+            return all(map(self._is_text, found["anyOf"]))
+        return found.get("type") == "string" or "enum" in found or "const" in found
+
+    def json_schema(self, schema: core_schema.JsonSchema) -> dict[str, Any]:
+        """None: no grammar tells whether a string holds JSON of a type."""
+        return self.handle_invalid_for_json_schema(schema, "Json, a text that holds JSON: use the type inside it")
+
+    def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> dict[str, Any]:
+        """See `_by_code`."""
+        return _by_code(super().function_before_schema(schema), schema)
+
+    def function_after_schema(self, schema: core_schema.AfterValidatorFunctionSchema) -> dict[str, Any]:
+        """See `_by_code`."""
+        owner = getattr(schema["function"]["function"], "__self__", None)
+        if isinstance(owner, type) and issubclass(owner, ByteSize):
+            return {"anyOf": [{"type": "string", "pattern": _BYTE_SIZE}, {"type": "integer", "minimum": 0}]}
+        found = _by_code(super().function_after_schema(schema), schema)
+        return {**found, "contentMediaType": _TEXT} if isinstance(owner, EncodedStr) else found
+
+    def function_wrap_schema(self, schema: core_schema.WrapValidatorFunctionSchema) -> dict[str, Any]:
+        """See `_by_code`."""
+        return _by_code(super().function_wrap_schema(schema), schema)
 
     def set_schema(self, schema: core_schema.SetSchema) -> dict[str, Any]:
         """See `_set`."""
@@ -160,6 +225,54 @@ class ExactJsonSchema(GenerateJsonSchema):
     def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> dict[str, Any]:
         """See `_set`."""
         return _set(super().frozenset_schema(schema), schema)
+
+
+def not_enforced(schema: Any) -> Iterator[str]:
+    """What a schema that was made here says that its texts need not be."""
+    if isinstance(schema, dict):
+        comment = schema.get("$comment")
+        if isinstance(comment, str) and comment.startswith(_NOT_ENFORCED):
+            yield comment.removeprefix(_NOT_ENFORCED)
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from not_enforced(inner)
+
+
+def _by_code(found: dict[str, Any], schema: Any) -> dict[str, Any]:
+    """A schema that says which function has the last word, unless that is pydantic's own and told some other way."""
+    function = schema["function"]["function"]
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", repr(function))
+    is_own = str(getattr(function, "__module__", "")).startswith(("pydantic.", "pydantic_core."))
+    if is_own and "apply_known_metadata" not in name and name not in _OF_THE_WORLD:  # the first calls a predicate
+        return found
+    return _said(found, f"the validator {name}")
+
+
+_OF_THE_WORLD = {"PathType.validate_file", "PathType.validate_directory", "PathType.validate_new"} | {
+    "PathType.validate_socket",
+    "import_string",
+}
+"""Pydantic's validators that ask what is there."""
+
+
+def _by_now(found: dict[str, Any], schema: Any) -> dict[str, Any]:
+    return _said(found, f"in the {schema['now_op']}") if "now_op" in schema else found
+
+
+def _said(found: dict[str, Any], what: str) -> dict[str, Any]:
+    before = f"{found['$comment']}, " if "$comment" in found else _NOT_ENFORCED
+    return {**found, "$comment": before + what}
+
+
+def _few_integers(keys: Any) -> range | None:
+    """The integers within the bounds of a schema, if they are a few."""
+    low = keys["ge"] if "ge" in keys else keys["gt"] + 1 if "gt" in keys else None
+    high = keys["le"] if "le" in keys else keys["lt"] - 1 if "lt" in keys else None
+    step = keys.get("multiple_of", 1)
+    if keys["type"] != "int" or low is None or high is None or high - low > _FEW_KEYS or step < 1:
+        return None
+    return range(-(-low // step) * step, high + 1, step)
 
 
 def why_none(error: Exception) -> str:
@@ -212,7 +325,8 @@ def _closed(schema: Any) -> Any:
             closed[key] = [_closed(item) for item in inner]
     if "properties" in schema:
         closed.setdefault("additionalProperties", False)
-    if isinstance(known := _FORMATS.get(str(schema.get("format"))), dict):
+    format_name = f"{schema.get('format')}{' text' if schema.get('contentMediaType') == _TEXT else ''}"
+    if isinstance(known := _FORMATS.get(format_name), dict):
         del closed["format"]
         closed |= known
     return closed

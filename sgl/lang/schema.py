@@ -10,6 +10,7 @@ import enum
 import functools
 import inspect
 import json
+import logging
 import re
 import sys
 import types
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgl.errors import InvalidRequest
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ def _typed_by_pydantic(schema: Any) -> Typed:
 def _adapted(schema: Any) -> Typed:
     import pydantic
 
-    from sgl.lang.exact_schema import NO_SCHEMA, ExactJsonSchema, why_none
+    from sgl.lang.exact_schema import NO_SCHEMA, ExactJsonSchema, not_enforced, why_none
 
     try:
         adapter: Any = pydantic.TypeAdapter(_understood(schema))
@@ -87,6 +90,8 @@ def _adapted(schema: Any) -> Typed:
     except NO_SCHEMA as error:
         message = f"schema={schema!r} is neither a JSON Schema nor a type that has one: {why_none(error)}"
         raise InvalidRequest(message, param="schema") from error
+    if open_parts := ", ".join(dict.fromkeys(not_enforced(json_schema))):
+        logger.warning("schema=%r: a text may fail what no grammar can tell: %s", schema, open_parts)
     return Typed({"json": json_schema}, adapter.validate_json)
 
 
