@@ -101,6 +101,116 @@ def test_structural_tags_leave_text_free_until_a_trigger() -> None:
     assert once.matcher().shortest_end() == b"<f=add>[]</f>"
 
 
+ARRAY: dict[str, Any] = {"type": "json_schema", "json_schema": {"type": "array", "items": {"type": "integer"}}}
+WORD: dict[str, Any] = {"type": "regex", "pattern": "[a-z]{2,4}"}
+FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"type": "const_string", "value": "a<b"}, ["a<b"], ["", "a", "a<bc"]),
+    (ARRAY, ["[]", "[1,2]"], ["", "{}", "[1"]),
+    (WORD, ["ab", "abcd"], ["a", "abcde"]),
+    ({"type": "any_text"}, ["", "x\n<"], []),
+    ({"type": "any_text", "excludes": ["no"]}, ["", "n o"], ["a no b"]),
+    (
+        {"type": "tag", "begin": "<a>", "content": ARRAY, "end": "</a>"},
+        ["<a>[1]</a>"],
+        ["[1]", "<a>[1]", "x<a>[]</a>"],
+    ),
+    (
+        {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"},
+        ["<t></t>", "<t>a <b</t>"],
+        ["<t>a</t>b</t>", "<t>"],
+    ),
+    (
+        {"type": "sequence", "elements": [ARRAY, {"type": "const_string", "value": "-"}, ARRAY, WORD]},
+        ["[]-[1]abcd"],
+        ["[]-[]a", "[][]ab", "[]-ab"],
+    ),
+    (
+        {"type": "or", "elements": [WORD, {"type": "const_string", "value": "abcdef"}]},
+        ["ab", "abcdef"],
+        ["abcde"],
+    ),
+    (
+        {
+            "type": "sequence",
+            "elements": [
+                {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+                {
+                    "type": "triggered_tags",
+                    "triggers": ["<f"],
+                    "tags": [
+                        {"begin": "<f=a>", "content": ARRAY, "end": "</f>"},
+                        {"type": "tag", "begin": "<f=b>", "content": WORD, "end": "</f>"},
+                    ],
+                    "at_least_one": True,
+                    "stop_after_first": True,
+                },
+                {"type": "const_string", "value": "."},
+            ],
+        },
+        ["<think>hm</think>well <f=a>[1]</f>.", "<think></think><f=b>abc</f>."],
+        ["<think>hm</think>well.", "<f=a>[1]</f>.", "<think></think><f=b>a</f>.", "<think></think><f=a>[1]</f>"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "good", "bad"), FORMATS)
+def test_structural_tags_may_be_written_as_formats(source: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    found = compiled(structural_tag={"type": "structural_tag", "format": source})
+    for text in good:
+        assert accepts(found, text), text
+    for text in bad:
+        assert not accepts(found, text), text
+    end = found.matcher().shortest_end()
+    assert end is not None
+    assert accepts(found, end.decode())
+
+
+BAD_FORMATS: list[tuple[Any, str]] = [
+    (
+        {"type": "sequence", "elements": [{"type": "triggered_tags", "triggers": ["<"], "tags": [1]}]},
+        "has a type of",
+    ),
+    (
+        {"type": "sequence", "elements": [WORD, {"type": "const_string", "value": "-"}, ARRAY]},
+        "may follow .* 'regex'",
+    ),
+    ({"type": "sequence", "elements": [{"type": "any_text"}, ARRAY]}, "may follow .* 'any_text'"),
+    ({"type": "or", "elements": [WORD, ARRAY]}, "all of type json_schema, or none"),
+    (
+        {
+            "type": "triggered_tags",
+            "triggers": ["<"],
+            "tags": [{"begin": "<a", "content": WORD, "end": ">"}, {"begin": "<b", "content": ARRAY, "end": ">"}],
+        },
+        "stop_after_first",
+    ),
+    ({"type": "grammar", "grammar": "root ::= a"}, "has a type of .*, not 'grammar'"),
+    ({"type": ["tag"]}, "has a type of"),
+    ("tag", "has a type of"),
+    ({"type": "tag", "begin": "a", "content": WORD}, "of type 'tag' has begin, content, end"),
+    ({"type": "const_string", "value": 1}, "value of a format is a string"),
+    ({"type": "sequence", "elements": []}, "at least one"),
+    ({"type": "any_text", "excludes": [""]}, "none of them empty"),
+    ({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}, "style 'qwen_xml' is not supported"),
+    (
+        {
+            "type": "triggered_tags",
+            "triggers": ["<"],
+            "tags": [{"begin": "<", "content": {"type": "any_text"}, "end": ""}],
+        },
+        "hold a json_schema",
+    ),
+    ({"type": "triggered_tags", "triggers": [], "tags": [{"begin": "<", "content": WORD, "end": ""}]}, "triggers"),
+    (json.loads('{"type":"sequence","elements":[' * 40 + '{"type":"any_text"}' + "]}" * 40), "nested more than 32"),
+]
+
+
+@pytest.mark.parametrize(("source", "message"), BAD_FORMATS)
+def test_malformed_formats_are_refused(source: Any, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
+        compiled(structural_tag={"type": "structural_tag", "format": source})
+
+
 BAD_TAGS: list[tuple[Any, str]] = [
     ({"triggers": [], "structures": TAG["structures"]}, "triggers"),
     ({"triggers": ["<f"], "structures": []}, "structures"),

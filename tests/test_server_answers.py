@@ -240,6 +240,7 @@ TAG = {
     "at_least_one": True,
     "stop_after_first": True,
 }
+FORMAT = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": "</a>"}
 IS_DOCUMENT, IS_CHOICE = r'\{"a":(1|22)\}', r"yes\.|no \(b\)"
 GRAMMAR = 'root ::= "yes." | "no (b)"'
 CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
@@ -263,6 +264,8 @@ CONSTRAINTS: list[tuple[dict[str, Any], str]] = [
     ({"structural_tag": TAG}, rf".*<a>{IS_DOCUMENT}</a>"),
     ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, rf".*<a>{IS_DOCUMENT}</a>"),
     ({"response_format": {"type": "structural_tag", **TAG}}, rf".*<a>{IS_DOCUMENT}</a>"),
+    ({"response_format": {"type": "structural_tag", "format": FORMAT}}, rf"<a>{IS_DOCUMENT}</a>"),
+    ({"structural_tag": {"type": "structural_tag", "format": FORMAT}}, rf"<a>{IS_DOCUMENT}</a>"),
     ({"response_format": {"type": "text"}, "guided_choice": ["yes.", "no (b)"]}, IS_CHOICE),
     ({"response_format": {"type": "json_object", "schema": SCHEMA}, "guided_json": SCHEMA}, IS_DOCUMENT),
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from sgl.errors import GrammarError, GrammarTooLarge
@@ -23,6 +24,7 @@ from sgl.grammar.masks import MaskCache
 from sgl.grammar.matcher import Matcher
 from sgl.grammar.regex import compile_regex, counted_regex
 from sgl.grammar.structural_tag import Structure, read_structural_tag, structural_tag_node
+from sgl.grammar.tag_formats import format_node
 from sgl.grammar.threads import Builder, CountedText, KeyOrder, Node
 from sgl.grammar.time_limit import check_size
 from sgl.grammar.values import value_node
@@ -228,14 +230,17 @@ def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: 
             return _regex_node(builder, source, builder.end)
         case "choices":
             return _choices_node(builder, source)
-    tag = read_structural_tag(source)
 
-    def body(structure: Structure, then: Node) -> Node:
+    def body(structure: Structure, then: Node, *, counts: bool = True) -> Node:
         if structure.regex is not None:
-            return _regex_node(builder, structure.regex, then)
+            return _regex_node(builder, structure.regex, then, counts=counts)
         return _schema_node(builder, structure.schema, constraint, dropped, then)
 
-    return structural_tag_node(builder, tag, body)
+    if isinstance(source, dict) and "format" in source:
+        if source.keys() - {"type", "format"}:
+            raise GrammarError("a structural tag with a format has nothing beside it")
+        return format_node(builder, source["format"], partial(body, counts=False), builder.end)
+    return structural_tag_node(builder, read_structural_tag(source), body, builder.end)
 
 
 def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped: list[Dropped], then: Node) -> Node:
@@ -249,8 +254,8 @@ def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped:
     return value_node(builder, compiled.root, then)
 
 
-def _regex_node(builder: Builder, pattern: str, then: Node) -> Node:
-    counted = counted_regex(pattern)
+def _regex_node(builder: Builder, pattern: str, then: Node, *, counts: bool = True) -> Node:
+    counted = counted_regex(pattern) if counts else None
     if counted is not None:
         return builder.one(CountedText, builder, *counted, then)
     return _expression_node(builder, compile_regex(pattern, dialect="python", search=False), "the regex", then)

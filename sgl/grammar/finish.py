@@ -164,8 +164,8 @@ class Finish:
             case AfterItem():
                 return self._items(node.plan, node.items, items)
             case FreeText():
-                if node.may_end:
-                    return _NOTHING
+                if node.then is not None:
+                    return self._node(node.then, items)
             case NextItem():
                 return self._next_items(
                     node.plan, node.items, items + 1, self._notes.used

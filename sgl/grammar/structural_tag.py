@@ -86,17 +86,18 @@ def _structure(item: Any, triggers: list[str]) -> Structure:
 class FreeText(Node):
     """Text up to and with the next trigger, or, where the text may end, without one."""
 
-    def __init__(self, builder: Builder, may_end: bool) -> None:
+    def __init__(self, builder: Builder, then: Node | None) -> None:
+        """then: what follows the text where it may end."""
         self.builder = builder
-        self.may_end = may_end
+        self.then = then
         self.ways: list[tuple[Expr, Node]] = []
         """Up to a trigger, and what follows it; set once the bodies are built, which lead back here."""
         self.last: Expr | None = None
 
     def _find_threads(self) -> tuple[Thread, ...]:
         found: list[Thread] = []
-        if self.may_end and self.last is not None:
-            found += self.builder.enter(self.last, self.builder.end)
+        if self.then is not None and self.last is not None:
+            found += self.builder.enter(self.last, self.then)
         for expr, then in self.ways:
             found += self.builder.enter(expr, then)
         return tuple(dict.fromkeys(found))
@@ -112,11 +113,13 @@ class Tags(Node):
         return tuple(dict.fromkeys(thread for way in self.ways for thread in way.threads()))
 
 
-def structural_tag_node(builder: Builder, tag: StructuralTag, body: Callable[[Structure, Node], Node]) -> Node:
-    """Where the text begins. `body` makes the node of a structure's body before another node."""
-    first = FreeText(builder, may_end=not tag.at_least_one)
-    again = FreeText(builder, may_end=True) if tag.at_least_one else first
-    behind = builder.end if tag.stop_after_first else again
+def structural_tag_node(
+    builder: Builder, tag: StructuralTag, body: Callable[[Structure, Node], Node], then: Node
+) -> Node:
+    """Where the text begins, with `then` behind it. `body` makes the node of a structure's body before another node."""
+    first = FreeText(builder, None if tag.at_least_one else then)
+    again = FreeText(builder, then) if tag.at_least_one else first
+    behind = then if tag.stop_after_first else again
     any_text = repeat(utf8(EVERY_CHAR), 0, None)
     some_trigger = words(trigger.encode() for trigger in tag.triggers)
     free = difference(any_text, concat(ANYTHING, some_trigger, ANYTHING))
