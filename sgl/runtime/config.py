@@ -77,7 +77,8 @@ class EngineConfig:
     page_size: PositiveInt | None = None
     """Tokens a KV page; prefixes are shared in whole pages. None: 16 on a GPU, 8 on a CPU."""
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of the device's memory for weights and KV pages. None: 0.88 on a GPU, 0.3 on a CPU."""
+    """Share of the device's memory for weights and KV pages; on a CPU, of what the container and `ulimit -v` leave of
+    it. None: 0.88 on a GPU, 0.3 on a CPU."""
     max_total_tokens: PositiveInt | None = None
     """Tokens of KV to allocate. None: what mem_fraction_static leaves, and no more than can be used."""
     max_running_requests: PositiveInt | None = None

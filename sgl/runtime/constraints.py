@@ -6,7 +6,6 @@ handed out is walked by the loop's thread alone.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ from sgl.grammar.process import MAX_CLOSED_STATES
 from sgl.grammar.service import CompileService
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import AdditionalProperties, JsonWhitespace
+from sgl.runtime.machine_limits import num_processors
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -224,10 +224,3 @@ class Constraints:
                     is_launching=self._is_launching,
                 )
             return self._service
-
-
-def num_processors() -> int:
-    """How many this process may run on; a container's share of their time is not looked at."""
-    if hasattr(os, "sched_getaffinity"):  # not everywhere
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

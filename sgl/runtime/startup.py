@@ -25,6 +25,7 @@ from sgl.kernels.attention.torch import TorchAttention
 from sgl.kernels.machine import cache_folder
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.machine_limits import address_space_left, memory_limit, num_processors
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
@@ -44,6 +45,7 @@ _LARGE, _MOST_TILES = 8_000_000_000, 4  # models of fewer weights take more: els
 _DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
 _DEFAULT_PAGE_SIZE = {"cuda": 16, "cpu": 8}
 _MAX_GRAPH_ROWS = 512
+_ADDRESS_FRACTION = 0.5  # of the address space that `ulimit -v` leaves, once weights are loaded, for KV
 _MIN_TOKENS_A_ROW = 64  # fewer rows than asked for by default rather than less KV than this for each
 
 
@@ -73,8 +75,25 @@ class Started:
 def start(config: EngineConfig) -> Started:
     """Load the model and its tokenizer and allocate the KV pages. Raises ConfigError and ModelError."""
     device = _device(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(min(torch.get_num_threads(), num_processors()))
     with current(device):
-        return _start(config, device)
+        try:
+            return _start(config, device)
+        except MemoryError as error:
+            raise _out_of_memory(str(error) or "the system gave none") from error
+        except RuntimeError as error:  # as torch says it of a CPU
+            if "not enough memory" not in str(error):
+                raise
+            raise _out_of_memory(str(error)) from error
+
+
+def _out_of_memory(what: str) -> ConfigError:
+    limit = memory_limit()
+    return ConfigError(
+        f"the model does not fit into memory: {what}; there are {_gib(limit.num_bytes)} ({limit.what})",
+        option="mem_fraction_static",
+    )
 
 
 def _start(config: EngineConfig, device: torch.device) -> Started:
@@ -103,8 +122,16 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     page_size = config.page_size
     assert page_size is not None
     config, attention = _attention(config, model.attention_shape(page_size, kv_dtype))
-    kv = KVCache(model_config, num_pages, page_size, kv_dtype or model.dtype, device)
     kv_bytes = num_pages * page_size * token_bytes
+    try:
+        kv = KVCache(model_config, num_pages, page_size, kv_dtype or model.dtype, device)
+    except MemoryError as error:
+        limit = memory_limit()
+        raise ConfigError(
+            f"KV pages for {num_pages * page_size} tokens take {_gib(kv_bytes)}, and there are "
+            f"{_gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
+            option="max_total_tokens" if config.max_total_tokens is not None else "mem_fraction_static",
+        ) from error
     assert config.context_length is not None
     assert config.max_running_requests is not None
     assert config.chunked_prefill_size is not None
@@ -323,11 +350,14 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes
         num_pages = -(-config.max_total_tokens // page_size)
     else:
         available = _total_memory(device) * fraction - weight_bytes
+        if device.type == "cpu" and (left := address_space_left()) is not None:
+            available = min(available, left * _ADDRESS_FRACTION)  # threads and compilers take some, too
         num_pages = min(int(available // page_bytes), rows * -(-context // page_size))
     if num_pages < 1:
         raise ConfigError(
-            f"no memory is left for KV pages: weights take {_gib(weight_bytes)} of the "
-            f"{_gib(_total_memory(device) * fraction)} that mem_fraction_static={fraction} allows",
+            f"no memory is left for KV pages, of which one takes {_gib(page_bytes)}: weights take "
+            f"{_gib(weight_bytes)} of the {_gib(_total_memory(device) * fraction)} that "
+            f"mem_fraction_static={fraction} allows of {_memory_name(device)}",
             option="mem_fraction_static",
         )
     if config.max_running_requests is None:
@@ -372,7 +402,11 @@ def _default_budget(model: Decoder) -> int:
 def _total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory_limit().num_bytes
+
+
+def _memory_name(device: torch.device) -> str:
+    return "the device's memory" if device.type == "cuda" else memory_limit().what
 
 
 def _dtype_name(dtype: torch.dtype) -> DtypeName:
