@@ -12,6 +12,7 @@ import ipaddress
 import json
 import random
 import uuid
+import zoneinfo
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -191,6 +192,11 @@ def even(value: int) -> int:
         ),
         (Annotated[int, pydantic.PlainValidator(even)], "the validator even"),
         (pydantic.PastDate, "in the past"),
+        (pydantic.condate(gt=dt.date(2020, 1, 1)), "gt 2020-01-01"),
+        (Annotated[dt.datetime, Field(ge=dt.datetime(2020, 1, 1))], "ge 2020-01-01"),
+        (Annotated[dt.timedelta, Field(le=dt.timedelta(days=1))], "le 1 day"),
+        (Annotated[dt.time, Field(lt=dt.time(12))], "lt 12:00:00"),
+        (zoneinfo.ZoneInfo, "iana_tz"),
         (pydantic.FutureDatetime, "in the future"),
         (pydantic.FilePath, "validate_file"),
         (pydantic.ImportString, "import_string"),

@@ -135,22 +135,22 @@ class ExactJsonSchema(GenerateJsonSchema):
 
     def date_schema(self, schema: core_schema.DateSchema) -> dict[str, Any]:
         """Python's years begin with 1."""
-        return _by_now(_held(super().date_schema(schema), _DATE), schema)
+        return _in_time(_held(super().date_schema(schema), _DATE), schema)
 
     def time_schema(self, schema: core_schema.TimeSchema) -> dict[str, Any]:
         """Python's minutes have 60 seconds."""
-        return _held(super().time_schema(schema), _CLOCK)
+        return _in_time(_held(super().time_schema(schema), _CLOCK), schema)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> dict[str, Any]:
         """With an offset, as the format wants it, unless the type forbids one."""
         found = super().datetime_schema(schema)
         if schema.get("tz_constraint") == "naive" and found.get("type") == "string":
-            return _by_now({"type": "string", "pattern": f"^{_NAIVE}$"}, schema)
-        return _by_now(_held(found, f"{_DATE}[Tt]{_CLOCK}"), schema)
+            return _in_time({"type": "string", "pattern": f"^{_NAIVE}$"}, schema)
+        return _in_time(_held(found, f"{_DATE}[Tt]{_CLOCK}"), schema)
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> dict[str, Any]:
         """Within the 999,999,999 days of Python."""
-        return _held(super().timedelta_schema(schema), f"{_DURATION}$")
+        return _in_time(_held(super().timedelta_schema(schema), f"{_DURATION}$"), schema)
 
     def url_schema(self, schema: core_schema.UrlSchema) -> dict[str, Any]:
         """One of the schemes, and a host where they want one."""
@@ -244,7 +244,9 @@ def _by_code(found: dict[str, Any], schema: Any) -> dict[str, Any]:
         function = function.func
     name = getattr(function, "__qualname__", repr(function))
     is_own = str(getattr(function, "__module__", "")).startswith(("pydantic.", "pydantic_core."))
-    if is_own and "apply_known_metadata" not in name and name not in _OF_THE_WORLD:  # the first calls a predicate
+    if (
+        is_own and "apply_known_metadata" not in name and name not in _OF_THE_WORLD and "iana_tz" not in name
+    ):  # the first calls a predicate
         return found
     return _said(found, f"the validator {name}")
 
@@ -256,8 +258,12 @@ _OF_THE_WORLD = {"PathType.validate_file", "PathType.validate_directory", "PathT
 """Pydantic's validators that ask what is there."""
 
 
-def _by_now(found: dict[str, Any], schema: Any) -> dict[str, Any]:
-    return _said(found, f"in the {schema['now_op']}") if "now_op" in schema else found
+def _in_time(found: dict[str, Any], schema: Any) -> dict[str, Any]:
+    """A schema of times that says that they are not held to bounds."""
+    if "now_op" in schema:
+        found = _said(found, f"in the {schema['now_op']}")
+    bounds = [f"{name} {schema[name]}" for name in ("gt", "ge", "lt", "le") if name in schema]
+    return _said(found, ", ".join(bounds)) if bounds else found
 
 
 def _said(found: dict[str, Any], what: str) -> dict[str, Any]:
