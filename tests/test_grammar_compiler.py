@@ -153,6 +153,20 @@ FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]
 
 
+def test_a_regex_that_may_hold_its_end_tag_is_refused_where_it_leaves_a_choice() -> None:
+    structures = [{"begin": "<f=say>", "regex": ".*", "end": "</f>"}]
+    texts_alone = compiled(structural_tag=TAG | {"structures": structures})
+    assert accepts(texts_alone, "<f=say>x</f>y</f>")
+    structures.append({"begin": "<f=add>", "schema": {"type": "array"}, "end": "</f>"})
+    found = compiled(structural_tag=TAG | {"structures": structures})
+    assert accepts(found, "<f=add>[1]</f>")
+    with pytest.raises(GrammarError, match="let the regex of a structural tag exclude what ends it"):
+        accepts(found, "<f=say>x</f><f=add>[1]</f>")
+    structures[0]["regex"] = "[^<]*"
+    clear = compiled(structural_tag=TAG | {"structures": structures})
+    assert accepts(clear, "<f=say>x</f><f=add>[1]</f>")
+
+
 @pytest.mark.parametrize(("source", "good", "bad"), FORMATS)
 def test_structural_tags_may_be_written_as_formats(source: dict[str, Any], good: list[str], bad: list[str]) -> None:
     found = compiled(structural_tag={"type": "structural_tag", "format": source})

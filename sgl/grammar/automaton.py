@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from sgl.errors import GrammarError
 from sgl.grammar.arrays import ArrayPlan
 from sgl.grammar.byteset import byte_range, bytes_of, refine
 from sgl.grammar.expr import EMPTY, Expr
@@ -155,9 +156,12 @@ class Automaton:
             else:
                 assert isinstance(move, Pop)
                 complete.add(origin)
-        assert (bool(members) + bool(complete) + bool(pushes)) <= 1, (
-            "a byte pushes, pops or stays for all threads alike"
-        )
+        if bool(members) + bool(complete) + bool(pushes) > 1:
+            byte = bytes([mask.bit_length() - 1])
+            raise GrammarError(
+                f"{byte!r} may open or close a JSON value here, and may be text of a regex as well, so that nothing "
+                "tells which it is: let the regex of a structural tag exclude what ends it"
+            )
         if complete:
             return POP_BIT | self._result(tuple(sorted(complete)))
         if pushes:
