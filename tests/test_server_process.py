@@ -224,7 +224,7 @@ def test_a_killed_engine_fails_its_requests_and_is_replaced(serve: Callable[...,
 
 
 def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Served]) -> None:
-    server = serve()
+    server = serve("--drain-timeout", "600")  # a machine under load takes longer than the usual 30 s
     answers: list[requests.Response] = []
     stream = server.generate({**LONG, "stream": True}, stream=True)
     lines = stream.iter_lines()
