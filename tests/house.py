@@ -27,12 +27,13 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.server": ("sgl.runtime.engine", "sgl.runtime.metrics", "sgl.lang.reasoning", "sgl.lang.tools"),
     "sgl.runtime.metrics": ("sgl.errors",),
     "sgl.runtime.profile": ("sgl.errors",),
-    "sgl.runtime.prepared": ("sgl.runtime.native",),
+    "sgl.runtime.prepared": ("sgl.runtime.native", "sgl.runtime.waiting"),
     "sgl.runtime.engine": (
         "sgl.runtime.prepared",
         "sgl.runtime.profile",
         "sgl.runtime.startup",
         "sgl.runtime.program",
+        "sgl.runtime.waiting",
     ),
     "sgl.runtime.program": (
         "sgl.runtime.intake",
@@ -65,6 +66,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.thread": (),
     "sgl.runtime.timers": (),
     "sgl.runtime.home": ("sgl.errors",),
+    "sgl.runtime.waiting": (),
     "sgl.runtime.constraints": (
         "sgl.grammar",
         "sgl.runtime.text",

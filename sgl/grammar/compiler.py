@@ -41,6 +41,8 @@ MASK_CACHE_BYTES = 64 << 20
 """How many bytes of masks a grammar keeps unless told otherwise."""
 
 
+_STATE_BYTES = 4096  # of Python's objects for one state, more or less
+
 Kind = Literal["json_schema", "regex", "choices", "structural_tag", "ebnf"]
 
 
@@ -83,8 +85,10 @@ class Grammar:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the tables and masks as far as they were worked out."""
-        tables = 0 if self.automaton is None else self.automaton.tables.nbytes
+        """About the size of states, tables and masks as far as they were worked out."""
+        tables = 0 if self.automaton is None else self.automaton.tables.nbytes + len(self.automaton) * _STATE_BYTES
+        if self.automaton is not None:
+            tables += self._first.num_bytes
         return tables + (0 if self.masks is None else self.masks.num_bytes)
 
     def matcher(self) -> Matcher:

@@ -7,22 +7,29 @@ holds its arrays, until the token budget comes near.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
+from time import thread_time
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sgl.errors import GrammarTooLarge
 from sgl.grammar.budget import FAR
 from sgl.grammar.closure import Closed, Standing
 from sgl.grammar.compiler import Grammar
 from sgl.grammar.jump import ClosedRuns, Cut, Foreseen, Jump, foresee, jump
 from sgl.grammar.masks import without
 from sgl.grammar.place import advance
+from sgl.grammar.time_limit import OutOfTime, check_time, time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
+ALLOWANCE: Final = 1.0
+"""Seconds of CPU time that one output may take of its thread at once."""
+SECONDS_A_TOKEN: Final = 0.02
 _MOST_MARGIN = 16  # tokens
 MAX_DEPTH: Final = 32
 """Frames on the stack of a place that is left to others."""
@@ -59,36 +66,63 @@ class Cursor(Protocol):
 
 
 class MatcherCursor:
-    """A cursor that works masks out itself. text: what was read before, which the grammar allows."""
+    """A cursor that works masks out itself. What one output takes of its thread is bounded: by ALLOWANCE seconds of
+    its CPU time, and SECONDS_A_TOKEN more with each token; beyond that, any method raises GrammarTooLarge.
+
+    text: what was read before, which the grammar allows."""
 
     def __init__(self, grammar: Grammar, text: bytes = b"") -> None:
+        self._seconds_left = ALLOWANCE
         self._matcher = grammar.matcher()
-        is_allowed = self._matcher.accept_bytes(text)
-        assert is_allowed, "it was read in the same grammar"
         self._vocabulary = grammar.vocabulary
+        with self._on_time():
+            is_allowed = self._matcher.accept_bytes(text)
+        assert is_allowed, "it was read in the same grammar"
+
+    @contextmanager
+    def _on_time(self) -> Iterator[None]:
+        began = thread_time()
+        try:
+            with time_limit(self._seconds_left, thread_time):
+                yield
+        except OutOfTime as error:
+            message = f"the constraint takes more than {ALLOWANCE:g} s of the engine's time: make it simpler"
+            raise GrammarTooLarge(message, states=0, limit=0) from error
+        finally:
+            self._seconds_left -= thread_time() - began
 
     def mask(self, remaining: int | None) -> Int32Array:
         """See `Cursor`."""
-        return self._matcher.mask(remaining)
+        with self._on_time():
+            check_time()
+            return self._matcher.mask(remaining)
 
     def accept(self, token_id: int) -> bool:
         """See `Cursor`."""
-        return self._matcher.accept(token_id)
+        self._seconds_left = min(self._seconds_left + SECONDS_A_TOKEN, ALLOWANCE)
+        with self._on_time():
+            return self._matcher.accept(token_id)
 
     def accept_all(self, token_ids: Sequence[int]) -> bool:
         """See `Cursor`."""
-        return all(map(self._matcher.accept, token_ids))
+        return all(map(self.accept, token_ids))
 
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
         """See `Cursor`."""
-        return foresee(self._matcher, self._vocabulary, output_ids)
+        with self._on_time():
+            return foresee(self._matcher, self._vocabulary, output_ids)
 
     def forced(self, foreseen: Foreseen, ids: Cut, remaining: int | None = None) -> Jump:
         """See `Cursor`."""
-        return self.within(jump(self._matcher, self._vocabulary, foreseen, ids), remaining)
+        with self._on_time():
+            return self._within(jump(self._matcher, self._vocabulary, foreseen, ids), remaining)
 
     def within(self, found: Jump, remaining: int | None) -> Jump:
         """What follows, as far as masks allow it if no more than `remaining` are to come. Raises GrammarError."""
+        with self._on_time():
+            return self._within(found, remaining)
+
+    def _within(self, found: Jump, remaining: int | None) -> Jump:
         if remaining is None or remaining - len(found.token_ids) > FAR:
             return found
         matcher = self._matcher.copy()
@@ -109,7 +143,8 @@ class MatcherCursor:
         """See `Cursor`."""
         if self._matcher.is_finished() or not self._matcher.is_accepting():
             return self._matcher.is_finished()
-        return not without(self._matcher.mask(), self._vocabulary.eos_ids).any()
+        with self._on_time():
+            return not without(self._matcher.mask(), self._vocabulary.eos_ids).any()
 
 
 class ClosedGrammar:
@@ -121,6 +156,11 @@ class ClosedGrammar:
         self.runs = ClosedRuns(closed, vocabulary)
         self._build = build
         self._grammar: Grammar | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its arrays, and of what masks took on the host."""
+        return self.closed.nbytes + (0 if self._grammar is None else self._grammar.num_bytes)
 
     def grammar(self) -> Grammar:
         """The constraint for walks on the host; one thread may ask."""
@@ -160,7 +200,9 @@ class ClosedCursor:
             far = remaining - self._margin
             if depth <= MAX_DEPTH and (far > self._far or far > self._closed.needed(self._place, opened)):
                 return Standing(self._closed, self._place)
-            self._host = MatcherCursor(self._grammar.grammar(), bytes(self._text))
+            with time_limit(ALLOWANCE, thread_time):
+                grammar = self._grammar.grammar()
+            self._host = MatcherCursor(grammar, bytes(self._text))
         return self._host.mask(remaining)
 
     def accept(self, token_id: int) -> bool:

@@ -20,7 +20,7 @@ from sgl.grammar.vocabulary import Vocabulary
 from sgl.grammar.walk import ANY_COUNT, Walk
 
 Int32Array = npt.NDArray[np.int32]
-MASK_SECONDS = 2.0
+MASK_SECONDS = 0.5
 """CPU time that one mask may take: a step waits for it."""
 
 

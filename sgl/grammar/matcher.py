@@ -42,6 +42,11 @@ class Matcher:
         """Places before each accepted step; None stands for the end of the text having been accepted."""
         self._is_finished = False
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of what is kept for budgets, at most."""
+        return self._budget.num_bytes
+
     def accept(self, token_id: int) -> bool:
         """Go on by one token; False, and nothing changed, if the grammar does not allow it.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pickle
 import resource
 import select
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.budget import FAR
 from sgl.grammar.child import command
 from sgl.grammar.closure import Closed, close
 from sgl.grammar.compiler import Constraint, Grammar, build
@@ -31,6 +33,10 @@ from sgl.grammar.time_limit import OutOfTime, time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
 _WORKER_BYTES = 8 << 30
+_MORE_BYTES = 768 << 20
+"""Address space that a process may take beyond what it has with its vocabulary: what came through is built once more
+in the engine's process."""
+_NICER = 10  # than the engine
 MAX_CLOSED_STATES = 5000
 """Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
 _CLOSING_SECONDS = 1.0
@@ -210,17 +216,32 @@ def serve(descriptor: int) -> None:
     """The process, which ends with its parent: answers each constraint that comes through the socket as
     `GrammarProcess.answer` says."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
-    serve_channel(Channel(socket.socket(fileno=descriptor)))
+    os.nice(_NICER)
+    serve_channel(Channel(socket.socket(fileno=descriptor)), _bound_memory)
 
 
-def serve_channel(channel: Channel) -> None:
-    """`serve`, without bounds on the process."""
+def _bound_memory() -> None:
+    """Let what works on constraints fail alone, where it asks for too much."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):  # not everywhere
+        return
+    limit = min(used + _MORE_BYTES, _WORKER_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, _WORKER_BYTES))
+
+
+def serve_channel(channel: Channel, is_ready: Callable[[], None] = lambda: None) -> None:
+    """`serve`, without bounds on the process. `is_ready` is called before the first constraint."""
     with contextlib.suppress(EOFError, OSError):
-        _answer_all(channel)
+        _answer_all(channel, is_ready)
 
 
-def _answer_all(channel: Channel) -> None:
+def _answer_all(channel: Channel, is_ready: Callable[[], None]) -> None:
     vocabulary: Vocabulary | None = _next(channel)
+    if vocabulary is not None:
+        vocabulary.work_out()
+    is_ready()
     gc.freeze()
     gc.disable()  # a fifth of the time otherwise
     num_since = 0  # garbage was looked for, which takes longer than anybody waits for an answer
@@ -243,6 +264,8 @@ def _answer_all(channel: Channel) -> None:
             answer = GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
         except GrammarError as error:
             answer = error
+        except Exception as error:  # not everything can be pickled
+            answer = GrammarError(f"the constraint cannot be compiled: {type(error).__name__}: {error}"[:500])
         channel.put(answer)
         channel.flush()
 
@@ -257,7 +280,7 @@ def with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
     """The grammar, the mask at its beginning found. Raises GrammarError if no token can begin."""
     grammar = build(constraint, vocabulary)
     mask = np.zeros(vocabulary.words, np.int32)
-    grammar.matcher().fill_mask(mask)
+    grammar.matcher().fill_mask(mask, FAR)  # with what is known of ends by then
     if not mask.any():
         raise GrammarError(f"no token of the model's vocabulary can begin what {constraint.kind} allows")
     return grammar

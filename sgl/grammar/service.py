@@ -2,8 +2,9 @@
 
 Almost every constraint is compiled in a few milliseconds, in a thread of the service, and what takes long checks the
 time as it goes. That is not enough for hostile ones: work in a thread holds up the scheduler's, and no check stands
-inside C code or bounds memory. So what is not done within a moment is first tried in a process of its own
-(`process.py`); only what came through there is compiled here.
+inside C code or bounds memory. So what is not done within a moment, and what is large, is first tried in a process
+(`process.py`); only what came through there is compiled here. A trial of more than a second is given up and begun again
+in another process, behind others that take as long: a few hostile constraints hold up each other, and nobody else.
 
 For walks that cannot stop to ask for more, all of an automaton is worked out, in processes as well (`closers.py`).
 """
@@ -18,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from functools import partial
-from time import monotonic
+from time import monotonic, thread_time
 
 from sgl.errors import EngineDead, GrammarError
 from sgl.grammar.closers import Answer, Closers
@@ -26,10 +27,15 @@ from sgl.grammar.closure import Closed
 from sgl.grammar.compiler import Constraint, Grammar, build, can_be_stopped
 from sgl.grammar.cursor import MAX_OPENED, ClosedGrammar
 from sgl.grammar.process import GrammarProcess, with_first_mask
-from sgl.grammar.time_limit import OutOfTime, time_limit
+from sgl.grammar.time_limit import OutOfTime, resting, time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
+
+_LARGE = 64 << 10  # characters: a larger constraint is tried in a process at once
+_SHORT_TRIAL = 1.0  # seconds, of a first trial; who takes longer waits for others that do
+MAX_BYTES = 256 << 20
+"""Of all grammars that the service keeps, as far as they are known to have."""
 
 Flight = Future[Grammar | ClosedGrammar]
 
@@ -42,7 +48,7 @@ class CompileService:
         vocabulary: Vocabulary,
         *,
         deadline: float = 10.0,
-        moment: float = 0.25,
+        moment: float = 0.05,
         max_grammars: int = 512,
         failures_kept: float = 60.0,
         num_threads: int = 2,
@@ -51,11 +57,11 @@ class CompileService:
         prepare: Callable[[ClosedGrammar], None] = lambda _: None,
         is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Seconds: `deadline` for one constraint, `moment` that it may take in a thread before it is tried in the
-        process, `failures_kept` for which a failure is remembered. With `num_closers`, so many processes close
-        automata, and grammars that are small enough come as ClosedGrammar; where that takes longer than `patience`,
-        only to those who ask later. `prepare` is called with each of these before anybody has it. is_launching: see
-        `Closers`."""
+        """Seconds: `deadline` for one constraint, `moment` of CPU time that it may take in a thread before it is
+        tried in a process, `failures_kept` for which a failure is remembered. With `num_closers`, so many processes
+        close automata, and grammars that are small enough come as ClosedGrammar; where that takes longer than
+        `patience`, only to those who ask later. `prepare` is called with each of these before anybody has it.
+        is_launching: see `Closers`."""
         self.vocabulary = vocabulary
         self.deadline = deadline
         self.moment = moment
@@ -68,7 +74,10 @@ class CompileService:
         self._is_closed = False
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(num_threads, "grammar")
-        self._trial = GrammarProcess(vocabulary)
+        self._builders = ThreadPoolExecutor(1, "grammar-build")
+        self._short_trials = ThreadPoolExecutor(1, "grammar-trial")
+        self._long_trials = ThreadPoolExecutor(1, "grammar-long-trial")
+        self._short_trial, self._trial = GrammarProcess(vocabulary), GrammarProcess(vocabulary)
         fits = vocabulary.is_byte_complete and vocabulary.most_opened <= MAX_OPENED
         self._closers: Closers | None = None
         if num_closers > 0 and fits:
@@ -95,11 +104,20 @@ class CompileService:
                 self._take_off(flight, constraint)
                 self._flights[constraint] = flight
                 self._under_way.add(flight)
+                self._make_room()
             self._flights.move_to_end(constraint)
-            while len(self._flights) > self.max_grammars:
-                oldest, _ = self._flights.popitem(last=False)
-                self._failed_at.pop(oldest, None)
             return flight
+
+    def _make_room(self) -> None:
+        """Forget what was asked for least recently, beyond `max_grammars` or MAX_BYTES."""
+        sizes = [_num_bytes(flight) for flight in self._flights.values()]
+        left, size = len(sizes), sum(sizes)
+        for number, constraint in zip(sizes, list(self._flights), strict=True):
+            if left <= self.max_grammars and (size <= MAX_BYTES or left == 1):
+                break
+            del self._flights[constraint]
+            self._failed_at.pop(constraint, None)
+            left, size = left - 1, size - number
 
     def close(self) -> None:
         """End the threads and the processes; flights under way end in EngineDead."""
@@ -108,8 +126,10 @@ class CompileService:
             under_way, self._under_way = self._under_way, set()
         for flight in under_way:
             _abandoned(flight)
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._trial.kill()
+        for threads in (self._threads, self._builders, self._short_trials, self._long_trials):
+            threads.shutdown(wait=False, cancel_futures=True)
+        for trial in (self._short_trial, self._trial):
+            trial.kill()
         if self._closers is not None:
             self._end_closers()
 
@@ -152,7 +172,67 @@ class CompileService:
                 self._flights[constraint] = later
 
     def _compile(self, flight: Flight, constraint: Constraint) -> None:
-        self._land(flight, constraint, lambda: self._compile_in_time(constraint))
+        """Compile what takes but a moment; leave the rest to the trials, of which those that take long hold up no
+        others."""
+        if len(constraint.source) <= _LARGE and can_be_stopped(constraint):
+            try:
+                grammar = self._compile_in_time(constraint)
+            except OutOfTime:
+                pass
+            except BaseException as error:
+                self._fail(flight, constraint, error)
+                return
+            else:
+                self._land(flight, constraint, lambda: grammar)
+                return
+        if self.deadline > _SHORT_TRIAL:
+            self._try(self._short_trials, self._short_trial, _SHORT_TRIAL, flight, constraint)
+        else:
+            self._try(self._long_trials, self._trial, self.deadline, flight, constraint)
+
+    def _compile_in_time(self, constraint: Constraint) -> Grammar:
+        """Raises OutOfTime where that takes more than a moment."""
+        with time_limit(min(self.moment, self.deadline), thread_time), resting():
+            return with_first_mask(constraint, self.vocabulary)
+
+    def _try(
+        self,
+        threads: ThreadPoolExecutor,
+        trial: GrammarProcess,
+        seconds: float,
+        flight: Flight,
+        constraint: Constraint,
+    ) -> None:
+        def run() -> None:
+            try:
+                if not flight.done():
+                    trial.run(constraint, monotonic() + seconds, seconds)
+            except OutOfTime as error:
+                if seconds < self.deadline:
+                    self._try(self._long_trials, self._trial, self.deadline, flight, constraint)
+                else:
+                    self._fail(flight, constraint, error)
+            except BaseException as error:
+                self._fail(flight, constraint, error)
+            else:
+                with contextlib.suppress(RuntimeError):
+                    self._builders.submit(self._land, flight, constraint, partial(self._build, constraint))
+
+        try:
+            threads.submit(run)
+        except RuntimeError:  # closed meanwhile, or the interpreter ends
+            _abandoned(flight)
+
+    def _build(self, constraint: Constraint) -> Grammar:
+        """A grammar that came through its trial."""
+        with time_limit(self.deadline, thread_time), resting():
+            return with_first_mask(constraint, self.vocabulary)
+
+    def _fail(self, flight: Flight, constraint: Constraint, error: BaseException) -> None:
+        def fail() -> Grammar:
+            raise error
+
+        self._land(flight, constraint, fail)
 
     def _land(self, flight: Flight, constraint: Constraint, grammar: Callable[[], Grammar | ClosedGrammar]) -> None:
         with contextlib.suppress(InvalidStateError):  # closed meanwhile
@@ -178,17 +258,12 @@ class CompileService:
             logger.exception("a grammar could not be prepared")
         return grammar
 
-    def _compile_in_time(self, constraint: Constraint) -> Grammar:
-        until = monotonic() + self.deadline
-        if can_be_stopped(constraint):
-            with contextlib.suppress(OutOfTime), time_limit(min(self.moment, self.deadline)):
-                return with_first_mask(constraint, self.vocabulary)
-        self._trial.run(constraint, until, self.deadline)
-        try:
-            with time_limit(max(until - monotonic(), 0.0)):
-                return with_first_mask(constraint, self.vocabulary)
-        except OutOfTime:
-            raise OutOfTime(self.deadline) from None
+
+def _num_bytes(flight: Flight) -> int:
+    """Of what a flight ended in, as far as it did."""
+    if not flight.done() or flight.cancelled() or flight.exception() is not None:
+        return 0
+    return flight.result().num_bytes
 
 
 def _abandoned(flight: Flight) -> Flight:

@@ -11,14 +11,17 @@ before a structure is complete, `stop_after_first` lets nothing follow one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any
 
 from sgl.errors import GrammarError
 from sgl.grammar.charset import EVERY_CHAR, utf8
 from sgl.grammar.expr import ANYTHING, Expr, complement, concat, difference, intersect, literal, repeat, words
 from sgl.grammar.threads import Builder, Node, Thread
+from sgl.grammar.time_limit import check_time
 
 _KEYS = {"type", "triggers", "structures", "at_least_one", "stop_after_first"}
 _STRUCTURE_KEYS = {"begin", "schema", "regex", "end"}
@@ -59,28 +62,38 @@ def read_structural_tag(source: Any) -> StructuralTag:
     flags = [source.get(name, False) for name in ("at_least_one", "stop_after_first")]
     if not all(isinstance(flag, bool) for flag in flags):
         raise GrammarError("at_least_one and stop_after_first are true or false")
-    found = tuple(_structure(item, triggers) for item in structures)
-    for one in found:
-        for other in found:
-            if one is not other and one.begin.startswith(other.begin):
-                raise GrammarError(
-                    f"the begin tag {other.begin!r} also begins {one.begin!r}: use anyOf in one schema"
-                )
+    found = tuple(_structure(item) for item in structures)
+    begins = sorted(structure.begin for structure in found)
+    for one, other in pairwise(begins):  # what begins with another comes right behind it, or behind its like
+        if other.startswith(one):
+            raise GrammarError(f"the begin tag {one!r} also begins {other!r}: use anyOf in one schema")
+    behind = {trigger: _beginning_with(begins, trigger) for trigger in triggers}
+    triggered = set(chain(*behind.values()))
+    for begin in begins:
+        if begin not in triggered:
+            raise GrammarError(f"the begin tag {begin!r} starts with none of the triggers")
     for trigger in triggers:
-        if not any(structure.begin.startswith(trigger) for structure in found):
+        if not behind[trigger]:
             raise GrammarError(f"no begin tag starts with the trigger {trigger!r}")
     return StructuralTag(tuple(dict.fromkeys(triggers)), found, *flags)
 
 
-def _structure(item: Any, triggers: list[str]) -> Structure:
+def _structure(item: Any) -> Structure:
     if not isinstance(item, dict) or not item.keys() <= _STRUCTURE_KEYS or ("schema" in item) == ("regex" in item):
         raise GrammarError("a structure is an object with begin, end, and either schema or regex")
     begin, end, regex = item.get("begin"), item.get("end"), item.get("regex")
     if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(regex, str | None):
         raise GrammarError("begin, end and regex of a structure are strings")
-    if not any(begin.startswith(trigger) for trigger in triggers):
-        raise GrammarError(f"the begin tag {begin!r} starts with none of the triggers")
     return Structure(begin, end, item.get("schema"), regex)
+
+
+def _beginning_with(texts: list[str], beginning: str) -> list[str]:
+    """Of sorted texts those that begin so."""
+    check_time()
+    first = last = bisect_left(texts, beginning)
+    while last < len(texts) and texts[last].startswith(beginning):
+        last += 1
+    return texts[first:last]
 
 
 class FreeText(Node):
@@ -125,14 +138,17 @@ def structural_tag_node(
     free = difference(any_text, concat(ANYTHING, some_trigger, ANYTHING))
     some_byte = complement(literal(b""))
     started = complement(concat(ANYTHING, some_trigger, some_byte))  # no trigger before the last byte
+    structures = {structure.begin: structure for structure in tag.structures}
+    begins = sorted(structures)
     for trigger in tag.triggers:
+        check_time()
         text = intersect(any_text, concat(ANYTHING, literal(trigger.encode())), started)
         ways = []
-        for structure in tag.structures:
-            if structure.begin.startswith(trigger):
-                end = builder.after(literal(structure.end.encode()), behind)
-                rest = structure.begin.removeprefix(trigger).encode()
-                ways.append(builder.after(literal(rest), body(structure, end)))
+        for begin in _beginning_with(begins, trigger):
+            structure = structures[begin]
+            end = builder.after(literal(structure.end.encode()), behind)
+            rest = structure.begin.removeprefix(trigger).encode()
+            ways.append(builder.after(literal(rest), body(structure, end)))
         for node in {first, again}:
             node.ways.append((text, Tags(ways)))
             node.last = free

@@ -37,6 +37,7 @@ from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.thread import EngineThread
+from sgl.runtime.waiting import all_done
 
 Params = SamplingParams | Mapping[str, Any]
 Result = dict[str, Any]
@@ -175,9 +176,12 @@ class Engine:
         self._home.check()
         if not self._finalizer.alive:
             raise EngineDead("the engine is shut down")
-        prepare = partial(self._prepare, arguments, waits=stream)
+        prepare = partial(self._prepare, arguments, waits=False)
         prepared = await asyncio.get_running_loop().run_in_executor(self._pool, prepare)
-        return self._async_stream(prepared) if stream else await self._async_wait(prepared)
+        if not stream:
+            return await self._async_wait(prepared)
+        await all_done(prepared.compiling, arguments["arrived"], timeout)
+        return self._async_stream(prepared)
 
     def score(
         self, prefix: str | Sequence[int], candidates: Sequence[str] | Sequence[Sequence[int]]
@@ -319,7 +323,7 @@ class Engine:
     def prepare(self, **arguments: Any) -> Prepared:
         """The requests of a call of `generate` with these arguments, checked and tokenised, for `submit`."""
         defaults = {name: None for name in ("prompt", "input_ids") if name not in arguments}
-        return self._prepare({**defaults, **arguments})
+        return self._prepare({**defaults, **arguments}, waits=False)
 
     def submit(self, prepared: Prepared, sink: Sink) -> None:
         """Queue the requests; their outputs go to the sink. Call `release` in the end, whatever happens. Raises

@@ -9,6 +9,7 @@ from typing import Any
 from sgl.errors import InvalidRequest
 from sgl.runtime.native import Call, NativeResult
 from sgl.runtime.submission import Output, Submission
+from sgl.runtime.waiting import check
 
 
 @dataclass(slots=True)
@@ -31,8 +32,7 @@ class Prepared:
         """Add an output to its result. Raises what ended the call as a whole, be it a constraint."""
         self.call.absorb(output)
         if output.finish_reason is not None and output.finish_reason.error is not None:
-            for flight in filter(Future.done, self.compiling):
-                flight.result()
+            check(self.compiling)
 
     def add(self, pairs: list[tuple[Submission, NativeResult]], rid: str | None) -> None:
         """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""

@@ -156,7 +156,11 @@ class ProgramSession(Interpreter[Stream]):
         return self._services.encoder.call_notation if is_own and stream.role is not None else None
 
     def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]]) -> Pairs:
-        return [pair for ask in asks for pair in self._services.intake.submissions(Ask(input_ids=ids, **ask))]
+        return [
+            pair
+            for ask in asks
+            for pair in self._services.intake.submissions(Ask(input_ids=ids, **ask), waits=False)
+        ]
 
     def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:
         """The result of `prepare`, which encodes the stream's new text."""

@@ -26,9 +26,11 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sgl.errors import SglError
@@ -42,6 +44,7 @@ from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
 from sgl.runtime.submission import Output
+from sgl.runtime.waiting import check, when_done
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +79,7 @@ class _Worker:
         self._programs: dict[int, ProgramSession] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="sgl-worker")
+        self._controls = ThreadPoolExecutor(2, thread_name_prefix="sgl-controls")  # wait for no request
         self._channel = ThreadChannel(end, self._receive, self._stop.set)
 
     def run(self) -> None:
@@ -114,8 +118,21 @@ class _Worker:
             self._pool.submit(self._generate, engine, call_id, identity, arguments)
 
     def _generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
+        """Prepare a call, and submit it once what it is constrained to is compiled; nobody waits for that meanwhile. If
+        its time is over first, it ends where requests wait."""
         with working_for(identity), self._answering(call_id):
-            call = _Call(call_id, identity, engine.prepare(**arguments))
+            began = time.monotonic()
+            prepared = engine.prepare(**arguments)
+            submit = partial(self._submit, engine, call_id, identity, prepared)
+            if all(map(Future.done, prepared.compiling)):
+                submit()
+            else:
+                when_done(prepared.compiling, began, arguments.get("timeout"), partial(self._pool.submit, submit))
+
+    def _submit(self, engine: Engine, call_id: int, identity: str, prepared: Prepared) -> None:
+        with working_for(identity), self._answering(call_id):
+            check(prepared.compiling)
+            call = _Call(call_id, identity, prepared)
             check_num_logprobs(sum(num_logprobs(s.request, streams=s.stream) for s in call.prepared.submissions))
             whole = call.prepared.call
             headers = [result.header for result in whole.results.values()]
@@ -172,7 +189,7 @@ class _Worker:
             with working_for(identity), self._answering(call_id):
                 self._channel.send(("returned", call_id, getattr(engine, method)(*arguments)))
 
-        self._pool.submit(call)
+        self._controls.submit(call)
 
     def _on_program(self, engine: Engine, call_id: int, identity: str, program: ir.Program) -> None:
         def sink(event: ir.Event) -> None:
