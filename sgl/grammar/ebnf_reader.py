@@ -32,7 +32,7 @@ _TOKEN = re.compile(
     |(?P<text>"(?:[^"\\\r\n]|\\[^\r\n])*"|'(?:[^'\\\r\n]|\\[^\r\n])*')
     |(?P<chars>\[(?:[^\]\\\r\n]|\\[^\r\n])*\])
     |(?P<times>\{[^{}\r\n]*\})
-    |(?P<ahead>\(=)
+    |(?P<ahead>\([ \t\r\n]*=)
     |(?P<mark>[()|*+?.])""",
     re.VERBOSE,
 )
@@ -137,6 +137,9 @@ class _Reader:
             case "mark":
                 self._read_mark(token)
             case "assign":
+                before, last = self._tokens[max(self._next - 3, 0)], self._tokens[max(self._next - 2, 0)]
+                if before.kind == "name" and last.kind == "chars":
+                    self._fail(last, "rules have no attributes")
                 self._fail(token, "::= follows no name of a rule")
             case _:
                 self._fail(token, f"an element is expected, not {_shown(token)}")
@@ -287,7 +290,8 @@ class _Reader:
         """What is wrong where no token begins."""
         char = self._source[at]
         rest = self._source[at : at + 2]
-        macro = _MACRO.search(self._source, self._source.rfind("\n", 0, at) + 1, at)
+        rule = self._source.rfind("::=", 0, at) + 1
+        macro = _MACRO.search(self._source, rule, at) if rule else None
         if macro is not None:
             return _no_macro(macro[1])
         if char in "\"'":
@@ -323,7 +327,12 @@ def _undefined(name: str, defined: dict[str, int]) -> str:
 
 
 def _no_macro(name: str) -> str:
-    return f"{name}(…) is not supported here: structural_tag holds text to what follows a tag"
+    instead = {
+        "TagDispatch": "structural_tag holds text to what follows a tag",
+        "Regex": "write its rules, or give it as regex=",
+        "Substring": "write its alternatives",
+    }
+    return f"{name}(…) is not supported here: {instead.get(name, 'write the text of the tokens')}"
 
 
 def _shown(token: _Token) -> str:
