@@ -193,6 +193,14 @@ def test_a_stop_token_ends_and_is_counted(engine: Engine) -> None:
     assert result["meta_info"]["finish_reason"] == {"type": "stop", "matched": free[6]}
 
 
+@pytest.mark.parametrize("params", [GREEDY, {**GREEDY, "min_new_tokens": 6}, {**GREEDY, "regex": "[a-z ]{20}"}])
+def test_a_stop_token_of_another_model_ends_nothing(engine: Engine, params: dict[str, Any]) -> None:
+    free = engine.generate(PROMPT, params)
+    beyond = engine.generate(PROMPT, {**params, "stop_token_ids": [119_690, 2**31 - 1]})
+    assert [beyond[key] for key in ("text", "output_ids")] == [free[key] for key in ("text", "output_ids")]
+    assert beyond["meta_info"]["finish_reason"] == free["meta_info"]["finish_reason"]
+
+
 def test_events_of_a_stream_grow_to_the_result(engine: Engine) -> None:
     params = {**GREEDY, "max_new_tokens": 10}
     events = list(engine.generate(PROMPT, params, stream=True, return_logprob=True))
@@ -332,7 +340,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"prompt": "x", "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}},
         "min_new_tokens",
     ),
-    ("stop id out of range", {"prompt": "x", "sampling_params": {"stop_token_ids": [9999]}}, "9999"),
+    ("negative stop id", {"prompt": "x", "sampling_params": {"stop_token_ids": [-1]}}, "stop_token_ids"),
     ("bias out of range", {"prompt": "x", "sampling_params": {"logit_bias": {"9999": 1}}}, "9999"),
     ("bad stop regex", {"prompt": "x", "sampling_params": {"stop_regex": "("}}, "stop_regex"),
     ("two constraints", {"prompt": "x", "sampling_params": {"regex": "a", "json_schema": "{}"}}, "regex"),

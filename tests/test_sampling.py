@@ -487,7 +487,11 @@ def test_a_step_in_which_no_row_samples_yields_nothing(device: str) -> None:
     assert result.output_logprobs == {}
 
 
-@pytest.mark.parametrize("params", [{}, {"ignore_eos": True}, {"stop_token_ids": [5, 6]}], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"ignore_eos": True}, {"stop_token_ids": [5, 6]}, {"stop_token_ids": [6, 5, 40, 2**31 - 1]}],
+    ids=str,
+)
 def test_tokens_that_end_the_request_wait_for_min_new_tokens(params: Options, device: str) -> None:
     sampler = make_sampler(device, [row_setup(1, temperature=0, min_new_tokens=2, **params)], eos_ids=(0, 4))
     logits = torch.arange(40, 0, -1).float()[None]  # likelier the lower the id

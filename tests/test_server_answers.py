@@ -93,7 +93,9 @@ def test_choices_say_which_stop_ended_them(server: LiveServer, path: str, stream
     assert [choice[name] for name in ("finish_reason", "matched_stop", "stop_reason")] == ["stop", regex, regex]
 
     [token, *_] = whole(server, path, return_token_ids=True)["choices"][0]["token_ids"][4:]
-    text, choice = ended(server, path, stream, stop_token_ids=[token])
+    text, choice = ended(server, path, stream, stop_token_ids=[119_690])  # of another model
+    assert (text, choice["finish_reason"]) == (free, "length")
+    text, choice = ended(server, path, stream, stop_token_ids=[token, 119_690])
     assert [choice[name] for name in ("finish_reason", "matched_stop", "stop_reason")] == ["stop", token, token]
 
 

@@ -175,13 +175,13 @@ class SamplingParams:
         return None
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raise InvalidRequest if an id of `stop_token_ids` or `logit_bias` is not below `vocab_size`."""
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):
-            largest = max(ids, default=-1)
-            if largest >= vocab_size:
-                raise InvalidRequest(
-                    f"{name} names token {largest}, but the vocabulary ends at {vocab_size - 1}", param=name
-                )
+        """Raise InvalidRequest if an id of `logit_bias` is not below `vocab_size`. Ids of `stop_token_ids` may be: no
+        output holds them, and clients send one list to every model."""
+        largest = max(self.logit_bias, default=-1)
+        if largest >= vocab_size:
+            raise InvalidRequest(
+                f"logit_bias names token {largest}, but the vocabulary ends at {vocab_size - 1}", param="logit_bias"
+            )
 
     def _check_constraints(self) -> None:
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]

@@ -248,8 +248,10 @@ class Sampler:
             self._biases[row] = ids, np.fromiter(params.logit_bias.values(), np.float32)
         if params.min_new_tokens:
             ending = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
-            if ending:
-                self._ending[row] = np.array(sorted(ending), np.int64)
+            ids = np.array(sorted(ending), np.int64)
+            ids = ids[ids < self._vocab_size]
+            if len(ids):
+                self._ending[row] = ids
                 self._may_end[row] = prompt_len + params.min_new_tokens
 
     def _edits(self, rows: Int64Array, positions: Int64Array) -> tuple[Int64Array, Int64Array, Float32Array]:
