@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import socket
@@ -17,7 +18,7 @@ from sgl.grammar import JSON_OBJECT, Grammar, Vocabulary
 from sgl.grammar.compiler import MAX_SOURCE, make_constraint
 from sgl.grammar.process import Channel
 from sgl.grammar.service import CompileService
-from sgl.grammar.time_limit import OutOfTime, check_time, time_limit
+from sgl.grammar.time_limit import OutOfTime, check_time, collection_time, time_limit
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
 
 PIECES = piece_vocabulary()
@@ -446,6 +447,20 @@ def test_time_limits_nest_and_end() -> None:
     with pytest.raises(OutOfTime), time_limit(-1), time_limit(100):
         check_time()
     check_time()
+
+
+def test_collections_of_garbage_are_no_time_of_who_works() -> None:
+    now = [0.0]
+    with time_limit(1.0, lambda: now[0]):
+        before = collection_time()
+        gc.collect()
+        took = collection_time() - before
+        assert took > 0
+        now[0] = 1.0 + took / 2
+        check_time()
+        now[0] = 1.0 + took * 2
+        with pytest.raises(OutOfTime):
+            check_time()
 
 
 def test_a_mask_that_takes_too_long_is_an_error_and_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:

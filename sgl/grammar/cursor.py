@@ -23,7 +23,7 @@ from sgl.grammar.compiler import Grammar
 from sgl.grammar.jump import ClosedRuns, Cut, Foreseen, Jump, foresee, jump
 from sgl.grammar.masks import without
 from sgl.grammar.place import advance
-from sgl.grammar.time_limit import OutOfTime, check_time, time_limit
+from sgl.grammar.time_limit import OutOfTime, check_time, collection_time, time_limit
 from sgl.grammar.vocabulary import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
@@ -81,7 +81,7 @@ class MatcherCursor:
 
     @contextmanager
     def _on_time(self) -> Iterator[None]:
-        began = thread_time()
+        began = thread_time() - collection_time()
         try:
             with time_limit(self._seconds_left, thread_time):
                 yield
@@ -89,7 +89,7 @@ class MatcherCursor:
             message = f"the constraint takes more than {ALLOWANCE:g} s of the engine's time: make it simpler"
             raise GrammarTooLarge(message, states=0, limit=0) from error
         finally:
-            self._seconds_left -= thread_time() - began
+            self._seconds_left -= thread_time() - collection_time() - began
 
     def mask(self, remaining: int | None) -> Int32Array:
         """See `Cursor`."""

@@ -5,10 +5,11 @@ Grammars come from users, and a small one can be made to take for ever. A limit 
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic, sleep
+from time import monotonic, sleep, thread_time
 
 from sgl.errors import GrammarTooLarge
 
@@ -18,7 +19,10 @@ _REST_AFTER, _REST = 0.002, 0.001  # seconds
 class _Limits(threading.local):
     def __init__(self) -> None:
         self.rested: float | None = None  # monotonic seconds; None: this thread does not rest
-        self.found: list[tuple[Callable[[], float], float, float]] = []  # clock, until when, seconds
+        self.found: list[tuple[Callable[[], float], float, float, float]] = []
+        """Clock, until when, seconds, and `collected` when it was set."""
+        self.collected = 0.0  # seconds of CPU time that collections of garbage took in this thread
+        self.collecting_since = 0.0
 
 
 _limits = _Limits()
@@ -26,8 +30,11 @@ _limits = _Limits()
 
 @contextmanager
 def time_limit(seconds: float, clock: Callable[[], float] = monotonic) -> Iterator[None]:
-    """Within the block `check_time` raises once `seconds` have passed by the clock; outer limits stay in force."""
-    _limits.found.append((clock, clock() + seconds, seconds))
+    """Within the block `check_time` raises once `seconds` have passed by the clock; outer limits stay in force. What a
+    collection of garbage takes in between does not count: it is of everybody's objects."""
+    if _note_collection not in gc.callbacks:
+        gc.callbacks.append(_note_collection)
+    _limits.found.append((clock, clock() + seconds, seconds, _limits.collected))
     try:
         yield
     finally:
@@ -61,9 +68,21 @@ def check_time() -> None:
     if _limits.rested is not None and monotonic() - _limits.rested > _REST_AFTER:
         sleep(_REST)
         _limits.rested = monotonic()
-    for clock, until, seconds in _limits.found:
-        if clock() > until:
+    for clock, until, seconds, collected in _limits.found:
+        if clock() > until + _limits.collected - collected:
             raise OutOfTime(seconds)
+
+
+def collection_time() -> float:
+    """Seconds of CPU time that collections of garbage took in this thread, since the first limit was set."""
+    return _limits.collected
+
+
+def _note_collection(phase: str, _: object) -> None:
+    if phase == "start":
+        _limits.collecting_since = thread_time()
+    else:
+        _limits.collected += thread_time() - _limits.collecting_since
 
 
 def check_size(size: int, limit: int, what: str) -> None:
