@@ -20,6 +20,7 @@ from sgl.grammar.masks import Mask
 from sgl.grammar.notes import follow, suspects, used_texts
 from sgl.grammar.place import Place, start_of
 from sgl.grammar.rope import Rope, rope
+from sgl.grammar.time_limit import OutOfTime
 from sgl.grammar.token_counts import UNSPELLABLE, TokenCounts
 from sgl.grammar.vocabulary import Vocabulary
 from sgl.grammar.walk import Walk
@@ -69,8 +70,14 @@ class Budget:
         return ways + len(self._restricted) * 4 * self.vocabulary.words
 
     def check_length(self, kind: str) -> None:
-        """Raises GrammarTooLarge where even the shortest text is longer than any output."""
-        size = self._end(start_of(self.automaton)).size
+        """Raises GrammarTooLarge where even the shortest text is longer than any output, and OutOfTime. One that is too
+        hard to find is asked for only where a budget comes near."""
+        try:
+            size = self._end(start_of(self.automaton)).size
+        except OutOfTime:
+            raise
+        except GrammarTooLarge:
+            return
         if size > MAX_LENGTH:
             shown = _shown(size)
             longest = self.finish.longest
