@@ -65,7 +65,7 @@ bench-memory: $(STAMP) ## resident memory over 10^5 requests; ARGS=CHECKPOINT
 	$(BIN)/python benchmarks/memory.py $(ARGS)
 
 bench-queue: $(STAMP) ## µs that each of 10^3 to 10^5 waiting requests costs the engine, by policy
-	$(BIN)/python -m benchmarks.queue $(ARGS)
+	$(BIN)/python -m benchmarks.waiting_queue $(ARGS)
 
 bench-constrained: $(STAMP) ## what constraints cost a step on this CPU
 	$(BIN)/python -m benchmarks.constrained_cpu $(ARGS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import statistics
 import time
@@ -103,7 +104,8 @@ def prepare(rows: int, cached_nodes: int, output_len: int, *, stops: bool) -> En
         request = Request(uid, prompt, params, seed=uid, max_new_tokens=output_len)
         matcher = StopMatcher(params.stop) if stops else None
         text = TextOutput(ByteDetokenizer(table, prompt), matcher)
-        loop._add([Submission(request, text, stream=True)])
+        loop._add({uid: Submission(request, text, stream=True)})
+    loop._slices.work_off(math.inf)
     return loop
 
 

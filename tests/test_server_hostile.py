@@ -139,11 +139,13 @@ def test_half_closed_connections_get_a_400_and_are_not_computed_for(server: Live
         request(body, length=10**9),
         request(body),
     ]
-    began = time.monotonic()
-    for answer in everyone(server, cases * 5, half_close=True):
+    for case, answer in zip(cases * 5, everyone(server, cases * 5, half_close=True), strict=True):
+        assert answer.count(b"HTTP/1.1 ") == 1, "one answer a request"
+        if status(answer) == "413":  # whichever is seen first
+            assert case == request(body, length=10**9)
+            continue
         assert status(answer) == "400", answer
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "client_closed"
-    assert time.monotonic() - began < 5
     assert everyone(server, [b""], half_close=True) == [b""], "who asked nothing is told nothing"
     time.sleep(0.1)
     assert engine.get_server_info()["internal_states"][0]["generated_tokens"] - generated < 5 * 100

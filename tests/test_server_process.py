@@ -227,8 +227,11 @@ def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Ser
     server = serve("--drain-timeout", "600")  # a machine under load takes longer than the usual 30 s
     answers: list[requests.Response] = []
     stream = server.generate({**LONG, "stream": True}, stream=True)
-    lines = stream.iter_lines()
-    next(lines)
+    lines: list[bytes] = []
+    arriving = stream.iter_lines()
+    next(arriving)
+    reader = threading.Thread(target=lambda: lines.extend(arriving))  # unread for long, it would be given up
+    reader.start()
     thread = threading.Thread(target=lambda: answers.append(server.generate(LONG)))
     thread.start()
     while (
@@ -242,9 +245,11 @@ def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Ser
             late.append(requests.post(server.url + "/generate", json=LONG, timeout=60).status_code)
         except requests.ConnectionError:
             break
+        time.sleep(0.05)
     thread.join(20)
+    reader.join(20)
     assert answers[0].json()["meta_info"]["completion_tokens"] == LONGEST
-    assert list(lines)[-2] == b"data: [DONE]"
+    assert lines[-2] == b"data: [DONE]"
     assert set(late) <= {200, 503}
     assert server.process.wait(30) == 0
 

@@ -166,7 +166,7 @@ def test_rows_of_a_batch_begin_in_turns(server: LiveServer, monkeypatch: pytest.
     events = list(open_program(server, {"nodes": [text("say "), gen("x", 2)], "final": True}, rows=rows))
     assert sorted(event["row"] for event in events if event["type"] == "done") == list(range(20))
     assert sorted(event["row"] for event in events if event["type"] == "node_done") == list(range(20))
-    assert max(counts) == 3
+    assert 1 < max(counts) <= 3
 
 
 def test_a_broken_connection_resumes_after_the_last_event(server: LiveServer) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.queue import make_requests, make_scheduler, step
+from benchmarks.waiting_queue import make_requests, make_scheduler, step
 from sgl.runtime.scheduler.admission import ReleaseSimulation
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler

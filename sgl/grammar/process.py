@@ -36,7 +36,7 @@ _WORKER_BYTES = 8 << 30
 _MORE_BYTES = 768 << 20
 """Address space that a process may take beyond what it has with its vocabulary: what came through is built once more
 in the engine's process."""
-_NICER = 10  # than the engine
+_NICER = 10  # than the engine, while a constraint is tried
 MAX_CLOSED_STATES = 5000
 """Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
 _CLOSING_SECONDS = 1.0
@@ -194,7 +194,9 @@ class GrammarProcess:
                 ours.setblocking(False)
                 # An answer in few pieces, so that reading it takes few turns of the interpreter's lock
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
-                arguments = command(f"from {__name__} import serve; serve({theirs.fileno()})")
+                # A trial may be hostile; what is closed is waited for.
+                nicer = 0 if self.vocabulary is None else _NICER
+                arguments = command(f"from {__name__} import serve; serve({theirs.fileno()}, {nicer})")
                 self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
                 theirs.close()
                 self._channel = Channel(ours)
@@ -212,11 +214,11 @@ def _found(received: Callable[[], Any], deadline: float) -> Closed | None:
     return answer
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, nicer: int) -> None:
     """The process, which ends with its parent: answers each constraint that comes through the socket as
     `GrammarProcess.answer` says."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
-    os.nice(_NICER)
+    os.nice(nicer)
     serve_channel(Channel(socket.socket(fileno=descriptor)), _bound_memory)
 
 

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _LARGE = 64 << 10  # characters: a larger constraint is tried in a process at once
 _SHORT_TRIAL = 1.0  # seconds, of a first trial; who takes longer waits for others that do
+_LOOKS = 16  # new constraints, between two looks at how large all grammars are
 MAX_BYTES = 256 << 20
 """Of all grammars that the service keeps, as far as they are known to have."""
 
@@ -72,6 +73,7 @@ class CompileService:
         self._under_way: set[Flight] = set()
         self._failed_at: dict[Constraint, float] = {}
         self._is_closed = False
+        self._num_new = 0
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(num_threads, "grammar")
         self._builders = ThreadPoolExecutor(1, "grammar-build")
@@ -109,11 +111,20 @@ class CompileService:
             return flight
 
     def _make_room(self) -> None:
-        """Forget what was asked for least recently, beyond `max_grammars` or MAX_BYTES."""
+        """Forget what was asked for least recently, beyond `max_grammars` or MAX_BYTES. Bytes are added up at times: a
+        look at each grammar for each new one would take longer than closing it."""
+        self._num_new += 1
+        if self._num_new % _LOOKS == 0:
+            self._forget_large()
+        while len(self._flights) > self.max_grammars:
+            oldest, _ = self._flights.popitem(last=False)
+            self._failed_at.pop(oldest, None)
+
+    def _forget_large(self) -> None:
         sizes = [_num_bytes(flight) for flight in self._flights.values()]
         left, size = len(sizes), sum(sizes)
         for number, constraint in zip(sizes, list(self._flights), strict=True):
-            if left <= self.max_grammars and (size <= MAX_BYTES or left == 1):
+            if size <= MAX_BYTES or left == 1:
                 break
             del self._flights[constraint]
             self._failed_at.pop(constraint, None)

@@ -218,6 +218,13 @@ class Run(Watched):
         io.post(self._close)
         self._finish()
 
+    def leave(self) -> None:
+        """Give it up where the process ends. Only the backend is told: daemon threads that still read would print
+        tracebacks while the interpreter goes."""
+        if not self.is_done:
+            io.post(self._close)
+            self._finish()
+
     def _reached(self) -> Place | None:
         """Where the first node without an answer was recorded."""
         for stream in list(self._streams):
@@ -384,8 +391,9 @@ def _forsake_all() -> None:
 def _cancel_all() -> None:
     """At exit: end what would be computed for nobody."""
     for run in everything.runs():
-        if not (isinstance(run, Run) and run.is_answered):
-            run.cancel()
+        assert isinstance(run, Run), "only runs are added"
+        if not run.is_answered:
+            run.leave()
 
 
 idle_watch = IdleWatch()

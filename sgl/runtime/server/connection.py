@@ -17,10 +17,11 @@ class Connection(web.RequestHandler):
     whoever goes away must not be computed for. But who still listens is told."""
 
     is_owed = False  # something arrived, and no answer to it has begun
+    _is_rest = False  # what arrives is still of a request that has its answer
 
     def data_received(self, data: bytes) -> None:
         """Bytes of requests."""
-        self.is_owed = True
+        self.is_owed = not self._is_rest
         super().data_received(data)
 
     async def finish_response(
@@ -29,6 +30,7 @@ class Connection(web.RequestHandler):
         """Send an answer; what aiohttp says by itself, before any handler is asked, in the shape of all others."""
         if isinstance(resp, web.HTTPException):
             resp = error_response(resp)
+        self._is_rest = not request.content.is_eof()
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(

@@ -1,6 +1,6 @@
 """What waiting requests cost the engine's thread: µs a request for each policy and number of them, and the ratios.
 
-    python -m benchmarks.queue [--sizes 1000 10000 100000] [--policies lpm fcfs priority dfs-weight]
+    python -m benchmarks.waiting_queue [--sizes 1000 10000 100000] [--policies lpm fcfs priority dfs-weight]
 
 Half of the prompts share a beginning of 64 tokens, the others nothing. Columns: `add` to the queue; `pick`, a round in
 which all rows are taken but one and the next request is chosen, in µs a round and beside it nothing; `drain`, the whole
