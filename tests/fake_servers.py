@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.patience import PATIENCE
+
 Body = dict[str, Any]
 
 
@@ -32,13 +34,13 @@ class FakeServer:
 
     def __enter__(self) -> FakeServer:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(PATIENCE)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(PATIENCE)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
         self._loop.close()
 
     async def _start(self) -> None:

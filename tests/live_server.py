@@ -18,6 +18,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.server.process import EngineProcess, Method
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
+from tests.patience import PATIENCE
 from tests.tiny_models import edit_json, tiny_checkpoint
 
 CHAT_TEMPLATE = (
@@ -103,7 +104,7 @@ class LiveServer:
         self.url = ""
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(PATIENCE)
 
     async def _serve(self) -> None:
         async with serving(self.service, listen("127.0.0.1", 0)) as self.url:
@@ -113,13 +114,13 @@ class LiveServer:
     def close(self) -> None:
         """Stop listening; the engine stays."""
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         self._loop.close()
 
     def post(self, path: str, body: Any, **options: Any) -> requests.Response:
         """The answer to a JSON body."""
-        return requests.post(self.url + path, json=body, timeout=60, **options)
+        return requests.post(self.url + path, json=body, timeout=PATIENCE, **options)
 
     def get(self, path: str, **options: Any) -> requests.Response:
         """The answer to a GET."""
-        return requests.get(self.url + path, timeout=60, **options)
+        return requests.get(self.url + path, timeout=PATIENCE, **options)

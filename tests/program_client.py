@@ -7,8 +7,9 @@ from typing import Any
 
 from sgl.lang import ir
 from sgl.runtime.engine import Engine
+from tests.patience import PATIENCE
 
-SECONDS = 30.0
+SECONDS = PATIENCE
 # Whatever is sampled is text that comes out alike when it is encoded again: printable ASCII, one token a letter.
 PRINTABLE = {token_id: -100.0 for token_id in range(259) if not 3 <= token_id < 3 + 94}
 

@@ -24,6 +24,7 @@ from sgl.runtime.constraints import Guide
 from sgl.runtime.loop import EngineLoop
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.text.tokenizer import Tokenizer
+from tests.patience import PATIENCE
 from tests.tiny_models import tiny_checkpoint
 
 PERSON: dict[str, Any] = {
@@ -194,7 +195,7 @@ def test_prompts_are_computed_while_constraints_compile(folder: Path, monkeypatc
     compile_now = CompileService._compile_in_time
 
     def compile_later(self: CompileService, constraint: Any) -> Any:
-        assert gates[json.loads(constraint.source)].wait(60)
+        assert gates[json.loads(constraint.source)].wait(PATIENCE)
         return compile_now(self, constraint)
 
     monkeypatch.setattr(CompileService, "_compile_in_time", compile_later)
@@ -209,7 +210,7 @@ def test_prompts_are_computed_while_constraints_compile(folder: Path, monkeypatc
             return threads.submit(engine.generate, prompt="so much for that", sampling_params=params, **options)
 
         def until(running: int) -> None:
-            end = time.monotonic() + 40
+            end = time.monotonic() + PATIENCE
             while engine.get_server_info()["internal_states"][0]["num_running_reqs"] != running:
                 assert time.monotonic() < end
 

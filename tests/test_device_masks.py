@@ -30,6 +30,7 @@ from sgl.runtime.runner import device_masks
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
 from tests.json_random import SCHEMAS
+from tests.patience import PATIENCE
 from tests.test_constraints import CONSTRAINTS, DATE, FIELDS, PERSON, assert_matches
 from tests.tiny_models import tiny_checkpoint
 
@@ -215,7 +216,7 @@ def test_nobody_waits_long_for_a_closed_automaton_and_those_who_come_later_get_i
     try:
         first = service.submit(_constraints()["small"]).result()
         assert not isinstance(first, ClosedGrammar)
-        end = time.monotonic() + 20
+        end = time.monotonic() + PATIENCE
         while not isinstance(service.submit(_constraints()["small"]).result(), ClosedGrammar):
             assert time.monotonic() < end, "it is closed some time"
             time.sleep(0.01)
@@ -267,7 +268,7 @@ def test_an_engine_that_cannot_start_leaves_no_processes(folder: Path, monkeypat
         Engine(folder, dtype="float32")
     [service] = services
     assert service._closers is not None
-    service._closers._thread.join(30)
+    service._closers._thread.join(PATIENCE)
     assert not service._closers._thread.is_alive()
     assert all(process._process is None for process in service._closers._processes)
 
@@ -279,7 +280,7 @@ def test_a_service_that_nobody_has_ends_its_processes() -> None:
     thread, processes = service._closers._thread, service._closers._processes
     del service
     gc.collect()
-    thread.join(30)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert all(process._process is None for process in processes)
 
@@ -365,7 +366,7 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
 
         nested = [its for its in params if its.get("json_schema") is NESTED]
         others = [its for its in params if its.get("json_schema") is not NESTED]
-        end = time.monotonic() + 20
+        end = time.monotonic() + PATIENCE
         while run(others)[2] > 0:
             assert time.monotonic() < end, "their automata are closed some time"
         for jump_cost in (engine._loop._jump_cost, 0.0, 100.0):

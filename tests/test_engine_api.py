@@ -25,6 +25,7 @@ from sgl.errors import (
 from sgl.runtime.engine import Engine
 from tests.live_server import slow_steps
 from tests.pages import in_whole_pages
+from tests.patience import PATIENCE
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
 PROMPT = "Once upon a time"
@@ -48,7 +49,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "engine" in request.fixturenames:
         engine: Engine = request.getfixturevalue("engine")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
             assert time.monotonic() < deadline, "a request goes on for nobody"
             time.sleep(0.01)
@@ -103,7 +104,7 @@ def test_a_long_list_is_queued_in_portions(folder: Path, device: str) -> None:
             engine.generate(input_ids=[*prompts, [10**6]], sampling_params={**params, "max_new_tokens": 200})
         with pytest.raises(InvalidRequest, match="rid 'r0' is in use by another unfinished request"):
             engine.generate(input_ids=prompts, sampling_params=params, rid=[f"r{i % 149}" for i in range(150)])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
             assert time.monotonic() < deadline, "what was queued goes on for nobody"
             time.sleep(0.01)
@@ -245,7 +246,7 @@ def test_an_abort_by_rid_ends_the_call_with_what_there_was(engine: Engine) -> No
     engine.abort("min")  # another one
     engine.abort("mine")
     engine.abort("mine")
-    caller.join(timeout=20)
+    caller.join(PATIENCE)
     reason = done[0]["meta_info"]["finish_reason"]
     assert (reason["type"], reason["err_type"]) == ("abort", "RequestAborted")
     assert len(done[0]["output_ids"]) < 490

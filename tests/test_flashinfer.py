@@ -32,6 +32,7 @@ from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
+from tests.patience import PATIENCE
 from tests.test_attention import Case
 from tests.tiny_models import tiny_checkpoint
 
@@ -300,8 +301,8 @@ def test_what_is_not_compiled_is_compiled_side_by_side_and_said(
     monkeypatch.setattr(flashinfer.logger, "info", info)
 
     def compile_slowly(kernel: str) -> SimpleNamespace:
-        both.wait(60)
-        assert said.wait(60)
+        both.wait(PATIENCE)
+        assert said.wait(PATIENCE)
         return stand_in(kernel)
 
     kernels_take(monkeypatch, compile_slowly)

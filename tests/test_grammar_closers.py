@@ -28,6 +28,7 @@ from sgl.grammar.process import Channel
 from sgl.grammar.service import CompileService
 from sgl.grammar.time_limit import OutOfTime
 from sgl.grammar.vocabulary import Vocabulary
+from tests.patience import PATIENCE
 
 
 class Ask:
@@ -42,7 +43,7 @@ class Ask:
         return lambda answer: self.found.put((name, answer))
 
     def next(self) -> tuple[str, Any]:
-        return self.found.get(timeout=30)
+        return self.found.get(timeout=PATIENCE)
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def test_half_an_answer_holds_up_nobody_else() -> None:
 
 
 def until_answered(closers: Closers, count: int) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while len(closers._answered) < count:
         assert time.monotonic() < end, "each is taken up when the one before is answered"
         time.sleep(0.001)
@@ -201,7 +202,7 @@ def test_a_service_that_was_closed_lets_go_of_who_launches(state: str) -> None:
     its = service._closers
     assert its is not None
     service.start()
-    service.submit(make_constraint({"regex": "ready"})).result(30)
+    service.submit(make_constraint({"regex": "ready"})).result(PATIENCE)
     while its._busy or its._answered:
         time.sleep(0.001)
     if state == "answered":
@@ -215,7 +216,7 @@ def test_a_service_that_was_closed_lets_go_of_who_launches(state: str) -> None:
         if state == "waiting":
             flight = service.submit(make_constraint({"regex": "[cd]{4}"}))
     service.close()
-    its._thread.join(30)
+    its._thread.join(PATIENCE)
     assert isinstance(flight.exception(30), EngineDead)
     kept = weakref.ref(runner)
     del service, its, runner, flight
@@ -242,12 +243,12 @@ def test_garbage_is_looked_for_when_nobody_asks_or_at_last(monkeypatch: pytest.M
     for _ in range(process._COLLECT_AFTER):
         tell(ours, (make_constraint({"regex": "a"}), 10.0))
         assert ours.receive() is not None
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while len(collected) < 2:
         assert time.monotonic() < end, "nobody asks"
         time.sleep(0.01)
     ours._socket.close()
-    worker.join(30)
+    worker.join(PATIENCE)
     assert not worker.is_alive()
 
 
@@ -261,7 +262,7 @@ def test_nothing_is_told_after_the_end() -> None:
         stopped(its)
         asked = Ask(its, regex="[ab]{4}")
         until_taken_up(its)
-    its._thread.join(30)
+    its._thread.join(PATIENCE)
     assert not its._thread.is_alive()
     with pytest.raises(queue.Empty):
         asked.found.get(timeout=0.05)

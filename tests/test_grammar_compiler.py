@@ -20,6 +20,7 @@ from sgl.grammar.process import Channel
 from sgl.grammar.service import CompileService
 from sgl.grammar.time_limit import OutOfTime, check_time, collection_time, time_limit
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
+from tests.patience import PATIENCE
 
 PIECES = piece_vocabulary()
 TAG: dict[str, Any] = {
@@ -380,7 +381,7 @@ def test_hostile_constraints_end_in_a_grammar_or_a_typed_error(service: CompileS
     constraint = make_constraint(HOSTILE[name])
     flight = service.submit(constraint)
     try:
-        found = flight.result(timeout=60)
+        found = flight.result(PATIENCE)
     except GrammarError:
         assert service.submit(constraint) is flight, "failures are remembered"
         return
@@ -398,11 +399,11 @@ def test_equal_constraints_are_one_flight_and_old_ones_make_room() -> None:
         one, two, three = (make_constraint({"regex": text}) for text in ("a", "b", "c"))
         first = service.submit(one)
         assert service.submit(one) is first
-        assert accepts(first.result(10), "a")
+        assert accepts(first.result(PATIENCE), "a")
         service.submit(two)
         service.submit(three)
         assert service.submit(one) is not first
-        assert accepts(service.submit(one).result(10), "a")
+        assert accepts(service.submit(one).result(PATIENCE), "a")
     finally:
         service.close()
 
@@ -426,9 +427,9 @@ def test_what_outlives_the_deadline_is_killed_and_the_service_goes_on(monkeypatc
         monkeypatch.setattr(service._trial, "_started", lambda: service._trial._channel)
         monkeypatch.setattr(service, "moment", 0.0)
         with pytest.raises(GrammarTooLarge):
-            service.submit(make_constraint({"regex": "stuck"})).result(30)
+            service.submit(make_constraint({"regex": "stuck"})).result(PATIENCE)
         monkeypatch.undo()
-        assert accepts(service.submit(make_constraint({"regex": "ok"})).result(30), "ok")
+        assert accepts(service.submit(make_constraint({"regex": "ok"})).result(PATIENCE), "ok")
     finally:
         service.close()
 

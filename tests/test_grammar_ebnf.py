@@ -16,6 +16,7 @@ from sgl.grammar import Grammar, Vocabulary, ebnf
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.service import CompileService
 from tests.cfg_oracle import Rules, can_go_on, matches, written
+from tests.patience import PATIENCE
 
 pytest.importorskip("llguidance")
 
@@ -386,15 +387,15 @@ def test_hostile_grammars_end_in_time_and_others_go_on() -> None:
     try:
         for source in HOSTILE.values():
             try:
-                matcher = service.submit(make_constraint({"ebnf": source})).result(60).matcher()
+                matcher = service.submit(make_constraint({"ebnf": source})).result(PATIENCE).matcher()
                 for _ in range(10):
                     assert matcher.accept(int(np.flatnonzero(bits(matcher.mask()))[-1]))
                     assert len(matcher.forced_bytes()) <= 4096
             except GrammarError:
                 continue
-        plain = service.submit(make_constraint({"ebnf": 'root ::= "a"'})).result(60)
+        plain = service.submit(make_constraint({"ebnf": 'root ::= "a"'})).result(PATIENCE)
         assert accepts(plain, "a")
-        lark = service.submit(make_constraint({"ebnf": 'start: "a"'})).result(60)
+        lark = service.submit(make_constraint({"ebnf": 'start: "a"'})).result(PATIENCE)
         assert accepts(lark, "a")
     finally:
         service.close()

@@ -24,9 +24,10 @@ from sgl.grammar.process import GrammarProcess
 from sgl.grammar.service import CompileService
 from sgl.runtime.waiting import when_done
 from tests.grammar_oracles import piece_vocabulary
+from tests.patience import PATIENCE
 
 PIECES = piece_vocabulary()
-SECONDS = 120.0  # for what must not hang
+SECONDS = PATIENCE
 STRING = {"type": "string"}
 
 

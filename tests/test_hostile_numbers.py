@@ -18,6 +18,7 @@ from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.timers import Timers
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 from tests.program_client import SECONDS, Client, assert_idle
 
 NONE = [math.nan, math.inf, -math.inf, 10**400, -(10**400), 10**5000]
@@ -121,7 +122,7 @@ def test_nor_does_a_run(engine: Engine, name: str, number: float) -> None:
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 400])
 def test_over_http_each_is_a_400(server: LiveServer, number: str) -> None:
     def post(path: str, body: str) -> int:
-        return requests.post(server.url + path, data=body.encode(), timeout=60).status_code
+        return requests.post(server.url + path, data=body.encode(), timeout=PATIENCE).status_code
 
     for field in ("timeout", "priority"):
         assert post("/generate", f'{{"text": "a", "{field}": {number}}}') == 400

@@ -14,6 +14,7 @@ import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
 from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.patience import PATIENCE
 
 
 def echo(prompt: Any, params: Any) -> str:
@@ -249,7 +250,7 @@ def test_many_threads_with_loops_share_a_backend() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert results == [EXPECTED] * 6
 
 

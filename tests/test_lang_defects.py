@@ -14,8 +14,9 @@ import sgl
 from sgl.errors import BackendError, InvalidRequest, ProgramError, SglError
 from sgl.lang.chat import as_template, jinja_template
 from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.patience import PATIENCE
 
-SOON = 5.0  # seconds: what is not there by then hangs, also on a busy machine
+SOON = PATIENCE
 
 
 @sgl.function
@@ -300,7 +301,7 @@ def test_d15_streams_wait_for_names_report_body_errors_and_stream_reasoning() ->
 
     @sgl.function
     def late(s):
-        started.wait(5)
+        started.wait(PATIENCE)
         s += sgl.gen("x")
 
     state = late.run(backend=MockBackend(lambda *_: "abc"), stream=True)

@@ -18,6 +18,7 @@ from sgl.errors import EngineDead, InvalidRequest, ProgramError, RequestAborted
 from sgl.lang.chat import PrefixTemplate
 from sgl.runtime.engine import Engine
 from tests.live_server import slow_steps
+from tests.patience import PATIENCE
 from tests.test_lang_defects import SOON, within
 from tests.tiny_models import calling_checkpoint, tiny_checkpoint
 
@@ -186,7 +187,7 @@ def test_cancelling_frees_the_engine(engine: Engine) -> None:
     time.sleep(0.1)
     state.cancel()
     assert isinstance(within(SOON, state.error).__cause__, RequestAborted)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -25,6 +25,7 @@ from sgl.errors import (
 from sgl.lang import ir
 from sgl.lang.backends.base import Backend
 from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.patience import PATIENCE
 from tests.test_lang_defects import SOON, within
 
 BACKENDS = [lambda **options: MockBackend(**options), lambda **options: ProgramBackend(MockBackend(**options))]
@@ -241,7 +242,7 @@ def test_waiting_for_a_name_that_never_comes_ends_with_the_body(backend_of: Any)
 
     @sgl.function
     def program(s):
-        go_on.wait(5)
+        go_on.wait(PATIENCE)
         s += sgl.gen("x")
 
     state = program.run(backend=backend_of(), stream=True)
@@ -396,7 +397,7 @@ def test_errors_in_async_programs_and_cancelled_tasks(backend_of: Any) -> None:
             await asyncio.sleep(0.01)
         assert mock.cancelled == 1
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 @pytest.mark.parametrize("template", [5, lambda messages, add_generation_prompt: 1])

@@ -18,6 +18,7 @@ from sgl.lang import batch, ir
 from sgl.lang.backends.base import Backend
 from sgl.utils import dump_state_text
 from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.patience import PATIENCE
 from tests.test_lang_errors import wait_until
 
 
@@ -277,7 +278,7 @@ def test_the_repr_of_an_unfinished_state_marks_what_is_pending() -> None:
     @sgl.function
     def program(s: Any) -> None:
         s += "a" + sgl.gen("x") + "b" + sgl.select("y", ["p", "q"]) + "c"
-        held.wait(60)
+        held.wait(PATIENCE)
 
     state = program.run(backend=MockBackend(latency=60), stream=True)
     wait_until(lambda: "c" in repr(state))

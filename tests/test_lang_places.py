@@ -16,6 +16,7 @@ import sgl
 from sgl.errors import BackendError, InvalidRequest, ProgramError, RegexSyntaxError, SglError
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 from tests.test_lang_defects import within
 
 SOURCE = Path(__file__).read_text().splitlines()
@@ -345,7 +346,7 @@ def test_a_program_that_is_late_says_how_far_it_came() -> None:
         s += sgl.gen("slow", timeout=0.01)  # here: slow
 
     with pytest.raises(ProgramError, match="not finished within") as caught:
-        program.run(backend=MockBackend(latency=0.3), timeout=60).sync()
+        program.run(backend=MockBackend(latency=0.3), timeout=PATIENCE).sync()
     assert place("slow", "program") in str(caught.value)
 
     @sgl.function

@@ -22,6 +22,7 @@ from sgl.lang.choices import greedy_token_selection
 from sgl.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.live_server import LiveServer
+from tests.patience import PATIENCE
 from tests.test_lang_engine import folder as folder
 from tests.test_lang_requests import tree_of_thought
 
@@ -415,7 +416,7 @@ def test_requests_on_the_wire(engine: Any, monkeypatch: pytest.MonkeyPatch) -> N
         state = program.run(**arguments, backend=engine, max_new_tokens=4)
         done = threading.Event()
         state.when_done(done.set)
-        assert done.wait(20)
+        assert done.wait(PATIENCE)
         assert state.error() is None
         assert 1 <= len(sent) <= 1 + num_observed, (program, sent)
         assert state.usage["requests"] == len(sent)

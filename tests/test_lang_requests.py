@@ -17,6 +17,7 @@ import sgl.lang.run as lang_run
 from sgl.lang import ir
 from sgl.lang.run import SEGMENT_NODES
 from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.patience import PATIENCE
 
 
 def echo(prompt: Any, params: Any) -> str:
@@ -30,7 +31,7 @@ def requests_of(program: Any, *args: Any, **kwargs: Any) -> int:
     state = program.run(*args, backend=backend, **kwargs)
     done = threading.Event()
     state.when_done(done.set)
-    assert done.wait(5)
+    assert done.wait(PATIENCE)
     assert state.error() is None
     assert state.usage["requests"] == backend.requests
     return backend.requests
@@ -186,7 +187,7 @@ def test_a_body_that_turns_to_something_long_has_its_nodes_shipped() -> None:
     @sgl.function
     def program(s):
         s += "early" + sgl.gen("x")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE
         while not backend.mock.calls and time.monotonic() < deadline:
             time.sleep(0.01)
         arrived.append(len(backend.mock.calls))
@@ -271,7 +272,7 @@ def test_bodies_that_wait_for_something_else_overlap() -> None:
     @sgl.function
     def program(s, i):
         s += f"{i}" + sgl.gen("x")
-        meeting.wait(10)  # a slow service
+        meeting.wait(PATIENCE)  # a slow service
 
     meeting = threading.Barrier(30)
     states = program.run_batch([(i,) for i in range(30)], backend=MockBackend(echo))
@@ -307,7 +308,7 @@ def test_finished_programs_leave_nothing_behind(is_streaming: bool) -> None:
     runs = [weakref.ref(state._run) for state in states]
     del states, state
     backend.sessions.clear()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while any(run() is not None for run in runs):
         assert time.monotonic() < deadline
         gc.collect()
@@ -367,7 +368,7 @@ def test_the_watch_over_recording_bodies_outlives_runs_that_come_while_it_looks(
         gc.set_threshold(*threshold)
         is_over.set()
         thread.join()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while watch._recording:
         assert time.monotonic() < deadline
         time.sleep(0.01)

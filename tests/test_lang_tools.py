@@ -15,6 +15,7 @@ import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.tools import ToolCall, call_schema, calls_of, tools_of
 from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.patience import PATIENCE
 from tests.test_lang_defects import SOON, within
 
 
@@ -270,12 +271,12 @@ def test_cancelling_does_not_wait_for_a_tool() -> None:
     def hang() -> None:
         """Take long."""
         started.set()
-        go_on.wait(30)
+        go_on.wait(PATIENCE)
 
     state = ask.run("go", [hang], backend=MockBackend(scripted(call("hang"), "x")))
     state.when_done(lambda: None)
     threading.Thread(target=state.error, daemon=True).start()
-    assert started.wait(5)
+    assert started.wait(PATIENCE)
     state.cancel()
     with pytest.raises(ProgramError, match="cancelled"):
         within(SOON, lambda: state["answer"])

@@ -23,10 +23,11 @@ from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.token_bytes import TokenTable
 from sgl.runtime.thread import EngineThread
 from tests.mock_runner import VOCAB, MockPending, MockRunner, expected_output
+from tests.patience import PATIENCE
 
 STOPS = frozenset({3})
 TABLE = TokenTable([f"<{i}>".encode() for i in range(VOCAB)], frozenset(), first="keep", invalid="replace")
-SECONDS = 20.0
+SECONDS = PATIENCE
 
 
 class SlowRunner(MockRunner):

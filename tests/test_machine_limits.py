@@ -13,6 +13,7 @@ import pytest
 from sgl.runtime import startup
 from sgl.runtime.engine import Engine
 from sgl.runtime.machine_limits import Memory, address_space_left, memory_limit, num_processors
+from tests.patience import PATIENCE
 from tests.tiny_models import tiny_checkpoint
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -117,5 +118,7 @@ try:
 except sgl.errors.ConfigError as error:
     print("typed", error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert "typed" in done.stdout, done.stderr

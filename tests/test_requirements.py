@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from sgl.kernels.attention import flashinfer
+from tests.patience import PATIENCE
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
@@ -64,7 +65,7 @@ def resolve(lines: list[list[str]], resolution: str, folder: Path) -> dict[str, 
     asked.write_text("\n".join(line for some in lines for line in some) + "\n")
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     command += ["--python", sys.executable, "--resolution", resolution, str(asked)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if "error sending request" in done.stderr or "dns error" in done.stderr:
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr[-4000:]

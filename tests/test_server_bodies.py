@@ -26,6 +26,7 @@ from sgl.runtime.server.native import AbortBody, DetokenizeBody, GenerateBody, T
 from sgl.runtime.server.programs import ProgramBody, SegmentBody
 from sgl.runtime.server.protocol import ChatBody, CompletionBody
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 from tests.test_server_hostile import exchange, request, status
 
 MODELS = [AbortBody, ChatBody, CompletionBody, DetokenizeBody, GenerateBody, ProgramBody, SegmentBody, TokenizeBody]
@@ -214,7 +215,7 @@ def test_the_process_that_reads_may_die(server: LiveServer) -> None:
     process = server.service.reader._processes._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(60)
+    process.wait(PATIENCE)
     assert server.post("/generate", body).status_code == 200
 
 
@@ -227,7 +228,7 @@ def test_small_bodies_pass_large_ones(server: LiveServer) -> None:
         for _ in range(2):
             await reader._slots[True].acquire()
 
-    asyncio.run_coroutine_threadsafe(take(), loop).result(60)
+    asyncio.run_coroutine_threadsafe(take(), loop).result(PATIENCE)
     large = {"text": "x" * 2_000_000}
     late: list[Any] = []
     thread = threading.Thread(target=lambda: late.append(server.post("/generate", large)))
@@ -242,7 +243,7 @@ def test_small_bodies_pass_large_ones(server: LiveServer) -> None:
     finally:
         for _ in range(2):
             loop.call_soon_threadsafe(reader._slots[True].release)
-        thread.join(60)
+        thread.join(PATIENCE)
     assert late[0].json()["error"]["code"] == "context_length_exceeded"
 
 
@@ -275,10 +276,10 @@ def test_compressed_bodies_end_where_others_do(engine: Engine) -> None:
     server = LiveServer(engine, max_request_bytes=1_000_000)
     bomb = gzip.compress(b" " * 50_000_000)
     headers = {"Content-Encoding": "gzip"}
-    answer = requests.post(server.url + "/generate", data=bomb, headers=headers, timeout=60)
+    answer = requests.post(server.url + "/generate", data=bomb, headers=headers, timeout=PATIENCE)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_long")
     data = gzip.compress(json.dumps({"text": "a", "sampling_params": SHORT}).encode())
-    assert requests.post(server.url + "/generate", data=data, headers=headers, timeout=60).status_code == 200
+    assert requests.post(server.url + "/generate", data=data, headers=headers, timeout=PATIENCE).status_code == 200
     assert server.service.reader._held == 0
     server.close()
 

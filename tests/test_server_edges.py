@@ -27,6 +27,7 @@ from sgl.runtime.server.errors import json_bytes, json_response
 from sgl.runtime.server.openapi import _STATUSES
 from sgl.runtime.server.patience import checked_seconds
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+from tests.patience import PATIENCE
 from tests.test_server_hostile import exchange
 
 SHORT = {"max_new_tokens": 2, "temperature": 0}
@@ -210,7 +211,7 @@ def test_timelines_are_json_whatever_their_programs_say(server: LiveServer) -> N
         bodies = [program % ("", gen % number), program % ("", extra % number)]
         bodies += [program % (f', "{name}": {number}', "") for name in ("lease_s", "deadline_s", "seed")]
         for body in bodies:
-            answer = requests.post(server.url + "/v1/programs", data=body, timeout=60)
+            answer = requests.post(server.url + "/v1/programs", data=body, timeout=PATIENCE)
             assert answer.status_code == 400, body
     for listed in server.get("/v1/programs").json():
         text = server.get(f"/v1/programs/{listed['id']}/timeline").text
@@ -275,7 +276,7 @@ def test_a_timeout_counts_while_others_are_tokenised_or_compiled(
     answer = server.post("/generate", {"text": "a", "timeout": 0.2, "stream": True})
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
     release = threading.Event()
-    monkeypatch.setattr("sgl.runtime.server.openai.prompt_ids", lambda *_: release.wait(60) and [3])
+    monkeypatch.setattr("sgl.runtime.server.openai.prompt_ids", lambda *_: release.wait(PATIENCE) and [3])
     answer = chat(server, timeout=0.2)
     release.set()
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
@@ -352,7 +353,7 @@ def test_slow_and_silent_connections_hold_nobody_up(engine: Engine, server_optio
 
         task = asyncio.create_task(more())
         try:
-            return await asyncio.wait_for(reader.read(), 60)
+            return await asyncio.wait_for(reader.read(), PATIENCE)
         except ConnectionError:
             return b""
         finally:
@@ -376,7 +377,7 @@ def test_slow_and_silent_connections_hold_nobody_up(engine: Engine, server_optio
     assert server.post("/generate", {"text": "a", "sampling_params": SHORT}).status_code == 200
     for each in [*idle, pipeline]:
         each.close()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while server.service.metrics.open_requests:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -15,6 +15,7 @@ import pytest
 
 from sgl.runtime.engine import Engine
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 
 ENDLESS = {"text": "hello", "sampling_params": {"max_new_tokens": 480, "temperature": 0, "ignore_eos": True}}
 READ_TIMEOUT = 3.0
@@ -31,7 +32,7 @@ def server(engine: Engine, request: pytest.FixtureRequest) -> Iterator[LiveServe
     """Proves, after each test, that nothing is left of what happened in it. A parameter is its read_timeout."""
     server = LiveServer(engine, read_timeout=getattr(request, "param", 60.0))
     yield server
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while (
         server.service.metrics.open_requests or engine.get_server_info()["internal_states"][0]["num_running_reqs"]
     ):
@@ -173,7 +174,7 @@ def test_streams_of_half_closed_connections_end(server: LiveServer) -> None:
         writer.write(request(json.dumps({**ENDLESS, "stream": True}).encode()))
         await reader.readuntil(b"data: ")
         writer.write_eof()
-        rest = await asyncio.wait_for(reader.read(), 10)
+        rest = await asyncio.wait_for(reader.read(), PATIENCE)
         assert b"HTTP/1.1 400" not in rest, "one answer a request"
         assert b"[DONE]" not in rest
         writer.close()

@@ -22,6 +22,7 @@ from sgl.errors import ConfigError, SglError
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+from tests.patience import PATIENCE
 
 SHORT = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
 LONG = {"max_new_tokens": 450, "temperature": 0, "ignore_eos": True}
@@ -50,7 +51,7 @@ def served(engine: Engine) -> Iterator[Callable[..., LiveServer]]:
     yield start
     for server in servers:
         server.close()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
         assert time.monotonic() < deadline, "a request goes on for nobody"
         time.sleep(0.005)
@@ -58,7 +59,7 @@ def served(engine: Engine) -> Iterator[Callable[..., LiveServer]]:
 
 
 def wait_until(engine: Engine, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while engine.get_server_info()["internal_states"][0]["num_running_reqs"] != count:
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -86,7 +87,7 @@ def test_programs_belong_to_the_key_that_made_them(served: Callable[..., LiveSer
             server.get(path + "/timeline", headers=headers),
             server.get(path + "/events", headers=headers),
             server.post(path + "/segments", segment, headers=headers),
-            requests.delete(server.url + path, headers=headers, timeout=60),
+            requests.delete(server.url + path, headers=headers, timeout=PATIENCE),
         ]
         return [(answer.status_code, answer.text) for answer in answers]
 
@@ -108,7 +109,7 @@ def test_ids_of_programs_and_requests_cannot_be_guessed(served: Callable[..., Li
     for _ in range(2):
         program, _events = opened(server, {})
         assert re.fullmatch("[0-9a-f]{24,}", program)
-        requests.delete(f"{server.url}/v1/programs/{program}", timeout=60)
+        requests.delete(f"{server.url}/v1/programs/{program}", timeout=PATIENCE)
     bodies = [{"text": "a"}, {"text": ["a", "b"]}, {"input_ids": [[3], [4]]}, {"text": "a", "stream": True}]
     for keyed in (False, True):
         server = served(**KEYS) if keyed else server
@@ -146,13 +147,13 @@ def test_a_rid_is_each_keys_own(served: Callable[..., LiveServer], engine: Engin
         assert again.status_code == 400
         assert again.json()["error"]["message"] == "rid 'same' is in use by another unfinished request"
         assert server.post("/abort_request", {"rid": "same"}, headers=BOB).status_code == 200
-        threads[1].join(60)
+        threads[1].join(PATIENCE)
         wait_until(engine, 1)
         for rid in ("alice:same", "#admin:same", ":same"):
             assert server.post("/abort_request", {"rid": rid}, headers=BOB).status_code == 200
         assert engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 1
         assert server.post("/abort_request", {"rid": "same"}, headers=ADMIN).status_code == 200
-        threads[0].join(60)
+        threads[0].join(PATIENCE)
     for name in ("alice", "bob"):
         assert answers[name]["meta_info"]["id"] == "same"
         assert answers[name]["meta_info"]["finish_reason"]["type"] == "abort"
@@ -183,7 +184,7 @@ def test_abort_all_reaches_what_is_the_callers(served: Callable[..., LiveServer]
             assert engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 3
             who = ADMIN if "admin_api_key" in keys else ALICE
             assert server.post("/abort_request", everything, headers=who).status_code == 200
-            thread.join(60)
+            thread.join(PATIENCE)
             assert [each["meta_info"]["finish_reason"]["type"] for each in done[0]] == ["abort", "abort"]
             rest = b"".join(events)
             assert b"RequestAborted" in rest
@@ -216,7 +217,7 @@ def test_every_door_but_the_open_ones_asks_for_a_key(served: Callable[..., LiveS
     is_open = {"/health", "/health_generate", "/openapi.json", "/"}
     for path, methods in described.items():
         for method in methods:
-            answer = requests.request(method, server.url + path.replace("{", "").replace("}", ""), timeout=60)
+            answer = requests.request(method, server.url + path.replace("{", "").replace("}", ""), timeout=PATIENCE)
             assert (answer.status_code == 401) == (path not in is_open), path
     assert server.get("/nowhere").status_code == 401
     assert server.get("/flush%5Fcache").status_code in (401, 405)
@@ -293,7 +294,7 @@ def test_keys_are_no_part_of_the_processs_title() -> None:
         "from sgl.cli import main\nmain()"
     )
     flags = ["serve", "--api-key", "alice=s3cret", "--api-key=0ther", "--admin-api-key", "4dmin", "--port", "0"]
-    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "--admin-api-key" in done.stdout
     assert not re.search("s3cret|0ther|4dmin", done.stdout)

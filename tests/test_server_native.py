@@ -19,6 +19,7 @@ import requests
 
 from sgl.runtime.engine import Engine
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+from tests.patience import PATIENCE
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 LONG = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
@@ -72,7 +73,7 @@ def wait_until_idle(engine: Engine, seconds: float = 20) -> None:
 
 
 def wait_until(engine: Engine, what: str, number: int = 1) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while engine.get_server_info()["internal_states"][0][what] < number:
         assert time.monotonic() < deadline, f"{what} never was {number}"
         time.sleep(0.002)
@@ -212,7 +213,7 @@ def test_bad_requests_are_answered_with_what_is_wrong(
     "data", [b"", b"{", b"\xff\xfe", b"[1]", b"null", b'"x"', b"[" * 100_000, b'{"text": "\xc3"}']
 )
 def test_malformed_bodies_are_refused(server: LiveServer, data: bytes) -> None:
-    answer = requests.post(server.url + "/generate", data=data, timeout=60)
+    answer = requests.post(server.url + "/generate", data=data, timeout=PATIENCE)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -220,11 +221,13 @@ def test_malformed_bodies_are_refused(server: LiveServer, data: bytes) -> None:
 def test_long_bodies_are_refused_compressed_or_not(another: Callable[..., LiveServer]) -> None:
     server = another(max_request_bytes=10_000)
     data = json.dumps({"text": "x" * 20_000}).encode()
-    assert requests.post(server.url + "/generate", data=data, timeout=60).status_code == 413
+    assert requests.post(server.url + "/generate", data=data, timeout=PATIENCE).status_code == 413
     headers = {"Content-Encoding": "gzip"}
     packed = gzip.compress(data)
-    assert requests.post(server.url + "/generate", data=packed, headers=headers, timeout=60).status_code == 413
-    answer = requests.post(server.url + "/generate", data=b"not gzip", headers=headers, timeout=60)
+    assert (
+        requests.post(server.url + "/generate", data=packed, headers=headers, timeout=PATIENCE).status_code == 413
+    )
+    answer = requests.post(server.url + "/generate", data=b"not gzip", headers=headers, timeout=PATIENCE)
     assert answer.status_code == 400
 
 
@@ -255,7 +258,7 @@ def test_the_api_key_is_asked_for_except_for_health(
 def test_browsers_of_listed_origins_may_call(another: Callable[..., LiveServer]) -> None:
     server = another(cors_origins="https://a.example, https://b.example", api_key="k")
     preflight = {"Origin": "https://b.example", "Access-Control-Request-Method": "POST"}
-    answer = requests.options(server.url + "/generate", headers=preflight, timeout=60)
+    answer = requests.options(server.url + "/generate", headers=preflight, timeout=PATIENCE)
     assert answer.status_code == 204
     assert answer.headers["Access-Control-Allow-Origin"] == "https://b.example"
     answer = server.get("/health", headers={"Origin": "https://evil.example"})
@@ -287,7 +290,7 @@ def test_abort_request_ends_by_rid_and_flush_waits_for_nobody(server: LiveServer
     assert server.post("/flush_cache", None).status_code == 400
     assert server.post("/abort_request", {"rid": "unknown"}).status_code == 200
     assert server.post("/abort_request", {"rid": "long"}).status_code == 200
-    thread.join(20)
+    thread.join(PATIENCE)
     assert answers[0].json()["meta_info"]["finish_reason"]["type"] == "abort"
     assert server.post("/flush_cache", None).status_code == 200
 
@@ -309,7 +312,7 @@ def test_abort_all_ends_every_request(server: LiveServer, engine: Engine) -> Non
     thread.start()
     wait_until_running(engine, 2)
     assert server.post("/abort_request", {"abort_all": True}).status_code == 200
-    thread.join(20)
+    thread.join(PATIENCE)
     assert [r["meta_info"]["finish_reason"]["type"] for r in answers[0].json()] == ["abort", "abort"]
 
 
@@ -358,7 +361,7 @@ def test_a_stalled_reader_is_given_up(another: Callable[..., LiveServer], engine
         connection.sendall(head.encode() + body)
         wait_until_running(engine)
         wait_until_idle(engine, 60)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while server.service.metrics.open_requests:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -382,7 +385,7 @@ def test_queue_full_is_429_with_retry_after(tmp_path: Path) -> None:
                 assert answer.json()["error"]["code"] == "queue_full"
             server.post("/abort_request", {"abort_all": True})
             for thread in threads:
-                thread.join(20)
+                thread.join(PATIENCE)
             late = server.post("/generate", {**body, "timeout": 0.05})
             assert late.status_code == 408
         finally:

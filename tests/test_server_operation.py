@@ -21,6 +21,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.metrics import Histogram
 from tests.house import REPOSITORY
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 
 SHORT = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
 
@@ -37,7 +38,7 @@ def server(engine: Engine) -> Iterator[LiveServer]:
     server = LiveServer(engine)
     yield server
     server.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
         assert time.monotonic() < deadline, "a request goes on for nobody"
         time.sleep(0.005)
@@ -169,7 +170,7 @@ def test_what_is_described_is_what_happens(server: LiveServer) -> None:
         "--phases",
         "coverage,fuzzing",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 

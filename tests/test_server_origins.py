@@ -14,6 +14,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.server.errors import Forbidden
 from sgl.runtime.server.origins import Origins
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 
 BODY = {"text": "hello", "sampling_params": {"max_new_tokens": 2}}
 
@@ -160,4 +161,4 @@ def test_any_content_type_is_taken_where_no_page_asks(served: Callable[..., Live
     headers = {} if kind is None else {"Content-Type": kind}
     server = served()
     data = b'{"text": "hello", "sampling_params": {"max_new_tokens": 2}}'
-    assert requests.post(server.url + "/generate", data=data, headers=headers, timeout=60).status_code == 200
+    assert requests.post(server.url + "/generate", data=data, headers=headers, timeout=PATIENCE).status_code == 200

@@ -33,6 +33,7 @@ from sgl.runtime.loop import EngineLoop
 from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.service import Service
 from tests.live_server import chat_checkpoint
+from tests.patience import PATIENCE
 
 LONGEST = 1500
 LONG = {"text": "hello", "sampling_params": {"max_new_tokens": LONGEST, "temperature": 0, "ignore_eos": True}}
@@ -55,7 +56,7 @@ class Served:
         self.url = found[1]
 
     def generate(self, body: dict[str, Any], **options: Any) -> requests.Response:
-        return requests.post(self.url + "/generate", json=body, timeout=60, **options)
+        return requests.post(self.url + "/generate", json=body, timeout=PATIENCE, **options)
 
     def engine_pids(self) -> list[int]:
         """Those of the processes that the server's fork server has forked."""
@@ -65,7 +66,7 @@ class Served:
     def stop(self, number: int = signal.SIGTERM) -> str:
         """Its log."""
         self.process.send_signal(number)
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
         return self.log()
 
     def log(self) -> str:
@@ -146,8 +147,10 @@ def test_an_engine_process_answers_what_an_engine_answers(serve: Callable[..., S
     texts = [result["text"] for result in server.generate({"text": prompts, "sampling_params": short}).json()]
     streamed = asyncio.run(streams(server.url, prompts, short, leave=7))
     assert [text for i, text in enumerate(streamed) if i % 7] == [text for i, text in enumerate(texts) if i % 7]
-    deadline = time.monotonic() + 30
-    while requests.get(server.url + "/server_info", timeout=60).json()["internal_states"][0]["num_running_reqs"]:
+    deadline = time.monotonic() + PATIENCE
+    while requests.get(server.url + "/server_info", timeout=PATIENCE).json()["internal_states"][0][
+        "num_running_reqs"
+    ]:
         assert time.monotonic() < deadline, "a request goes on for nobody"
     assert server.stop() is not None
     assert server.process.returncode == 0
@@ -191,12 +194,13 @@ def test_a_killed_engine_fails_its_requests_and_is_replaced(serve: Callable[...,
     for thread in threads:
         thread.start()
     while (
-        requests.get(server.url + "/server_info", timeout=60).json()["internal_states"][0]["num_running_reqs"] < 3
+        requests.get(server.url + "/server_info", timeout=PATIENCE).json()["internal_states"][0]["num_running_reqs"]
+        < 3
     ):
         pass
     os.kill(engine, signal.SIGKILL)
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE)
     for answer in answers:
         if answer.status_code == 200:
             assert '"code":"engine_unavailable"' in answer.text, "the stream says that it ended early"
@@ -204,10 +208,10 @@ def test_a_killed_engine_fails_its_requests_and_is_replaced(serve: Callable[...,
             assert answer.status_code == 503
             assert answer.headers["Retry-After"]
     assert len(answers) == 3
-    assert requests.get(server.url + "/health", timeout=60).status_code == 503
+    assert requests.get(server.url + "/health", timeout=PATIENCE).status_code == 503
     assert server.generate(LONG).status_code == 503
-    deadline = time.monotonic() + 60
-    while requests.get(server.url + "/health_generate", timeout=60).status_code != 200:
+    deadline = time.monotonic() + PATIENCE
+    while requests.get(server.url + "/health_generate", timeout=PATIENCE).status_code != 200:
         assert time.monotonic() < deadline, "it never came back"
         time.sleep(0.05)
     again = server.generate({**LONG, "return_logprob": True, "return_text_in_logprobs": True})
@@ -235,23 +239,24 @@ def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Ser
     thread = threading.Thread(target=lambda: answers.append(server.generate(LONG)))
     thread.start()
     while (
-        requests.get(server.url + "/server_info", timeout=60).json()["internal_states"][0]["num_running_reqs"] < 2
+        requests.get(server.url + "/server_info", timeout=PATIENCE).json()["internal_states"][0]["num_running_reqs"]
+        < 2
     ):
         pass
     server.process.send_signal(signal.SIGTERM)
     late = []
     while server.process.poll() is None:
         try:
-            late.append(requests.post(server.url + "/generate", json=LONG, timeout=60).status_code)
+            late.append(requests.post(server.url + "/generate", json=LONG, timeout=PATIENCE).status_code)
         except requests.ConnectionError:
             break
         time.sleep(0.05)
-    thread.join(20)
-    reader.join(20)
+    thread.join(PATIENCE)
+    reader.join(PATIENCE)
     assert answers[0].json()["meta_info"]["completion_tokens"] == LONGEST
     assert lines[-2] == b"data: [DONE]"
     assert set(late) <= {200, 503}
-    assert server.process.wait(30) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_programs_come_with_a_key_and_an_interrupt_ends_the_server(serve: Callable[..., Served]) -> None:
@@ -365,7 +370,9 @@ def test_errors_survive_the_way_between_processes() -> None:
 
 def test_the_server_itself_loads_no_torch() -> None:
     code = "import sys, sgl.cli, sgl.runtime.server.app, sgl.runtime.server.process; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert done.stdout.strip() == "False"
 
 
@@ -378,14 +385,14 @@ def test_a_stopped_engine_shows_in_health_and_may_come_back(serve: Callable[...,
     thread = threading.Thread(target=lambda: answers.append(server.generate(LONG)))
     thread.start()
     began = time.monotonic()
-    while (health := requests.get(server.url + "/health", timeout=60)).status_code == 200:
+    while (health := requests.get(server.url + "/health", timeout=PATIENCE)).status_code == 200:
         assert time.monotonic() - began < 10
         time.sleep(0.1)
     assert "nothing was heard" in health.json()["error"]["message"]
     os.kill(engine, signal.SIGCONT)
-    thread.join(30)
+    thread.join(PATIENCE)
     assert answers[0].status_code == 200, "it was not given up: the watchdog allows minutes"
-    assert requests.get(server.url + "/health", timeout=60).status_code == 200
+    assert requests.get(server.url + "/health", timeout=PATIENCE).status_code == 200
     assert server.engine_pids() == [engine]
 
 
@@ -455,7 +462,7 @@ def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: 
         finally:
             await engine.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 100))
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
 
 
 def test_request_ids_stand_in_the_lines_of_both_processes(serve: Callable[..., Served]) -> None:

@@ -19,6 +19,7 @@ from sgl.lang import ir
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs as programs_module
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 
 PROGRAM = {"v": 1, "name": "p", "seed": 1, "defaults": {"temperature": 0.0, "ignore_eos": True}}
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -41,7 +42,7 @@ def server(engine: Engine) -> Iterator[LiveServer]:
 def nothing_leaks(engine: Engine) -> Iterator[None]:
     """After every test no request runs, no page is leased, and each has its owner."""
     yield
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
         assert time.monotonic() < deadline, "a program goes on for nobody"
         time.sleep(0.005)
@@ -197,7 +198,7 @@ def test_a_program_that_nobody_listens_to_is_cancelled(server: LiveServer, engin
     events = open_program(server, {"nodes": [text("hello"), gen("x", 400)]}, program=program)
     identity = events.next("opened")["id"]
     events.answer.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while server.post(f"/v1/programs/{identity}/segments", {"segment": {"nodes": []}}).status_code != 404:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -207,9 +208,9 @@ def test_delete_cancels_and_ends_the_events(server: LiveServer) -> None:
     events = open_program(server, {"nodes": [text("hello"), gen("x", 400)]}, program={"stream": True})
     identity = events.next("opened")["id"]
     events.next("delta")
-    assert requests.delete(f"{server.url}/v1/programs/{identity}", timeout=60).status_code == 200
+    assert requests.delete(f"{server.url}/v1/programs/{identity}", timeout=PATIENCE).status_code == 200
     assert all(event["type"] == "delta" for event in events)
-    assert requests.delete(f"{server.url}/v1/programs/{identity}", timeout=60).status_code == 404
+    assert requests.delete(f"{server.url}/v1/programs/{identity}", timeout=PATIENCE).status_code == 404
     assert server.post(f"/v1/programs/{identity}/segments", {"segment": {"nodes": []}}).status_code == 404
 
 

@@ -25,6 +25,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sgl.runtime.server.tracing import Tracer, otlp_tracer
+from tests.patience import PATIENCE
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SHORT = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
@@ -54,7 +55,7 @@ def server(engine: Engine, spans: InMemorySpanExporter) -> Iterator[LiveServer]:
 
 def by_name(spans: InMemorySpanExporter, root: str, count: int = 1) -> dict[str, list[ReadableSpan]]:
     """All spans, once there are so many of the name that ends last, which may be after the answer was read."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while sum(span.name == root for span in spans.get_finished_spans()) < count:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -192,5 +193,7 @@ def test_asking_for_traces_without_the_package_says_what_to_install(
 
 def test_a_server_without_traces_loads_nothing_of_them() -> None:
     code = "import sys, sgl.cli.serve, sgl.runtime.server.app; print('opentelemetry' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert done.stdout.strip() == "False"

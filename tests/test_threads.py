@@ -14,6 +14,7 @@ import torch
 from sgl.runtime.runner import threads as threads_module
 from sgl.runtime.runner.threads import MANY_MULTIPLICATIONS, StepThreads
 from sgl.runtime.thread import EngineThread
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -228,7 +229,7 @@ def test_an_engine_thread_runs_one_thing_after_the_other_and_ends() -> None:
     with pytest.raises(ZeroDivisionError):
         failed.result()
     inside = thread.start(thread.join)  # would wait for itself
-    inside.result(10)
+    inside.result(PATIENCE)
     thread.close()
     thread.close()
     thread.join()
@@ -252,7 +253,7 @@ def test_an_engine_thread_ends_with_a_call_that_fails_or_is_interrupted() -> Non
     def work() -> None:
         signal.pthread_kill(main, signal.SIGINT)
         threading.Timer(0.2, ends.set).start()
-        assert ends.wait(10)
+        assert ends.wait(PATIENCE)
 
     with pytest.raises(KeyboardInterrupt):
         thread.call(work)
@@ -284,5 +285,5 @@ def test_a_dropped_engine_thread_ends() -> None:
     runs = thread._thread
     del thread
     gc.collect()
-    runs.join(10)
+    runs.join(PATIENCE)
     assert not runs.is_alive()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKED = ("pyproject.toml", "README.md", "LICENSE", "sgl")
 
@@ -28,7 +30,7 @@ socket.socket.connect = socket.socket.connect_ex = refuse
 def run(*command: str, cwd: Path) -> str:
     """What a command prints; its errors are the test's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SGL_", "PYTHON"))}
-    done = subprocess.run(command, cwd=cwd, env=kept, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=cwd, env=kept, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
