@@ -211,14 +211,14 @@ class CompileServiceOf:
 
 def test_grammars_that_take_much_room_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MAX_BYTES", 1 << 20)
-    monkeypatch.setattr(service, "_LOOKS", 2)
+    monkeypatch.setattr(service, "_LOOKS", 1)
     with CompileServiceOf() as made:
         for number in range(60):
             generated(made.submit(make_constraint(plain(number))).result(SECONDS), number)
         assert len(made._flights) < 60
         kept = sum(flight.result().num_bytes for flight in made._flights.values())
         largest = max(flight.result().num_bytes for flight in made._flights.values())
-        assert kept <= (1 << 20) + 3 * largest
+        assert kept <= (1 << 20) + 2 * largest
 
 
 def test_what_waits_for_futures_is_called_once() -> None:
