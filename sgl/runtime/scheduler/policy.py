@@ -7,7 +7,7 @@ order of arrival, and then nobody may pass.
 No operation looks at all that wait. Requests whose cached prefix ends at the same tree node and that need the same
 page next form a group: what the cache stores or evicts, and who computes that page, concerns a group as a whole. So a
 change of the tree marks one group as stale, and its members are matched again a few each round, the oldest first; a
-group whose next page a running request computes is set aside until that is done. Beyond `_MATCHES_A_ROUND` stale
+group whose next page a running request computes is set aside until that is done. Beyond `_MATCHES_A_ROUND`
 stale requests, "longest prefix" therefore means the longest that is known so far.
 """
 
