@@ -18,16 +18,22 @@ ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-zygote", "--single-process",
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        server = LiveServer(engine, served_model_name="tiny")
-        yield server
-        server.close()
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[LiveServer]:
+    server = LiveServer(engine, served_model_name="tiny")
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Any]:
-    """A page on which no script may fail."""
+    """A page on which no script may fail and whose console stays empty: there the browser tells what a policy
+    forbade. Waiting for selectors asks for no `eval`, which the page's policy forbids to tests as well."""
     path = os.environ.get("SGL_TEST_CHROMIUM")
     if path is None:
         pytest.skip("SGL_TEST_CHROMIUM names no browser")
@@ -37,6 +43,7 @@ def page() -> Iterator[Any]:
         browser = tools.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         page = browser.new_page(viewport={"width": 1000, "height": 1000})
         page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(f"{message.type}: {message.text}"))
         page.set_default_timeout(20_000)
         yield page
         browser.close()
@@ -52,23 +59,24 @@ def story(s: Any, topic: str) -> None:
     s += branches[0]["part"] + sgl.select("end", ["yes", "no"])
 
 
+@pytest.mark.usefixtures("slowly")  # the page asks once a second
 def test_numbers_follow_what_happens(page: Any, server: LiveServer) -> None:
     page.goto(server.url + "/")
-    page.wait_for_function("document.getElementById('state').textContent === 'serves'")
+    page.wait_for_selector("#state:text-is('serves')")
     body = {"text": "hello", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
     thread = threading.Thread(target=server.post, args=("/generate", body))
     thread.start()
-    page.wait_for_function("[...document.querySelectorAll('section b')].some(e => e.textContent === '1')")
+    page.wait_for_selector("section:has(small:text-is('running requests')) b:text-is('1')")
     thread.join()
-    page.wait_for_function("document.querySelector('#responses').textContent.includes('/generate')")
+    page.wait_for_selector("#responses td:text-is('/generate')")
 
 
 def test_timelines_show_what_programs_did(page: Any, server: LiveServer, tmp_path: Any) -> None:
     story.run("hello ", backend=sgl.RuntimeEndpoint(server.url), seed=1).text()
     page.goto(server.url + "/")
-    page.wait_for_function("document.getElementById('programs').options.length > 1")
+    page.wait_for_selector("#programs option:nth-child(2)", state="attached")
     page.select_option("#programs", index=1)
-    page.wait_for_function("document.querySelectorAll('#chart .compute').length > 0")
+    page.wait_for_selector("#chart .compute", state="attached")
     identity = page.input_value("#programs")
     timeline = server.get(f"/v1/programs/{identity}/timeline").json()
     done = [event for event in timeline["events"] if event["type"] == "node_done"]
@@ -90,5 +98,6 @@ def test_traces_are_pages_of_their_own(page: Any, server: LiveServer, tmp_path: 
         main(["trace", "--url", server.url, "--output", str(tmp_path / "trace.html"), str(file)])
     assert stopped.value.code == 0
     page.goto((tmp_path / "trace.html").as_uri())
-    page.wait_for_function("document.querySelectorAll('#chart .compute').length === 1")
+    page.wait_for_selector("#chart .compute", state="attached")
+    assert page.locator("#chart .compute").count() == 1
     assert page.text_content("#model") == "1 program"
