@@ -50,7 +50,7 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.scheduler",
         "sgl.runtime.runner",
         "sgl.runtime.text",
-        "sgl.runtime.machine_limits",
+        "sgl.machine_limits",
     ),
     "sgl.runtime.loop": (
         "sgl.runtime.submission",
@@ -61,7 +61,6 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.home",
     ),
     "sgl.runtime.submission": ("sgl.runtime.scheduler", "sgl.runtime.constraints"),
-    "sgl.runtime.machine_limits": (),
     "sgl.runtime.slices": (),
     "sgl.runtime.thread": (),
     "sgl.runtime.timers": (),
@@ -72,7 +71,7 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.text",
         "sgl.runtime.batch",
         "sgl.runtime.config",
-        "sgl.runtime.machine_limits",
+        "sgl.machine_limits",
     ),
     "sgl.runtime.scheduler": ("sgl.runtime.cache", "sgl.runtime.config"),
     "sgl.runtime.cache": ("sgl.runtime.batch",),
@@ -83,7 +82,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.sampling_params": ("sgl.errors",),
     "sgl.runtime.config": ("sgl.lang.sampling",),
     "sgl.runtime": (),  # its __init__.py
-    "sgl.lang": ("sgl.lang.nodes", "sgl.lang.ir_check", "sgl.lang.tools"),
+    "sgl.lang": ("sgl.lang.nodes", "sgl.lang.ir_check", "sgl.lang.tools", "sgl.machine_limits"),
     "sgl.lang.nodes": ("sgl.lang.chat", "sgl.lang.ir", "sgl.lang.reasoning"),
     "sgl.lang.chat": ("sgl.errors",),
     "sgl.lang.ir_check": ("sgl.lang.ir", "sgl.lang.choices", "sgl.lang.reasoning"),
@@ -99,6 +98,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.grammar.trie": (),
     "sgl.kernels": (),
     "sgl.models": (),
+    "sgl.machine_limits": (),
     "sgl.errors": (),
 }
 

@@ -7,12 +7,17 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import sgl
+from sgl.lang import batch
+from sgl.lang.pool import BodyPool
+from sgl.machine_limits import Memory, address_space_left, memory_limit, num_processors
 from sgl.runtime import startup
 from sgl.runtime.engine import Engine
-from sgl.runtime.machine_limits import Memory, address_space_left, memory_limit, num_processors
+from tests.lang_mocks import MockBackend
 from tests.patience import PATIENCE
 from tests.tiny_models import tiny_checkpoint
 
@@ -83,6 +88,28 @@ def test_processors_are_the_containers_share(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert num_processors(system(tmp_path, cgroup, files)) == expected
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(2, 96), (10, 160)])
+def test_the_threads_of_a_batch_are_of_the_processors_that_are_ours(
+    monkeypatch: pytest.MonkeyPatch, processors: int, threads: int
+) -> None:
+    made = []
+
+    class Pool(BodyPool):
+        def __init__(self, max_threads: int) -> None:
+            made.append(max_threads)
+            super().__init__(max_threads)
+
+    @sgl.function
+    def body(s: Any) -> None:
+        s += "a"
+
+    monkeypatch.setattr(batch, "BodyPool", Pool)
+    monkeypatch.setattr(os, "cpu_count", lambda: 256)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)), raising=False)
+    body.run_batch([{}, {}], backend=MockBackend())
+    assert made == [threads]
 
 
 def test_an_engine_is_sized_from_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

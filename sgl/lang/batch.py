@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import os
 import threading
 from collections.abc import (
     AsyncGenerator,
@@ -30,6 +29,7 @@ from sgl.lang.pool import BodyPool
 from sgl.lang.run import context_of_row
 from sgl.lang.state import ProgramState
 from sgl.lang.trace import Program
+from sgl.machine_limits import num_processors
 
 CHUNK = 200  # rows that generator_style runs at the same time
 DEFAULT_CONCURRENCY = 10_000
@@ -65,7 +65,7 @@ class SyncBatch:
             raise InvalidRequest(message, param="num_threads")
         self._program = program
         self._options = options
-        self._max_threads = max(96, 16 * (os.cpu_count() or 1)) if num_threads == "auto" else num_threads
+        self._max_threads = max(96, 16 * num_processors()) if num_threads == "auto" else num_threads
         self._has_bar = progress_bar
         self._return_exceptions = return_exceptions
 

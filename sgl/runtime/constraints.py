@@ -22,9 +22,9 @@ from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCurso
 from sgl.grammar.jump import Cut, Encode, Foreseen, Jump, cut
 from sgl.grammar.process import MAX_CLOSED_STATES
 from sgl.grammar.service import CompileService
+from sgl.machine_limits import num_processors
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import AdditionalProperties, JsonWhitespace
-from sgl.runtime.machine_limits import num_processors
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer

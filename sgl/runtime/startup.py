@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import os
 import platform
 import re
 from collections.abc import Callable
@@ -23,9 +22,9 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.attention.compare import choose_prefill
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.kernels.machine import cache_folder
+from sgl.machine_limits import address_space_left, memory_limit, num_processors
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.machine_limits import address_space_left, memory_limit, num_processors
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
@@ -287,7 +286,7 @@ def _device_name(device: torch.device) -> str:
     with contextlib.suppress(OSError):
         named = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         name = named[1] if named else name
-    return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
+    return f"{name}, {num_processors()} cores"
 
 
 def _device(name: str | None) -> torch.device:
