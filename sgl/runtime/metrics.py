@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of one server, written in Prometheus' text format.
+"""Counters, gauges and histograms of one server, and the families that a scrape of Prometheus gets of them.
 
 It knows numbers and names; the server tells it when something happened.
 """
@@ -6,18 +6,23 @@ It knows numbers and names; the server tells it when something happened.
 from __future__ import annotations
 
 import bisect
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PREFIX = "sgl:"
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
 _STAGES = ("queue", "prefill", "decode")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Histogram:
-    """Counts of values by upper bounds, and their sum."""
+    """Counts of values by upper bounds, and their sum. Prometheus' own takes six times as long to count a value, and
+    there is one for each token of a stream."""
 
     def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
         self.bounds = bounds
@@ -42,15 +47,9 @@ class Histogram:
             reached, lower = reached + count, bound
         return lower
 
-    def lines(self, name: str, label: str = "") -> Iterator[str]:
-        """The histogram in Prometheus' format."""
-        total = 0
-        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
-            total += count
-            yield f'{name}_bucket{{{label and label + ","}le="{bound}"}} {total}'
-        labels = label and f"{{{label}}}"
-        yield f"{name}_sum{labels} {self.sum}"
-        yield f"{name}_count{labels} {total}"
+    def buckets(self) -> list[tuple[str, float]]:
+        """How many values lie at or below each bound, which is written as Prometheus does."""
+        return list(zip((*map(str, self.bounds), "+Inf"), itertools.accumulate(self.counts), strict=True))
 
 
 @dataclass
@@ -80,72 +79,98 @@ class ServerMetrics:
         for histogram, spent in zip(self.stages.values(), seconds, strict=True):
             histogram.observe(spent)
 
-    def text(self, model: str, max_total_tokens: int, engine: Mapping[str, Any]) -> str:
-        """All of it in Prometheus' text format. `engine`: the engine's internal state, by name; max_total_tokens:
-        what its KV holds."""
-        return "\n".join(self._lines(model, max_total_tokens, engine)) + "\n"
-
     def throughput(self, generated: int) -> float:
         """Generated tokens a second since this was last asked for; `generated`: all of them up to now."""
         now, (then, before) = time.monotonic(), self._generated
         self._generated = now, generated
         return max(0.0, (generated - before) / (now - then)) if then else 0.0
 
-    def _lines(self, model: str, max_total_tokens: int, engine: Mapping[str, Any]) -> Iterator[str]:
-        yield f"# TYPE {PREFIX}model_info gauge"
-        yield f'{PREFIX}model_info{{model_name="{_escaped(model)}"}} 1'
-        for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency", "queue_time"):
-            yield f"# TYPE {PREFIX}{name}_seconds histogram"
-            yield from getattr(self, name).lines(f"{PREFIX}{name}_seconds")
-        yield f"# TYPE {PREFIX}per_stage_req_latency_seconds histogram"
-        for stage, histogram in self.stages.items():
-            yield from histogram.lines(f"{PREFIX}per_stage_req_latency_seconds", f'stage="{stage}"')
-        yield f"# TYPE {PREFIX}http_requests_total counter"
-        for (path, status), count in sorted(self.responses.items()):
-            yield f'{PREFIX}http_requests_total{{path="{_escaped(path)}",status="{status}"}} {count}'
-        used = max_total_tokens - engine["kv_available_tokens"] - engine["kv_evictable_tokens"]
-        gauges = {
-            "http_requests_active": self.open_requests,
-            "startup_time_seconds": self.startup_seconds,
-            "max_total_num_tokens": max_total_tokens,
-            "num_used_tokens": used,
-            "token_usage": used / max_total_tokens,
-            "gen_throughput": self.throughput(engine["generated_tokens"]),
-        }
-        for name, value in gauges.items():
-            yield from _number(name, "gauge", value)
-        for name in _ENGINE_GAUGES:
-            yield from _number(name, "gauge", engine[name])
-        for name, exported in _ENGINE_COUNTERS.items():
-            yield from _number(exported, "counter", engine[name])
 
-
-_ENGINE_GAUGES = (
-    "num_running_reqs",
-    "num_queue_reqs",
-    "kv_available_tokens",
-    "kv_evictable_tokens",
-    "cache_hit_rate",
-)
-_ENGINE_COUNTERS = {
-    "prompt_tokens": "prompt_tokens_total",
-    "cached_tokens": "cached_tokens_total",
-    "generated_tokens": "generation_tokens_total",
-    "finished": "num_requests_total",
-    "aborted": "num_aborted_requests_total",
-    "retractions": "num_retracted_requests_total",
-    "steps": "num_steps_total",
-    "forced_tokens": "jump_forward_tokens_total",
-    "host_masks": "host_token_masks_total",
-    "device_masks": "device_token_masks_total",
-    "evicted_tokens": "evicted_tokens_total",
+_HISTOGRAMS = {
+    "time_to_first_token": "Seconds from a streamed call to the first token of each of its outputs.",
+    "inter_token_latency": "Seconds between two events of an output that is streamed.",
+    "e2e_request_latency": "Seconds of whole requests.",
+    "queue_time": "Seconds that requests waited for their first step.",
 }
+_GAUGES = {
+    "http_requests_active": "HTTP requests that are not answered yet.",
+    "startup_time_seconds": "Seconds from the command to the ready line.",
+    "max_total_num_tokens": "Tokens that the KV cache can hold.",
+    "num_used_tokens": "Tokens of KV that requests use.",
+    "token_usage": "Share of the KV cache that requests use, 0 to 1.",
+    "gen_throughput": "Generated tokens a second since this was last asked for.",
+    "num_running_reqs": "Requests that take part in the engine's steps.",
+    "num_queue_reqs": "Requests that wait for a row.",
+    "kv_available_tokens": "Tokens of KV that are free.",
+    "kv_evictable_tokens": "Tokens of KV that only the prefix cache keeps, and gives up where there is need.",
+    "cache_hit_rate": "Share of all prompts' tokens that were found in the prefix cache, 0 to 1.",
+}
+_COUNTERS = {
+    "prompt_tokens_total": ("prompt_tokens", "Tokens of prompts."),
+    "cached_tokens_total": ("cached_tokens", "Tokens of prompts that were found in the prefix cache."),
+    "generation_tokens_total": ("generated_tokens", "Generated tokens."),
+    "num_requests_total": ("finished", "Requests that ended by themselves."),
+    "num_aborted_requests_total": ("aborted", "Requests that were aborted."),
+    "num_retracted_requests_total": ("retractions", "Times that a running request had to give up its KV."),
+    "num_steps_total": ("steps", "Steps of the engine."),
+    "jump_forward_tokens_total": ("forced_tokens", "Tokens to which a constraint left no alternative."),
+    "host_token_masks_total": ("host_masks", "Token masks of constrained rows that the host computed."),
+    "device_token_masks_total": ("device_masks", "Token masks of constrained rows that the device computed."),
+    "evicted_tokens_total": ("evicted_tokens", "Tokens of KV that the prefix cache gave up."),
+}
+# What SGLang's servers count alike.
+_SGLANG = """time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds queue_time_seconds
+max_total_num_tokens num_used_tokens token_usage gen_throughput num_running_reqs num_queue_reqs kv_available_tokens
+kv_evictable_tokens cache_hit_rate prompt_tokens_total cached_tokens_total generation_tokens_total num_requests_total
+num_aborted_requests_total num_retracted_requests_total"""
+
+_Family = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
 
 
-def _number(name: str, kind: str, value: float) -> Iterator[str]:
-    yield f"# TYPE {PREFIX}{name} {kind}"
-    yield f"{PREFIX}{name} {value}"
+@dataclass(frozen=True)
+class Scrape(Collector):
+    """All of a server's families at one moment, labelled with the model. `engine`: the engine's internal state, by
+    name; max_total_tokens: what its KV holds."""
 
+    server: ServerMetrics
+    model: str
+    max_total_tokens: int
+    engine: Mapping[str, Any]
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    def collect(self) -> Iterator[Metric]:
+        """Each family under `sgl:`, and under `sglang:` as well where SGLang counts the same."""
+        theirs = _SGLANG.split()
+        for kind, name, text, labels, samples in self._families():
+            for prefix in ("sgl:", "sglang:") if name in theirs else ("sgl:",):
+                family = kind(prefix + name, text, labels=["model_name", *labels])
+                for values, *numbers in samples:
+                    family.add_metric([self.model, *values], *numbers)
+                yield family
+
+    def _families(self) -> Iterator[tuple[_Family, str, str, tuple[str, ...], list[tuple[Any, ...]]]]:
+        """Kind, name, text, labels and samples (a label's values and what `add_metric` takes) of each."""
+        server, engine = self.server, self.engine
+        yield GaugeMetricFamily, "model_info", "1; its label names the model.", (), [((), 1)]
+        for name, text in _HISTOGRAMS.items():
+            histogram: Histogram = getattr(server, name)
+            yield HistogramMetricFamily, f"{name}_seconds", text, (), [((), histogram.buckets(), histogram.sum)]
+        name, text = "per_stage_req_latency_seconds", "Seconds of requests in queue, prefill and decode."
+        stages = [((stage,), spent.buckets(), spent.sum) for stage, spent in server.stages.items()]
+        yield HistogramMetricFamily, name, text, ("stage",), stages
+        responses = [((path, str(status)), count) for (path, status), count in sorted(server.responses.items())]
+        text = "HTTP requests by endpoint and by the status of their answer; 499: the client left."
+        yield CounterMetricFamily, "http_requests_total", text, ("path", "status"), responses
+        used = self.max_total_tokens - engine["kv_available_tokens"] - engine["kv_evictable_tokens"]
+        values = {
+            **engine,
+            "http_requests_active": server.open_requests,
+            "startup_time_seconds": server.startup_seconds,
+            "max_total_num_tokens": self.max_total_tokens,
+            "num_used_tokens": used,
+            "token_usage": used / self.max_total_tokens,
+            "gen_throughput": server.throughput(engine["generated_tokens"]),
+        }
+        for name, text in _GAUGES.items():
+            yield GaugeMetricFamily, name, text, (), [((), values[name])]
+        for name, (source, text) in _COUNTERS.items():
+            yield CounterMetricFamily, name, text, (), [((), values[source])]

@@ -11,8 +11,9 @@ from importlib import resources
 from typing import Any
 
 from aiohttp import web
+from prometheus_client import generate_latest
 
-from sgl.runtime.metrics import Histogram
+from sgl.runtime.metrics import Histogram, Scrape
 from sgl.runtime.server.errors import json_response
 from sgl.runtime.server.openapi import openapi
 from sgl.runtime.server.service import Route, Service
@@ -40,8 +41,10 @@ class OperationApi:
         service = self._service
         max_total_tokens = service.engine.config.max_total_tokens
         assert max_total_tokens is not None, "options were resolved"
-        text = service.metrics.text(service.model_name, max_total_tokens, await self._state())
-        return web.Response(text=text, content_type="text/plain", charset="utf-8")
+        scrape = Scrape(service.metrics, service.model_name, max_total_tokens, await self._state())
+        # Never OpenMetrics, whatever is accepted: the library writes the names' colons as underscores there.
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=generate_latest(scrape), headers=headers)
 
     async def status(self, request: web.Request) -> web.Response:
         """Numbers of this moment, latencies since the start."""
