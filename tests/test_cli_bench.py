@@ -10,12 +10,13 @@ import re
 import statistics
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.progress import Progress
+from tqdm import tqdm
 
 from sgl.bench import about, datasets
 from sgl.bench.load import PATHS, Load, Measured, arrivals
@@ -92,10 +93,7 @@ def test_a_report_says_what_it_is_about(
     server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bars = []
-    add_task = Progress.add_task
-    monkeypatch.setattr(
-        Progress, "add_task", lambda bar, text, **more: bars.append(text) or add_task(bar, text, **more)
-    )
+    monkeypatch.setattr("sgl.cli.bench.tqdm", lambda **options: bars.append(options["desc"]) or tqdm(**options))
     model = server.engine.config.model_path
     begin = datetime.now().astimezone().replace(microsecond=0)
     flags = [
@@ -135,6 +133,30 @@ def test_a_report_says_what_it_is_about(
         "measured": [report["date"], VERSION],
     }.items():
         assert all(word in said[line] for word in words), said[line]
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_bar_counts_requests_and_those_that_failed(
+    server: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    screen = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr("sgl.cli.bench.tqdm", partial(tqdm, mininterval=0))
+    flags = ["--url", server.url, "--api-key", "k", "--num-prompts", "3", "--input-len", "2000"]
+    run(["bench", "serving", *flags, "--max-concurrency", "1", "--warmup", "0"], capsys, code=1)
+    if is_terminal:
+        states = screen.getvalue().split("\r")
+        assert any("3/3" in state and "failed=3" in state for state in states), states
+    else:
+        assert "3/3" not in screen.getvalue(), "a log is no place for a bar"
 
 
 @pytest.mark.parametrize("kind", ["serving", "offline", "latency"])

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from tqdm import tqdm
 
 from sgl.bench import about, client
 from sgl.bench.datasets import Source
@@ -50,17 +50,17 @@ def _serving(options: argparse.Namespace) -> dict[str, Any]:
     source, load = Source(**from_flags(options, Source)), Load(**from_flags(options, Load))
     bounds, jobs = bounds_of(options.slo), source.jobs()
     times = arrivals(jobs, load, random.Random(source.seed))
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True) as bar:
-        subject = asyncio.run(about.server_facts(load))
-        begin = about.facts(options.kind, subject, source, load)
-        task = bar.add_task(f"{subject['model'] or 'a model'} at {load.url}", total=len(jobs), note="")
-        failed = 0
+    subject = asyncio.run(about.server_facts(load))
+    begin = about.facts(options.kind, subject, source, load)
+    title, failed = f"{subject['model'] or 'a model'} at {load.url}", 0
+    with tqdm(desc=title, total=len(jobs), leave=False, disable=None) as bar:  # None: unless on a terminal
 
         def progress(measured: Measured) -> None:
             nonlocal failed
             failed += measured.error is not None
-            bar.update(task, advance=1, note=f"{failed} failed" if failed else "")
+            if failed:
+                bar.set_postfix(failed=failed, refresh=False)
+            bar.update()
 
         results, seconds = asyncio.run(client.run(jobs, times, load, progress))
     report = {**begin, **report_of(results, seconds, bounds)}

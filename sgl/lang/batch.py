@@ -22,7 +22,7 @@ from collections.abc import (
 from functools import partial
 from typing import Any, Literal
 
-from sgl.errors import InvalidRequest, ProgramError
+from sgl.errors import InvalidRequest
 from sgl.lang.aio import Watched
 from sgl.lang.open_runs import together
 from sgl.lang.pool import BodyPool
@@ -261,8 +261,6 @@ async def _aiter(rows: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]
 
 
 def _progress(total: int) -> Any:
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
-    except ImportError as error:
-        raise ProgramError("progress_bar=True needs the package tqdm") from error
+    from tqdm import tqdm  # loaded here: few ask for a bar
+
     return tqdm(total=total)
