@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
 from pydantic import ByteSize, EncodedStr
-from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core import SchemaError, core_schema
+
+from sgl.lang.alias_paths import Places, Unclear, has_aliases
 
 NO_SCHEMA = (NameError, TypeError, PydanticUserError, PydanticSchemaGenerationError, SchemaError)
 """What pydantic raises for types that have no JSON Schema."""
@@ -86,16 +88,47 @@ class ExactJsonSchema(GenerateJsonSchema):
     """For pydantic's `json_schema(schema_generator=…)`. Objects are closed unless a model says `extra="allow"`: a type
     names its fields, and a model that may invent others does so until it runs out of tokens."""
 
+    _configs: list[Any]
+    """Of the models, TypedDicts and dataclasses around the fields that are being read."""
+
     def generate(self, schema: Any, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
         """See GenerateJsonSchema."""
+        self._configs = [{}]
         closed: dict[str, Any] = _closed(super().generate(schema, mode))
         return closed
 
     def generate_inner(self, schema: Any) -> dict[str, Any]:
         """See `_by_code`: types may say themselves what stands for a function."""
+        if schema["type"] in ("model", "dataclass", "typed-dict"):
+            self._configs.append(schema.get("config", {}))
+            try:
+                return super().generate_inner(schema)
+            finally:
+                self._configs.pop()
         found: dict[str, Any] = super().generate_inner(schema)
         is_plain = schema["type"] == "function-plain" and "$comment" not in found
         return _by_code(found, schema) if is_plain else found
+
+    def model_fields_schema(self, schema: core_schema.ModelFieldsSchema) -> dict[str, Any]:
+        """See `Places`."""
+        return self._at_places(super().model_fields_schema, schema)
+
+    def dataclass_args_schema(self, schema: core_schema.DataclassArgsSchema) -> dict[str, Any]:
+        """See `Places`."""
+        return self._at_places(super().dataclass_args_schema, schema)
+
+    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> dict[str, Any]:
+        """See `Places`."""
+        return self._at_places(super().typed_dict_schema, schema)
+
+    def _at_places(self, make: Callable[[Any], dict[str, Any]], schema: Any) -> dict[str, Any]:
+        if not has_aliases(schema):
+            return make(schema)
+        try:
+            places = Places(schema, self._configs[-1])
+            return places.nested(make(places.plain(schema)))
+        except Unclear as error:
+            raise PydanticInvalidForJsonSchema(str(error)) from error
 
     def str_schema(self, schema: core_schema.StringSchema) -> dict[str, Any]:
         """Lengths are those of what is left when white space goes."""
