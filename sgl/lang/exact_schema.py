@@ -218,6 +218,10 @@ class ExactJsonSchema(GenerateJsonSchema):
             if values is None:
                 return self.handle_invalid_for_json_schema(keys, "the keys of a dict, numbers within such bounds")
             return {"enum": [str(value) for value in values]}
+        if keys["type"] == "union":
+            choices = (choice[0] if isinstance(choice, tuple) else choice for choice in keys["choices"])
+            some = [self._names(choice) for choice in choices]
+            return {"type": "string"} if {"type": "string"} in some else {"anyOf": some}
         names: dict[str, Any] = dict(self.generate_inner(keys))
         if not self._is_text(names):
             self.handle_invalid_for_json_schema(keys, f"the keys of a dict, {keys['type']}, which are no texts")
