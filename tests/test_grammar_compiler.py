@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import re
 import socket
 import sys
 from typing import Any
@@ -155,18 +156,75 @@ FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]
 
 
-def test_a_regex_that_may_hold_its_end_tag_is_refused_where_it_leaves_a_choice() -> None:
+def test_a_regex_beside_a_schema_goes_to_the_first_end_tag_that_completes_it() -> None:
     structures = [{"begin": "<f=say>", "regex": ".*", "end": "</f>"}]
     texts_alone = compiled(structural_tag=TAG | {"structures": structures})
     assert accepts(texts_alone, "<f=say>x</f>y</f>")
+    assert accepts(texts_alone, "<f=say>x</f><f=mul></f>")
     structures.append({"begin": "<f=add>", "schema": {"type": "array"}, "end": "</f>"})
     found = compiled(structural_tag=TAG | {"structures": structures})
-    assert accepts(found, "<f=add>[1]</f>")
-    with pytest.raises(GrammarError, match="let the regex of a structural tag exclude what ends it"):
-        accepts(found, "<f=say>x</f><f=add>[1]</f>")
-    structures[0]["regex"] = "[^<]*"
+    for text in ("<f=add>[1]</f>", "<f=say>x</f><f=add>[1]</f>", "<f=say>{</f>y</f>", "<f=say></<</f>{<f=say></f>"):
+        assert accepts(found, text), text
+    for text in (
+        "<f=say>x</f><f=mul></f>",
+        "<f=say>x</f><f=add>{}</f>",
+        "<f=say>x</f",
+        "<f=say>x</f><f=add>[1</f>",
+    ):
+        assert not accepts(found, text), text
+    structures[0]["regex"] = "[^<]{0,100000}"  # which holds no end tag, and is counted
     clear = compiled(structural_tag=TAG | {"structures": structures})
-    assert accepts(clear, "<f=say>x</f><f=add>[1]</f>")
+    assert accepts(clear, "<f=say>" + "x" * 5000 + "</f><f=add>[1]</f>")
+    assert clear.automaton is not None
+    assert len(clear.automaton) < 100
+
+
+@pytest.mark.parametrize(
+    "regex", ["(?:.|\n)*", ".*b", "(?:ab?)*", "a*(?:>a*)?", "[^b]{1,4}", "(?:a|>)(?:<a>)?", "b?"]
+)
+@pytest.mark.parametrize("end", [">", "</a>", "aa", "a>a", ""])
+@pytest.mark.parametrize("key", ["triggers", "format"])
+def test_tags_of_both_kinds_are_read_one_after_the_other(regex: str, end: str, key: str) -> None:
+    """What a reader says who looks for the first end of each body."""
+    if key == "format":
+        tags = [
+            {"begin": "<s", "content": {"type": "regex", "pattern": regex}, "end": end},
+            {"begin": "<j", "content": ARRAY, "end": end},
+        ]
+        source: Any = {"format": {"type": "triggered_tags", "triggers": ["<s", "<j"], "tags": tags}}
+    else:
+        structures = [
+            {"begin": "<s", "regex": regex, "end": end},
+            {"begin": "<j", "schema": ARRAY["json_schema"], "end": end},
+        ]
+        source = {"triggers": ["<s", "<j"], "structures": structures}
+    found = compiled(structural_tag=source)
+    rng = random.Random(f"{regex} {end}")
+    pieces = ["<s", "<j", "<j[]", "<j[1]" + end, end, "a", "b", "<", ">", "[", "]", "<s" + "a" + end]
+    outcomes = set()
+    for _ in range(300):
+        text = "".join(rng.choices(pieces, k=rng.randint(1, 7)))
+        outcomes.add(expected := is_tagged(text, regex, end))
+        assert accepts(found, text) == expected, text
+    assert outcomes == {True, False}
+
+
+def test_a_structure_may_be_over_with_its_begin_tag() -> None:
+    found = compiled(structural_tag={"triggers": ["<a"], "structures": [{"begin": "<a", "regex": "b*", "end": ""}]})
+    for text in ("<a", "<abb", "x<a<abb x"):
+        assert accepts(found, text), text
+
+
+def is_tagged(text: str, regex: str, end: str) -> bool:
+    while (start := re.search("<s|<j", text)) is not None:
+        text = text[start.end() :]
+        body = regex if start[0] == "<s" else r"\[(?:-?\d+(?:,-?\d+)*)?\]"
+        ends = (i for i in range(len(end), len(text) + 1) if text[:i].endswith(end))
+        first = next((i for i in ends if re.fullmatch(body, text[: i - len(end)])), None)
+        if first is None:
+            return False
+        text = text[first:]
+    return True
 
 
 @pytest.mark.parametrize(("source", "good", "bad"), FORMATS)
@@ -192,14 +250,6 @@ BAD_FORMATS: list[tuple[Any, str]] = [
     ),
     ({"type": "sequence", "elements": [{"type": "any_text"}, ARRAY]}, "may follow .* 'any_text'"),
     ({"type": "or", "elements": [WORD, ARRAY]}, "all of type json_schema, or none"),
-    (
-        {
-            "type": "triggered_tags",
-            "triggers": ["<"],
-            "tags": [{"begin": "<a", "content": WORD, "end": ">"}, {"begin": "<b", "content": ARRAY, "end": ">"}],
-        },
-        "stop_after_first",
-    ),
     ({"type": "grammar", "grammar": "root ::= a"}, "has a type of .*, not 'grammar'"),
     ({"type": ["tag"]}, "has a type of"),
     ("tag", "has a type of"),

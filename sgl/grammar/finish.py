@@ -21,7 +21,7 @@ from sgl.grammar.place import NO_NOTES, Notes, Place
 from sgl.grammar.rope import MAX_TEXT, Rope, rope, shorter, times
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text
 from sgl.grammar.shortest import shortest, shortest_rope
-from sgl.grammar.structural_tag import FreeText
+from sgl.grammar.structural_tag import FirstEnd, FreeText
 from sgl.grammar.threads import After, Closing, Counted, CountedText, Lexeme, Node, NotedText, Opening, Thread
 from sgl.grammar.time_limit import check_time
 from sgl.grammar.values import ValueNode
@@ -124,6 +124,8 @@ class Finish:
                     inner = self._value(target.schema, bracket[-1:].decode())
                     return _joined(bracket[:-1], inner, self._node(target.then, items))
                 return _joined(shortest_rope(thread.expr), self._node(target, items))
+            case FirstEnd():
+                return _joined(shortest_rope(thread.expr), self._node(thread.then, items))
             case Counted():
                 text = thread.text
                 self._asks("minLength", text.low)

@@ -6,7 +6,8 @@
 
 A structure's body is a JSON value of `schema`, or text that matches `regex` in full. Its begin tag starts with one of
 the triggers; whoever writes a trigger goes on with one of the begin tags. `at_least_one` keeps the text from ending
-before a structure is complete, `stop_after_first` lets nothing follow one.
+before a structure is complete, `stop_after_first` lets nothing follow one. Where a schema may come behind a regex, the
+regex's body goes to the first end tag that completes it: else a bracket might be text of the one or open the other.
 """
 
 from __future__ import annotations
@@ -18,9 +19,28 @@ from itertools import chain, pairwise
 from typing import Any
 
 from sgl.errors import GrammarError
+from sgl.grammar.byteset import ALL_BYTES
 from sgl.grammar.charset import EVERY_CHAR, utf8
-from sgl.grammar.expr import ANYTHING, Expr, complement, concat, difference, intersect, literal, repeat, words
-from sgl.grammar.threads import Builder, Node, Thread
+from sgl.grammar.expr import (
+    ANYTHING,
+    ByteSet,
+    Complement,
+    Concat,
+    Expr,
+    Intersection,
+    Repeat,
+    Union,
+    Words,
+    complement,
+    concat,
+    difference,
+    intersect,
+    literal,
+    repeat,
+    words,
+)
+from sgl.grammar.regex import compile_regex
+from sgl.grammar.threads import PLAIN, Builder, Moves, Node, Stay, Thread
 from sgl.grammar.time_limit import check_time
 
 _KEYS = {"type", "triggers", "structures", "at_least_one", "stop_after_first"}
@@ -116,6 +136,41 @@ class FreeText(Node):
         return tuple(dict.fromkeys(found))
 
 
+class FirstEnd(Thread):
+    """Inside text that ends where `expr`, what is left of it, is complete for the first time."""
+
+    __slots__ = ("builder", "expr", "then")
+
+    def __init__(self, builder: Builder, expr: Expr, then: Node) -> None:
+        super().__init__()
+        self.builder = builder
+        self.expr = expr
+        self.then = then
+
+    def _find_moves(self) -> Moves:
+        return tuple(
+            (mask, Stay(self.then.threads() if rest.nullable else (self._with(rest),), PLAIN))
+            for mask, rest in self.expr.arcs()
+        )
+
+    def _with(self, rest: Expr) -> Thread:
+        return self.builder.one(FirstEnd, self.builder, rest, self.then)
+
+
+class UpToFirst(Node):
+    """Text of an expression, none of which begins with another, before `then`."""
+
+    def __init__(self, builder: Builder, expr: Expr, then: Node) -> None:
+        self.builder = builder
+        self.expr = expr
+        self.then = then
+
+    def _find_threads(self) -> tuple[Thread, ...]:
+        if self.expr.nullable:
+            return self.then.threads()
+        return (self.builder.one(FirstEnd, self.builder, self.expr, self.then),)
+
+
 class Tags(Node):
     """Behind a trigger: what is left of the begin tags that it may become, each with its body."""
 
@@ -140,6 +195,7 @@ def structural_tag_node(
     started = complement(concat(ANYTHING, some_trigger, some_byte))  # no trigger before the last byte
     structures = {structure.begin: structure for structure in tag.structures}
     begins = sorted(structures)
+    is_followed = not tag.stop_after_first and any(structure.regex is None for structure in tag.structures)
     for trigger in tag.triggers:
         check_time()
         text = intersect(any_text, concat(ANYTHING, literal(trigger.encode())), started)
@@ -148,8 +204,48 @@ def structural_tag_node(
             structure = structures[begin]
             end = builder.after(literal(structure.end.encode()), behind)
             rest = structure.begin.removeprefix(trigger).encode()
-            ways.append(builder.after(literal(rest), body(structure, end)))
+            inside = body(structure, end)
+            if is_followed and _may_hold_end(structure):
+                inside = UpToFirst(builder, concat(_regex(structure), literal(structure.end.encode())), behind)
+            ways.append(builder.after(literal(rest), inside))
         for node in {first, again}:
             node.ways.append((text, Tags(ways)))
             node.last = free
     return first
+
+
+def _may_hold_end(structure: Structure) -> bool:
+    """Whether a text of the regex may go on where another one of it and the end tag end; False is certain."""
+    if structure.regex is None:
+        return False
+    end = structure.end.encode()  # with a byte that the regex has not, the texts before it are equally long
+    return not end or not _bytes_within(literal(end)) & ~_bytes_within(_regex(structure))
+
+
+def _regex(structure: Structure) -> Expr:
+    assert structure.regex is not None
+    return compile_regex(structure.regex, dialect="python", search=False)
+
+
+def _bytes_within(expr: Expr) -> int:
+    """A set of bytes that has all those of an expression's texts."""
+    found, left = 0, [expr]
+    while left:
+        match left.pop():
+            case ByteSet() as one:
+                found |= one.mask
+            case Words() as some:
+                for word in some.words[some.low : some.high]:
+                    for byte in word:
+                        found |= 1 << byte
+            case Concat() as pair:
+                left += (pair.head, pair.tail)
+            case Union() as ways:
+                left += ways.members
+            case Intersection() as all_of:
+                left.append(all_of.members[0])
+            case Repeat() as many:
+                left.append(many.body)
+            case Complement():
+                return ALL_BYTES
+    return found

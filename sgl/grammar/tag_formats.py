@@ -73,9 +73,6 @@ def _triggered(source: Any, depth: int) -> StructuralTag:
         if _checked({"type": "tag", **tag} if isinstance(tag, dict) else tag, depth + 1) != "tag":
             raise GrammarError("tags of triggered_tags are of type 'tag'")
         structures.append(_structure(_text(tag, "begin"), tag["content"], _text(tag, "end")))
-    kinds = {structure.regex is None for structure in structures}
-    if len(kinds) > 1 and not source.get("stop_after_first"):
-        raise GrammarError("triggered_tags that hold schemas and regexes need stop_after_first: true")
     flags = {name: source.get(name) or False for name in ("at_least_one", "stop_after_first")}
     described: list[dict[str, Any]] = [
         {

@@ -299,6 +299,9 @@ class After(Node):
     """A lexeme before another node."""
 
     def __init__(self, builder: Builder, expr: Expr, then: Node) -> None:
+        self.builder = builder
         self.expr = expr
         self.then = then
-        self._threads = builder.enter(expr, then)
+
+    def _find_threads(self) -> tuple[Thread, ...]:
+        return self.builder.enter(self.expr, self.then)
