@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -353,6 +354,29 @@ def test_a_token_that_takes_too_much_is_an_error_and_the_text_stays(monkeypatch:
     assert not matcher.accept_bytes(b"a" * 99)
     assert matcher.is_accepting()
     assert matcher.accept(1)
+
+
+def test_a_mask_or_a_token_that_takes_too_long_is_an_error_and_the_text_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the clock of the thread. What failed is not read again before somebody asks for more of it."""
+    matcher = compiled('root ::= "xa" | "xb" root', Vocabulary([b"", b"x", b"a"], [0])).matcher()
+    assert matcher.accept(1)
+    ticks = itertools.count()
+    monkeypatch.setattr(ebnf, "thread_time", lambda: 1.1 * ebnf._MOST_SECONDS * next(ticks))
+    with pytest.raises(GrammarTooLarge, match="too many readings"):
+        matcher.mask()
+    with pytest.raises(GrammarTooLarge, match="too many readings"):
+        matcher.accept(2)
+    monkeypatch.undo()
+    assert bits(matcher.mask())[2]
+    assert matcher.accept(2)
+    assert matcher.is_accepting()
+    monkeypatch.setitem(ebnf._LIMITS, "step_max_items", 1)
+    failed = compiled('root ::= [a-z]+ "x"', Vocabulary([b"", b"x", b"abcdefgh"], [0])).matcher()
+    with pytest.raises(GrammarTooLarge, match="too many readings"):
+        failed.mask()
+    assert failed._current is None
 
 
 def test_lark_keeps_its_own_meaning_and_never_raises_on_text() -> None:

@@ -32,11 +32,12 @@ _LARK_START = re.compile(r"^[ \t]*[?!]*start[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:=)",
 _LARK_NESTING = re.compile(r"[:(\[]")
 _STACK_BYTES = 128 << 20  # 8 KB for each of MAX_RULES; what is not used takes no memory
 _STACK_SIZE = threading.Lock()  # is the process's, while a thread starts
-_EASY_SECONDS = 0.05
-_MOST_SECONDS = 2.0
+_MOST_SECONDS = 0.1
+"""CPU time of one mask, or of accepting one token. It grows from token to token where a text has ever more readings, so
+that the first which takes more takes little more."""
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
-    "step_max_items": 500_000,  # in one mask: 100 to 400 ms. JSON and programming languages need 50,000
+    "step_max_items": 100_000,  # in one mask. JSON and programming languages need 50,000
     "step_lexer_fuel": 100_000,
     "max_lexer_states": 50_000,  # at 1 to 2 KB
 }
@@ -49,12 +50,20 @@ class EbnfMatcher(Matcher):
     def __init__(self, first: Any, vocabulary: Vocabulary) -> None:
         """first: llguidance's matcher at the start of the text, never advanced."""
         self._first = first
-        self._found = first.deep_copy()
+        self._current: Any = None  # `_found`, unless the text is to be read again for it
         self._vocabulary = vocabulary
         self._ids: list[int] = []  # what `_found` has consumed
         self._steps: list[int] = []  # how many of them each accepted step brought
         self._is_finished = False
-        self._debt = 0.0  # seconds that masks took beyond what they should
+
+    @property
+    def _found(self) -> Any:
+        """llguidance's matcher behind the text."""
+        if self._current is None:
+            self._current = self._first.deep_copy()
+            if self._ids:
+                self._current.consume_tokens(self._ids)
+        return self._current
 
     def accept(self, token_id: int) -> bool:
         """As `Matcher.accept`. Raises GrammarError where llguidance cannot tell."""
@@ -66,7 +75,14 @@ class EbnfMatcher(Matcher):
             self._steps.append(0)
             self._is_finished = True
             return True
-        return bool(self._vocabulary.token_bytes[token_id]) and self._accept_all([token_id])
+        if not self._vocabulary.token_bytes[token_id]:
+            return False
+        began = thread_time()
+        is_allowed = self._accept_all([token_id])
+        if is_allowed and thread_time() - began > _MOST_SECONDS:
+            self.rollback(1)
+            raise _too_ambiguous()
+        return is_allowed
 
     def accept_bytes(self, data: bytes) -> bool:
         """As `Matcher.accept_bytes`; False too where llguidance cannot tell."""
@@ -89,12 +105,11 @@ class EbnfMatcher(Matcher):
 
     def _go_back_by(self, num_tokens: int) -> None:
         """Undo what `_found` consumed beyond `_ids`. Not all that llguidance reads can be taken back: then it reads
-        the text again."""
+        the text again, once somebody asks for more of it; most have failed for good."""
         if num_tokens and not self._found.is_error():
             self._found.rollback(num_tokens)
         if self._found.is_error():
-            self._found = self._first.deep_copy()
-            self._found.consume_tokens(self._ids)
+            self._current = None
 
     def mask(self, remaining: int | None = None) -> Int32Array:
         """As `Matcher.mask`, and always another array; `remaining` restricts nothing. Raises GrammarError."""
@@ -102,13 +117,12 @@ class EbnfMatcher(Matcher):
         if not self._is_finished:
             began = thread_time()
             self._found.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            self._debt += max(0.0, thread_time() - began - _EASY_SECONDS)
-            if self._debt > _MOST_SECONDS:
-                raise _too_ambiguous()
             if self._found.is_error():
                 failure = _failure(self._found)
                 self._go_back_by(0)
                 raise failure
+            if thread_time() - began > _MOST_SECONDS:
+                raise _too_ambiguous()
             row[: self._vocabulary.words] &= _with_bytes(self._vocabulary)
             if self.is_accepting():
                 for token_id in self._vocabulary.eos_ids:
@@ -145,7 +159,7 @@ class EbnfMatcher(Matcher):
     def copy(self) -> EbnfMatcher:
         """As `Matcher.copy`."""
         other = EbnfMatcher.__new__(EbnfMatcher)
-        other.__dict__.update(self.__dict__, _found=self._found.deep_copy())
+        other.__dict__.update(self.__dict__, _current=self._found.deep_copy())
         other._ids, other._steps = self._ids.copy(), self._steps.copy()
         return other
 
