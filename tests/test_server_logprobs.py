@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from sgl.runtime.server import encoding, openai
 from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 
 HELLO = [{"role": "user", "content": "hello"}]
 LONG: dict[str, Any] = {"max_new_tokens": 400, "temperature": 0, "ignore_eos": True}
@@ -294,6 +298,32 @@ def test_more_text_than_is_tokenized_at_once_is_refused(
     answer = server.post(path, body)
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
+
+
+_TOKENIZES = """
+import sys
+from sgl.runtime.config import EMBEDDED
+from sgl.runtime.text.tokenizer import Tokenizer
+
+def most_resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+tokenizer = Tokenizer.load(EMBEDDED)
+tokenizer.encode_all(["a b"])
+before = most_resident()
+tokenizer.encode_all(["a b " * (int(sys.argv[1]) // 4)])
+print(most_resident() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_the_most_that_is_tokenized_at_once_takes_half_a_gigabyte_at_most() -> None:
+    """KiB of a process of its own: what was resident here before would hide it."""
+    command = [sys.executable, "-c", _TOKENIZES, str(MAX_TOKENIZED)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 512 << 10
 
 
 @pytest.mark.parametrize("skip", [False, True])

@@ -27,8 +27,8 @@ SILENT_SECONDS = 5.0
 """A process of the engine that sends no beat for so long makes it say no too; ten are missing then."""
 
 
-MAX_TOKENIZED = 1 << 22
-"""Characters of one request to /tokenize: a few seconds of one thread."""
+MAX_TOKENIZED = 1 << 20
+"""Characters of one request to /tokenize: a few seconds of one thread, and up to 400 MB while it works."""
 MAX_DETOKENIZED = 1 << 18
 """Tokens of one request to /detokenize."""
 EACH = 16
