@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slow format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-constrained bench-embedded train-embedded soak clean
+.PHONY: help setup demo test test-all slow format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-embedded train-embedded soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench-memory: $(STAMP) ## resident memory over 10^5 requests; ARGS=CHECKPOINT
 
 bench-queue: $(STAMP) ## µs that each of 10^3 to 10^5 waiting requests costs the engine, by policy
 	$(BIN)/python -m benchmarks.waiting_queue $(ARGS)
+
+bench-attack: $(STAMP) ## a plain request beside hostile clients: latency, memory, 5xx, ledger
+	$(BIN)/python -m benchmarks.attack $(ARGS)
 
 bench-constrained: $(STAMP) ## what constraints cost a step on this CPU
 	$(BIN)/python -m benchmarks.constrained_cpu $(ARGS)

@@ -1,5 +1,5 @@
-"""While hostile constraints are compiled, nobody else waits for them: not the routes that say how the server is, not those
-that end requests, and no plain request, free or constrained."""
+"""While hostile constraints are compiled, nobody else waits for them: not the routes that say how the server is, not
+those that end requests, and no plain request, free or constrained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from sgl.errors import GrammarTooLarge
 from sgl.grammar.process import GrammarProcess
 from sgl.runtime.engine import Engine
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
