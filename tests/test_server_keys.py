@@ -17,6 +17,7 @@ import pytest
 import requests
 
 import sgl
+from sgl.cli import main
 from sgl.cli.options import configs
 from sgl.errors import ConfigError, SglError
 from sgl.runtime.config import ServerConfig
@@ -244,18 +245,18 @@ def test_keys_are_read_from_flags_files_and_variables(tmp_path: Path, monkeypatc
     assert "k3" not in repr(ServerConfig.from_options({"admin_api_key": "k3"}))
     file = tmp_path / "options.yaml"
     file.write_text("api-key: [a=one, two]\n")
-    import argparse
 
-    from sgl.cli.options import add_options
+    def given(*flags: str) -> list[tuple[str, str]]:
+        called = []
+        with monkeypatch.context() as patch:
+            patch.setattr("sgl.cli.serve.serve", lambda options: called.append(options) or 0)
+            with pytest.raises(SystemExit):
+                main(["serve", *flags])
+        [config] = configs(called[0], (ServerConfig,))
+        return [(key.name, key.key) for key in config.api_key]
 
-    parser = argparse.ArgumentParser()
-    add_options(parser, (ServerConfig,))
-    [config] = configs(parser.parse_args(["--config", str(file)]), (ServerConfig,))
-    assert [key.name for key in config.api_key] == ["a", "#2"]
-    [config] = configs(
-        parser.parse_args(["--api-key", "x=1", "--api-key", "2", "--config", str(file)]), (ServerConfig,)
-    )
-    assert [(key.name, key.key) for key in config.api_key] == [("x", "1"), ("#2", "2")]
+    assert given("--config", str(file)) == [("a", "one"), ("#2", "two")]
+    assert given("--api-key", "x=1", "--api-key", "2", "--config", str(file)) == [("x", "1"), ("#2", "2")]
 
 
 def test_a_key_is_told_to_nobody(

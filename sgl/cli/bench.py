@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +26,7 @@ from sgl.cli.options import check_output, configs, from_flags
 from sgl.runtime.config import EngineConfig
 
 
-def bench(options: argparse.Namespace) -> int:
+def bench(options: SimpleNamespace) -> int:
     """Measure what the command names; 1 if a request failed."""
     if options.output is not None:
         check_output(options.output)
@@ -42,7 +42,7 @@ def bench(options: argparse.Namespace) -> int:
     return 1 if report.get("failed") else 0
 
 
-def _serving(options: argparse.Namespace) -> dict[str, Any]:
+def _serving(options: SimpleNamespace) -> dict[str, Any]:
     plot = None if options.plot is None else Path(options.plot)
     if plot is not None:
         check_plot(plot)
@@ -69,7 +69,7 @@ def _serving(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def _engine(options: argparse.Namespace) -> dict[str, Any]:
+def _engine(options: SimpleNamespace) -> dict[str, Any]:
     from sgl.bench import offline
     from sgl.runtime.engine import Engine
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from sgl.lang.aio import io
 from sgl.lang.backends.http import HttpClient
 
 
-def chat(options: argparse.Namespace) -> int:
+def chat(options: SimpleNamespace) -> int:
     """Talk until an empty line or the end of the input."""
     console = Console(soft_wrap=True, highlight=False)
     show = partial(console.print, end="", markup=False)

@@ -1,171 +1,228 @@
-"""`sgl COMMAND`: the commands and their flags. What a command does, and what that needs, is imported when it runs."""
+"""`sgl COMMAND`: the commands and what they take. What a command does is imported when it runs."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any
 
-from sgl.bench.datasets import Source
-from sgl.bench.load import URL, Load
-from sgl.cli.options import add_fields, add_options
+import rich_click as click
+
+from sgl.cli.options import Option, field_options
 from sgl.cli.title import hide
 from sgl.errors import ConfigError, SglError, nearest_name
-from sgl.runtime.config import EngineConfig, ServerConfig
 
-_BENCHES = {
-    "serving": "load a server over HTTP: latencies, throughput, goodput",
-    "offline": "throughput of the engine on one large batch",
-    "latency": "milliseconds of a small batch's prompts and tokens",
-}
+Parameters = list[click.Parameter]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 when it is done, 1 when it failed, 2 when it was called wrongly."""
-    options = _parser().parse_args(arguments)
-    if arguments is None:
-        keys = [getattr(options, name, None) or () for name in ("api_key", "admin_api_key")]
-        hide(key for given in keys for key in ([given] if isinstance(given, str) else given))
-    module, name = options.does
     try:
-        command: Callable[[argparse.Namespace], int] = getattr(importlib.import_module(module), name)
+        options = _sgl().main(arguments, prog_name="sgl", standalone_mode=False)
+        if isinstance(options, int):  # of --help and --version
+            sys.exit(options)
+        if arguments is None:
+            keys = [getattr(options, name, None) or () for name in ("api_key", "admin_api_key")]
+            hide(key for given in keys for key in ([given] if isinstance(given, str) else given))
+        module, _, function = options.does.partition(":")
+        command: Callable[[SimpleNamespace], int] = getattr(importlib.import_module(f"sgl.cli.{module}"), function)
         sys.exit(command(options))
+    except click.UsageError as error:
+        path = "sgl" if error.ctx is None else error.ctx.command_path
+        sys.stderr.write(f"{path}: {_explained(error)} (see {path} --help)\n")
+        sys.exit(2)
     except SglError as error:
         sys.stderr.write(f"sgl: {error}\n")
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="sgl",
-        usage="sgl COMMAND [OPTIONS]",
-        description="A structured-generation language and the runtime that serves it.",
-        epilog="`sgl COMMAND --help` explains a command. Every command runs on the small embedded model where no "
-        "other is named.",
+def _explained(error: click.UsageError) -> str:
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        return f"one thing more is required: {error.param.human_readable_name}"
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        known = [
+            name for each in error.ctx.command.get_params(error.ctx) for name in each.opts + each.secondary_opts
+        ]
+        return f"unknown option {error.option_name}{nearest_name(error.option_name, known)}"
+    return error.format_message().rstrip(".")
+
+
+class _Group(click.RichGroup):
+    """Lists its commands in their order, and refuses others with the nearest."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            hint = nearest_name(args[0], self.commands)
+            raise click.UsageError(f"there is no {args[0]!r}{hint}; there are {', '.join(self.commands)}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class _Command(click.RichCommand):
+    """Its value is what it was called with, and where the function is that `does` it. Its options are made when they
+    are needed: `sgl --help` reads no configuration."""
+
+    def __init__(self, name: str, does: str, help: str, options: Callable[[], Parameters], **more: Any) -> None:
+        first: list[click.RichPanel[Any, Any]] = [
+            click.RichOptionPanel(title) for title in ("Arguments", "Options")
+        ]
+        super().__init__(name, help=help, panels=first, **more)
+        self._does, self._options = does, options
+
+    def get_params(self, ctx: click.Context) -> Parameters:
+        self.params = self.params or self._options()
+        return super().get_params(ctx)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # some come without
+            raise
+
+    def invoke(self, ctx: click.Context) -> SimpleNamespace:
+        return SimpleNamespace(does=self._does, kind=ctx.info_name, **ctx.params)
+
+
+def _sgl() -> _Group:
+    style = {"theme": "default-slim", "text_markup": None}
+    the_rest_is_the_files = {"allow_interspersed_args": False}
+    benches = [
+        _Command(
+            "serving", "bench:bench", "Load a server over HTTP: latencies, throughput, goodput.", _bench_serving
+        ),
+        _Command("offline", "bench:bench", "Throughput of the engine on one large batch.", _bench_engine),
+        _Command("latency", "bench:bench", "Milliseconds of a small batch's prompts and tokens.", _bench_engine),
+    ]
+    commands = [
+        _Command("serve", "serve:serve", _SERVE, _serve),
+        _Command("run", "programs:run", _RUN, _run, context_settings=the_rest_is_the_files),
+        _Command("trace", "programs:trace", _TRACE, _trace, context_settings=the_rest_is_the_files),
+        _Command("chat", "chat:chat", "Talk with a model that is served.", _chat),
+        _Group(name="bench", commands=benches, help="Measure a server, or the engine alone."),
+    ]
+    sgl = _Group(
+        name="sgl",
+        commands=commands,
+        help="A structured-generation language and the runtime that serves it.",
+        epilog=_EPILOG,
+        context_settings={"help_option_names": ["-h", "--help"], "rich_help_config": style},
     )
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", title="commands", prog=parser.prog
-    )
-    _add_serve(commands)
-    _add_run(commands)
-    _add_trace(commands)
-    _add_chat(commands)
-    _add_bench(commands)
-    return parser
+    return click.version_option(package_name="sgl", message="%(prog)s %(version)s")(sgl)
 
 
-class _Parser(argparse.ArgumentParser):
-    """Refuses unknown flags with the nearest known one, and takes no abbreviations."""
+_SERVE = """Serve a model over HTTP: native API, OpenAI API, programs.
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "allow_abbrev": False})
+Every option may also come from a YAML file (--config) or from an SGL_<NAME> variable; flags win over the file, and the
+file over variables."""
+_RUN = """Run a Python file whose programs go to a server or an engine.
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+What follows FILE is the file's own."""
+_TRACE = """Run a Python file and write its programs' timelines as an HTML page.
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        parsed, unknown = super().parse_known_args(args, namespace)
-        known = [flag for action in self._actions for flag in action.option_strings]
-        for argument in unknown:
-            if argument.startswith("-") and known:
-                flag = argument.partition("=")[0]
-                self.error(f"unknown option {flag}{nearest_name(flag, known)}")
-        return parsed, unknown
+What follows FILE is the file's own."""
+_EPILOG = """Every command runs on the small embedded model where no other is named.
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            there_are = ", ".join(map(str, action.choices))
-            hint = nearest_name(str(value), map(str, action.choices))
-            raise argparse.ArgumentError(action, f"there is no {value!r}{hint}; there are {there_are}")
+To complete commands and options in bash: eval "$(_SGL_COMPLETE=bash_source sgl)"
+
+In other shells: zsh_source, fish_source."""
 
 
-def _add(commands: Any, name: str, does: str, summary: str, *, usage: str, more: str = "") -> Any:
-    description = f"{summary[0].upper()}{summary[1:]}.{more and ' ' + more}"
-    parser = commands.add_parser(name, help=summary, description=description, usage=usage)
-    module, _, function = does.partition(":")
-    parser.set_defaults(does=(f"sgl.cli.{module}", function))
-    return parser
+def _serve() -> Parameters:
+    from sgl.runtime.config import ServerConfig
+
+    groups = {
+        "host": "Where the server listens",
+        "api_key": "Who may call it",
+        "max_request_bytes": "What it reads and how long it waits",
+        "served_model_name": "What it answers",
+        "otlp_endpoint": "Traces and logs",
+    }
+    return [*_model(), *field_options(ServerConfig, groups), *_engine()]
 
 
-def _add_serve(commands: Any) -> None:
-    serve = _add(
-        commands,
-        "serve",
-        "serve:serve",
-        "serve a model over HTTP: native API, OpenAI API, programs",
-        usage="sgl serve [MODEL] [OPTIONS]",
-        more="Every option may also come from a YAML file (--config) or from an SGL_<NAME> variable; flags win "
-        "over the file, and the file over variables.",
-    )
-    add_options(serve, (ServerConfig, EngineConfig))
+def _model() -> Parameters:
+    model = "A Hugging Face folder or hub id. [default: the embedded model]"
+    return [
+        click.RichArgument(["model"], required=False, type=click.Path(), help=model),
+        Option(["--config"], type=click.Path(), metavar="FILE", help="A YAML file of options, named as the flags."),
+    ]
 
 
-def _add_run(commands: Any) -> None:
-    run = _add(
-        commands,
-        "run",
-        "programs:run",
-        "run a Python file whose programs go to a server or an engine",
-        usage="sgl run [--url URL | --model MODEL] FILE [ARGUMENTS]",
-        more="What follows FILE is the file's own.",
-    )
-    _add_target(run)
+def _engine() -> Parameters:
+    from sgl.runtime.config import EngineConfig
+
+    groups = {
+        "model_path": "The model",
+        "device": "Device and precision",
+        "attention_backend": "Kernels",
+        "page_size": "Memory",
+        "max_running_requests": "Batches",
+        "request_timeout": "Time limits and streams",
+        "disable_jump_forward": "Constrained outputs",
+        "random_seed": "Reproducing and debugging",
+    }
+    return field_options(EngineConfig, groups)
 
 
-def _add_trace(commands: Any) -> None:
-    trace = _add(
-        commands,
-        "trace",
-        "programs:trace",
-        "run a Python file and write its programs' timelines as an HTML page",
-        usage="sgl trace [--url URL | --model MODEL] [--output PAGE] FILE [ARGUMENTS]",
-        more="What follows FILE is the file's own.",
-    )
-    trace.add_argument("--output", default="trace.html", metavar="PAGE", help="where to write it [%(default)s]")
-    _add_target(trace)
+def _run() -> Parameters:
+    model = "Instead: an engine of its own, on a Hugging Face folder or hub id. [default: the embedded model]"
+    return [
+        Option(["--url"], metavar="URL", help="A server that runs already."),
+        Option(["--api-key"], metavar="KEY", help="Of that server."),
+        Option(["--model"], metavar="MODEL", type=click.Path(), help=model),
+        click.RichArgument(["file"], type=click.Path(), help="A Python file."),
+        click.RichArgument(["arguments"], nargs=-1, type=click.UNPROCESSED, help="Its own arguments."),
+    ]
 
 
-def _add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="a server that runs already")
-    parser.add_argument("--api-key", metavar="KEY", help="of that server")
-    text = "instead: an engine of its own, on a Hugging Face folder or hub id [the embedded model]"
-    parser.add_argument("--model", help=text)
-    parser.add_argument("file", metavar="FILE", help="a Python file")
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="its own arguments")
-    rest.required = False  # argparse says that the rest is missing where FILE is
+def _trace() -> Parameters:
+    text = "Where to write it. [default: trace.html]"
+    return [Option(["--output"], default="trace.html", type=click.Path(), metavar="PAGE", help=text), *_run()]
 
 
-def _add_chat(commands: Any) -> None:
-    usage = "sgl chat [OPTIONS]"
-    chat = _add(commands, "chat", "chat:chat", "talk with a model that is served", usage=usage)
-    chat.add_argument("--url", default=URL, help="where the server is [%(default)s]")
-    chat.add_argument("--api-key", metavar="KEY", help="of the server")
-    chat.add_argument("--system", metavar="TEXT", help="the system prompt")
-    text = "of an answer [what the context holds]"
-    chat.add_argument("--max-tokens", type=int, metavar="N", help=text)
-    chat.add_argument("--temperature", type=float, default=0.7, metavar="T", help="[%(default)s]")
+def _chat() -> Parameters:
+    from sgl.bench.load import URL
+
+    return [
+        Option(["--url"], default=URL, metavar="URL", help=f"Where the server is. [default: {URL}]"),
+        Option(["--api-key"], metavar="KEY", help="Of the server."),
+        Option(["--system"], metavar="TEXT", help="The system prompt."),
+        Option(["--max-tokens"], type=int, metavar="N", help="Of an answer. [default: what the context holds]"),
+        Option(["--temperature"], type=float, default=0.7, metavar="T", help="Of the sampling. [default: 0.7]"),
+    ]
 
 
-def _add_bench(commands: Any) -> None:
-    text = "measure a server, or the engine alone"
-    bench = commands.add_parser("bench", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    kinds = bench.add_subparsers(dest="kind", required=True, metavar="KIND", title="kinds", prog=bench.prog)
-    for kind, summary in _BENCHES.items():
-        usage = f"sgl bench {kind} [{'' if kind == 'serving' else 'MODEL] ['}OPTIONS]"
-        parser = _add(kinds, kind, "bench:bench", summary, usage=usage)
-        group = parser.add_argument_group("the report")
-        group.add_argument("--json", action="store_true", help="print it as JSON")
-        group.add_argument("--output", metavar="FILE", help="write it as JSON to a file as well")
-        if kind == "serving":
-            text = "draw it as well, as .html, .png, .svg or .pdf; needs sgl[plot]"
-            group.add_argument("--plot", metavar="FILE", help=text)
-            add_fields(parser, Load, "the load")
-            text = "a bound in milliseconds on ttft, tpot or e2e, for the goodput; may be repeated"
-            parser.add_argument("--slo", action="append", default=[], metavar="NAME=MS", help=text)
-        add_fields(parser, Source, "what is sent")
-        if kind != "serving":
-            add_options(parser, (EngineConfig,))
+def _report() -> Parameters:
+    output, group = "Write it as JSON to a file as well.", "The report"
+    return [
+        Option(["--json"], is_flag=True, help="Print it as JSON.", panel=group),
+        Option(["--output"], type=click.Path(), metavar="FILE", help=output, panel=group),
+    ]
+
+
+def _bench_serving() -> Parameters:
+    from sgl.bench.datasets import Source
+    from sgl.bench.load import Load
+
+    plot = "Draw it as well, as .html, .png, .svg or .pdf; needs sgl[plot]."
+    slo = "A bound in milliseconds on ttft, tpot or e2e, for the goodput; may be repeated."
+    return [
+        *_report(),
+        Option(["--plot"], type=click.Path(), metavar="FILE", help=plot, panel="The report"),
+        Option(["--slo"], multiple=True, metavar="NAME=MS", help=slo, panel="The report"),
+        *field_options(Load, {"url": "The load"}),
+        *field_options(Source, {"dataset": "What is sent"}),
+    ]
+
+
+def _bench_engine() -> Parameters:
+    from sgl.bench.datasets import Source
+
+    return [*_model(), *_report(), *field_options(Source, {"dataset": "What is sent"}), *_engine()]

@@ -1,8 +1,10 @@
-"""The fields of the configs as flags, in files and in variables: an option, its default and its meaning exist once."""
+"""The fields of the configs as flags, in files and in variables: an option, its default and its meaning exist once.
+
+What reads configurations is imported by what needs it: `sgl --help` does not.
+"""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import difflib
@@ -11,46 +13,70 @@ import inspect
 import os
 import textwrap
 from pathlib import Path
-from types import UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import rich_click as click
+
 from sgl.errors import ConfigError, nearest_name
-from sgl.runtime.config import EngineConfig, ServerConfig, parse_options
 
 
-def add_options(parser: argparse.ArgumentParser, classes: tuple[type[Any], ...]) -> None:
-    """A flag for each field of the configs."""
-    text = "a Hugging Face folder or hub id [the embedded model]"
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
-    parser.add_argument("--config", metavar="FILE", help="a YAML file of options, named as the flags")
-    for cls in classes:
-        add_fields(parser, cls, f"options of the {cls.__name__.removesuffix('Config').lower()}")
+class Option(click.RichOption):
+    """An option whose value is not another option of the command: then its own was forgotten."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """See click."""
+        for text in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(text, str) and any(text in other.opts for other in ctx.command.get_params(ctx)):
+                raise click.BadOptionUsage(self.opts[0], f"{self.opts[0]} needs a value, not {text}", ctx)
+        return super().type_cast_value(ctx, value)
 
 
-def add_fields(parser: argparse.ArgumentParser, cls: type[Any], title: str) -> None:
-    """A flag for each field of a dataclass, which is explained by the text below it."""
-    group = parser.add_argument_group(title)
+class _Words(click.Choice[str]):
+    """One of a few words; refuses others with the nearest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices:
+            there_are = ", ".join(self.choices)
+            self.fail(
+                f"there is no {value!r}{nearest_name(value, self.choices)}; there are {there_are}", param, ctx
+            )
+        return str(value)
+
+
+def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Parameter]:
+    """An option for each field of a dataclass, explained by the text below it. `groups`: titles by first field."""
     docs, hints = option_docs(cls), get_type_hints(cls)  # type: ignore[arg-type]  # classes are hashable
+    found: list[click.Parameter] = []
+    group = ""
     for field in dataclasses.fields(cls):
-        flag = "--" + field.name.replace("_", "-")
-        text, hint = docs.get(field.name, "").replace("%", "%%"), hints[field.name]
+        group = groups.get(field.name, group)
+        name, hint = field.name.replace("_", "-"), hints[field.name]
+        shown: dict[str, Any] = {"help": docs.get(field.name, ""), "panel": group}
         if hint in (bool, bool | None):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
-        elif _is_repeated(hint):
-            group.add_argument(flag, action="append", metavar=field.name.split("_")[-1].upper(), help=text)
+            pair = f"--{name}" if field.default is False else f"--{name}/--no-{name}"
+            found.append(Option([pair, field.name], type=bool, flag_value=True, default=None, **shown))
+            if field.default is False:  # who needs the opposite knows why: it wins over a file and over variables
+                found.append(Option([f"--no-{name}", field.name], type=bool, flag_value=False, hidden=True))
+            continue
+        words = _words(hint)
+        if words:
+            shown["type"] = _Words([*words, *(["none"] if type(None) in get_args(hint) else [])])
         else:
-            default = "" if field.default in (None, "", dataclasses.MISSING) else f" [{field.default}]"
-            words = _words(hint)
-            metavar = f"{{{','.join(words)}}}" if words else field.name.split("_")[-1].upper()
-            choices = [*words, *(["none"] if type(None) in get_args(hint) else [])] if words else None
-            group.add_argument(flag, metavar=metavar, choices=choices, help=text + default)
+            shown["metavar"] = field.name.split("_")[-1].upper()
+        if field.default not in (None, "", dataclasses.MISSING):
+            shown["help"] += f" [default: {field.default}]"
+        found.append(Option([f"--{name}"], multiple=_is_repeated(hint), **shown))
+    return found
 
 
-def from_flags(options: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
-    """The fields that flags of `add_fields` give. Raises ConfigError."""
+def from_flags(options: SimpleNamespace, cls: type[Any]) -> dict[str, Any]:
+    """The fields that options of `field_options` give. Raises ConfigError."""
+    from sgl.runtime.config import parse_options
+
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
-    return {name: value for name, value in values.items() if value is not None} | parse_options(cls, texts)
+    return {name: value for name, value in values.items() if value not in (None, ())} | parse_options(cls, texts)
 
 
 def _is_repeated(hint: Any) -> bool:
@@ -82,7 +108,7 @@ def option_docs(cls: type) -> dict[str, str]:
     }
 
 
-def configs(options: argparse.Namespace, classes: tuple[type[Any], ...]) -> list[Any]:
+def configs(options: SimpleNamespace, classes: tuple[type[Any], ...]) -> list[Any]:
     """The configs that flags, file and variables amount to. Raises ConfigError."""
     known = [{field.name for field in dataclasses.fields(cls)} for cls in classes]
     everything = set().union(*known)
@@ -111,6 +137,8 @@ def check_output(name: str) -> None:
 
 def _refuse_misspelt_variables() -> None:
     """Others may use the prefix too, so only what is nearly the name of an option counts as meant for us."""
+    from sgl.runtime.config import EngineConfig, ServerConfig
+
     known = {
         f"SGL_{field.name.upper()}" for cls in (EngineConfig, ServerConfig) for field in dataclasses.fields(cls)
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import runpy
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +24,7 @@ from sgl.lang.backends.server import RuntimeEndpoint
 from sgl.lang.config import backend_of, fallback_model, set_default_backend
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: SimpleNamespace) -> int:
     """Run the file. Without --url and --model, its programs go where they go without `sgl run`."""
     _check(options)
     if options.url is None and options.model is None:
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def trace(options: argparse.Namespace) -> int:
+def trace(options: SimpleNamespace) -> int:
     """Run the file and write the timelines of the programs that it ran. Raises ProgramError where it ran none."""
     _check(options)
     check_output(options.output)
@@ -99,7 +99,7 @@ _ONE_BY_ONE = (
 )
 
 
-def _elsewhere(options: argparse.Namespace, backend: Backend) -> str:
+def _elsewhere(options: SimpleNamespace, backend: Backend) -> str:
     where = options.url or f"the model {options.model or backend.model_name}"
     return (
         f"no program of {options.file} went to {where}. Either it runs none, or they name a backend of their own: "
@@ -111,14 +111,14 @@ def _say(text: str) -> None:
     Console(soft_wrap=True, highlight=False, stderr=True).print(text, markup=False)
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: SimpleNamespace) -> None:
     if options.url is not None and options.model is not None:
         raise ConfigError("give either --url or --model", option="url")
     if not Path(options.file).is_file():
         raise ConfigError(f"there is no file {options.file} to run", option="file")
 
 
-def _execute(options: argparse.Namespace, backend: Backend | None = None) -> None:
+def _execute(options: SimpleNamespace, backend: Backend | None = None) -> None:
     """Run the file as a script whose programs go to the backend, which is shut down at the end."""
     set_default_backend(backend)
     sys.argv = [options.file, *options.arguments]

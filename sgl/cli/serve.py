@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -10,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # needs an extra
 logger = logging.getLogger(__name__)
 
 
-def serve(options: argparse.Namespace) -> int:
+def serve(options: SimpleNamespace) -> int:
     """Serve until a signal says otherwise."""
     engine, server = configs(options, (EngineConfig, ServerConfig))
     configure_logging(server.log_level, server.log_format)

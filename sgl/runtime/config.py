@@ -53,6 +53,8 @@ class EngineConfig:
     """Serve token ids only: no text in, no text out, no stop strings."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """dummy: random weights from config.json alone."""
+    context_length: PositiveInt | None = None
+    """Longest prompt plus output, in tokens. None: the model's."""
     device: str | None = None
     """cpu, cuda or cuda:N. None: cuda where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -63,8 +65,6 @@ class EngineConfig:
     quantization: Literal["fp8"] | None = None
     """fp8: the layers' matrices in e4m3 with a scale for each row, activations rounded alike on the way; needs
     bfloat16 and a GPU of compute capability 8.9 or above."""
-    context_length: PositiveInt | None = None
-    """Longest prompt plus output, in tokens. None: the model's."""
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None = None
     """None: on a GPU flashinfer, on a CPU cpu, where they can serve the model, else torch. triton: for GPUs without
     FlashInfer. cpu: compiled for the processor, which takes a C compiler (gcc); for float32."""
@@ -195,8 +195,6 @@ class ServerConfig:
     admin_api_key: Annotated[str | None, BeforeValidator(_admin_key)] = field(default=None, repr=False)
     """The one key that may flush the cache, profile, abort all requests, and reach everybody's programs and requests.
     None: every key may flush and profile, and reaches what is its own."""
-    served_model_name: str | None = None
-    """The model's name in the OpenAI API. None: the model's path."""
     cors_origins: str = ""
     """Origins, separated by commas, whose pages may call the server from a browser; * for all. Pages of others are
     refused."""
@@ -215,6 +213,8 @@ class ServerConfig:
     """Seconds that running requests get to finish after SIGTERM."""
     watchdog_timeout: Seconds = 300.0
     """Seconds one step of the engine may take before its process is restarted."""
+    served_model_name: str | None = None
+    """The model's name in the OpenAI API. None: the model's path."""
     chat_template: str | None = None
     """A file with a Jinja chat template to use instead of the model's own."""
     reasoning_parser: str | None = None
