@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,15 +145,24 @@ def test_flags_are_what_was_given_and_nothing_else(called: Any) -> None:
     }  # fmt: skip
 
 
-def test_an_end_of_input_in_a_file_is_the_files_own(tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("input()", "EOFError"),
+        ("import click; raise click.UsageError('mine')", "click.exceptions.UsageError"),
+        ("import click; raise click.Abort", "click.exceptions.Abort"),
+    ],
+)
+def test_what_a_file_raises_is_its_own(tmp_path: Path, line: str, words: str) -> None:
     file = tmp_path / "file.py"
-    file.write_text("input()")
+    file.write_text(line)
     done = subprocess.run(
         [sys.executable, "-m", "sgl", "run", str(file)], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "EOFError" in done.stderr
+    assert words in done.stderr
+    assert "Traceback" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,22 +21,25 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 when it is done, 1 when it failed, 2 when it was called wrongly."""
     try:
         options = _sgl().main(arguments, prog_name="sgl", standalone_mode=False)
-        if isinstance(options, int):  # of --help and --version
-            sys.exit(options)
-        if arguments is None:
-            keys = [getattr(options, name, None) or () for name in ("api_key", "admin_api_key")]
-            hide(key for given in keys for key in ([given] if isinstance(given, str) else given))
-        module, _, function = options.does.partition(":")
-        command: Callable[[SimpleNamespace], int] = getattr(importlib.import_module(f"sgl.cli.{module}"), function)
-        sys.exit(command(options))
     except click.UsageError as error:
         path = "sgl" if error.ctx is None else error.ctx.command_path
         sys.stderr.write(f"{path}: {_explained(error)} (see {path} --help)\n")
         sys.exit(2)
+    except click.Abort:
+        sys.exit(130)
+    if isinstance(options, int):  # of --help and --version
+        sys.exit(options)
+    if arguments is None:
+        keys = [getattr(options, name, None) or () for name in ("api_key", "admin_api_key")]
+        hide(key for given in keys for key in ([given] if isinstance(given, str) else given))
+    module, _, function = options.does.partition(":")
+    try:
+        command: Callable[[SimpleNamespace], int] = getattr(importlib.import_module(f"sgl.cli.{module}"), function)
+        sys.exit(command(options))
     except SglError as error:
         sys.stderr.write(f"sgl: {error}\n")
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         sys.exit(130)
 
 
@@ -44,9 +47,8 @@ def _explained(error: click.UsageError) -> str:
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"one thing more is required: {error.param.human_readable_name}"
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        known = [
-            name for each in error.ctx.command.get_params(error.ctx) for name in each.opts + each.secondary_opts
-        ]
+        options = error.ctx.command.get_params(error.ctx)
+        known = [name for option in options for name in option.opts + option.secondary_opts]
         return f"unknown option {error.option_name}{nearest_name(error.option_name, known)}"
     return error.format_message().rstrip(".")
 
@@ -69,10 +71,8 @@ class _Command(click.RichCommand):
     are needed: `sgl --help` reads no configuration."""
 
     def __init__(self, name: str, does: str, help: str, options: Callable[[], Parameters], **more: Any) -> None:
-        first: list[click.RichPanel[Any, Any]] = [
-            click.RichOptionPanel(title) for title in ("Arguments", "Options")
-        ]
-        super().__init__(name, help=help, panels=first, **more)
+        panels = click.RichOptionPanel("Arguments"), click.RichOptionPanel("Options")
+        super().__init__(name, help=help, panels=[*panels], **more)
         self._does, self._options = does, options
 
     def get_params(self, ctx: click.Context) -> Parameters:
@@ -93,10 +93,9 @@ class _Command(click.RichCommand):
 def _sgl() -> _Group:
     style = {"theme": "default-slim", "text_markup": None}
     the_rest_is_the_files = {"allow_interspersed_args": False}
+    serving = "Load a server over HTTP: latencies, throughput, goodput."
     benches = [
-        _Command(
-            "serving", "bench:bench", "Load a server over HTTP: latencies, throughput, goodput.", _bench_serving
-        ),
+        _Command("serving", "bench:bench", serving, _bench_serving),
         _Command("offline", "bench:bench", "Throughput of the engine on one large batch.", _bench_engine),
         _Command("latency", "bench:bench", "Milliseconds of a small batch's prompts and tokens.", _bench_engine),
     ]
