@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from sgl.errors import InvalidRequest, SglError
-from sgl.lang import ir
+from sgl.errors import InvalidRequest, QueueFull, SglError
+from sgl.lang import ir, nodes
 from sgl.lang.ir_check import Checker, program_from_wire
 from sgl.lang.nodes import Held
 from sgl.runtime.engine import Engine
+from sgl.runtime.server import programs
 from tests.lang_mocks import MockBackend
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
-from tests.program_client import SECONDS, Client, assert_idle
+from tests.program_client import SECONDS, Client, assert_idle, gen
 
 BIG = "x" * 4000
 
@@ -140,6 +141,63 @@ def test_the_count_stops_at_the_limit_and_not_before() -> None:
     held.charge(ir.MAX_HELD_TOKENS, "tokens")
     with pytest.raises(InvalidRequest, match="tokens"):
         held.charge(1, "tokens")
+
+
+def test_programs_hold_so_much_together_and_give_it_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over HTTP too, where it is told as a full queue is."""
+    monkeypatch.setitem(nodes._MOST_TOGETHER, "characters", 3 * len(BIG))
+    holding = Client(engine)
+    holding.send(ir.Text("a"), gen("x"), ir.Text(BIG * 2))
+    holding.wait(ir.NodeDone)
+    other = Client(engine)
+    other.send(ir.Text(BIG), final=True)
+    assert isinstance(other.error(), QueueFull)
+    server = LiveServer(engine)
+    texts = [{"st": 0, "op": "text", "text": BIG}]
+    body = {"program": {"v": 1, "name": "p", "seed": 1}, "segment": {"nodes": texts, "final": True}}
+    try:
+        assert "queue_full" in server.post("/v1/programs", body).text
+        holding.session.cancel()
+        assert holding.is_done.wait(SECONDS)
+        assert "node_failed" not in server.post("/v1/programs", body).text
+    finally:
+        server.close()
+    for _ in range(10):
+        again = Client(engine)
+        again.send(ir.Text(BIG * 2), final=True)
+        assert again.is_done.wait(SECONDS)
+        assert not again.of(ir.NodeFailed)
+    assert_idle(engine)
+
+
+def test_tokens_of_all_programs_are_bounded_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.tokenizer is not None
+    text = "the cat sat on the mat. " * 4
+    monkeypatch.setitem(nodes._MOST_TOGETHER, "tokens", len(engine.tokenizer.encode(text)) * 3 // 2)
+    holding = Client(engine)
+    holding.send(ir.Text(text), gen("x"))
+    holding.wait(ir.NodeDone)
+    other = Client(engine)
+    other.send(ir.Text(text), gen("x"), final=True)
+    assert isinstance(other.error(), QueueFull)
+    holding.session.cancel()
+    assert holding.is_done.wait(SECONDS)
+    assert_idle(engine)
+
+
+def test_timelines_of_large_programs_are_not_all_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "RECENT_CHARACTERS", 3 * len(BIG))
+    server = LiveServer(engine)
+    body = {"program": {"v": 1, "name": "p", "seed": 1}}
+    try:
+        for number in range(10):
+            texts = [{"st": 0, "op": "text", "text": f"{BIG}{number}"}]
+            assert (
+                server.post("/v1/programs", {**body, "segment": {"nodes": texts, "final": True}}).status_code == 200
+            )
+        assert 1 <= len(server.get("/v1/programs").json()) <= 3
+    finally:
+        server.close()
 
 
 def test_branches_of_branches_of_a_failed_stream_fail_however_deep(engine: Engine) -> None:

@@ -24,6 +24,8 @@ MAX_LEASE_S = 3600.0
 MAX_HELD_CHARACTERS = 16_000_000  # that a program may hold in all
 MAX_COPIED_CHARACTERS = 256_000_000  # that its branches copy and its text functions read, in all
 MAX_HELD_TOKENS = 32_000_000  # of its streams, what a branch begins with counted in each
+MAX_CHARACTERS_TOGETHER = 64_000_000  # that all programs of one engine may hold
+MAX_TOKENS_TOGETHER = 64_000_000  # of all their streams
 MAX_PARTS = 1_000_000  # of a split
 MAX_REF_CHARACTERS = 1_000_000  # that the text functions of a ref may make
 

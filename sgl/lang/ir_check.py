@@ -167,7 +167,8 @@ class Checker:
         self._limits = limits or Limits()
         self._streams = {0: _StreamCheck()}
         self._num_nodes = 0
-        self._num_characters = 0
+        self.num_characters = 0
+        """Of all that was checked."""
         self._is_final = False
         self._waiting: set[tuple[int, int]] = set()  # tool_results nodes without an answer
 
@@ -196,8 +197,8 @@ class Checker:
                 f"{place}: node {address[1]} of stream {address[0]} waits for no answer", param=place
             )
         self._waiting.remove(address)
-        self._num_characters += _characters(answer)
-        self._limit("characters", self._num_characters, self._limits.characters, place)
+        self.num_characters += _characters(answer)
+        self._limit("characters", self.num_characters, self._limits.characters, place)
 
     def _node(self, item: Mapping[str, Any], place: str) -> None:
         stream = self._streams.get(item["st"])
@@ -213,7 +214,7 @@ class Checker:
 
     def _count(self, item: Mapping[str, Any], place: str) -> None:
         self._num_nodes += 1
-        self._num_characters += _characters(item) - len(item["op"])
+        self.num_characters += _characters(item) - len(item["op"])
         limits = self._limits
         num_streams = len(self._streams) + len(item["children"] if item["op"] == "fork" else ())
         self._limit("nodes", self._num_nodes, limits.nodes, place)
@@ -225,7 +226,7 @@ class Checker:
         self._limit("choices", len(item.get("choices", ())), limits.choices, place)
         constraint = _characters(item.get("constraint"))
         self._limit("constraint_characters", constraint, limits.constraint_characters, place)
-        self._limit("characters", self._num_characters, limits.characters, place)
+        self._limit("characters", self.num_characters, limits.characters, place)
 
     def _widen(self, stream: _StreamCheck, item: Mapping[str, Any]) -> None:
         """Count what the node may ask for at once. A stream's nodes wait for each other; streams do not."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from sgl.errors import BackendError, InvalidRequest, ProgramError, SglError
+from sgl.errors import BackendError, InvalidRequest, ProgramError, QueueFull, SglError
 from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate
 from sgl.lang.reasoning import ReasoningSplitter, split_reasoning
@@ -139,16 +139,48 @@ class Held:
     """What a program holds: the characters of its streams and of its nodes' values. Whatever makes more of them is
     charged before it makes them: a few nested scopes and references could ask for any amount of memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: HeldTogether | None = None) -> None:
+        """together: of all programs of an executor."""
         self._counts = {"characters": 0, "copied characters": 0, "tokens": 0}
+        self._together = together
 
     def charge(self, number: int, what: str = "characters") -> None:
-        """Count what is about to be made. Raises InvalidRequest, and counts nothing, where that is too much."""
+        """Count what is about to be made. Raises InvalidRequest, and counts nothing, where that is too much, and
+        QueueFull where it is too much beside other programs."""
         total = self._counts[what] + number
         if total > _MOST_HELD[what]:
             message = f"{number} more {what} make {total} in this program, and the limit is {_MOST_HELD[what]}"
             raise InvalidRequest(message, param=what)
+        if self._together is not None:
+            self._together.charge(number, what)
         self._counts[what] = total
+
+    def release(self) -> None:
+        """The program has ended. Idempotent."""
+        together, self._together = self._together, None
+        if together is not None:
+            for what, number in self._counts.items():
+                together.charge(-number, what)
+
+
+class HeldTogether:
+    """What the programs of one executor hold, all of them. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(_MOST_TOGETHER, 0)
+
+    def charge(self, number: int, what: str) -> None:
+        """Count what is about to be made, or is given back. Raises QueueFull, and counts nothing, where that is too
+        much."""
+        limit = _MOST_TOGETHER.get(what)
+        if limit is None:
+            return
+        if number > 0 and self._counts[what] + number > limit:
+            message = (
+                f"the programs that are open hold {limit} {what} together, and there is no room for {number} more"
+            )
+            raise QueueFull(f"{message}; try again later", limit=limit)
+        self._counts[what] += number
 
 
 _MOST_HELD = {
@@ -156,15 +188,18 @@ _MOST_HELD = {
     "copied characters": ir.MAX_COPIED_CHARACTERS,
     "tokens": ir.MAX_HELD_TOKENS,
 }
+_MOST_TOGETHER = {"characters": ir.MAX_CHARACTERS_TOGETHER, "tokens": ir.MAX_TOKENS_TOGETHER}
 _ENTRY = 8  # what an entry of a list counts as, in characters
 
 
 class Interpreter(ABC, Generic[S]):
     """Takes the segments of one program, which have been checked, and answers with the events of `ir`."""
 
-    def __init__(self, program: ir.Program, template: ChatTemplate | None, turns: Turns[S]) -> None:
+    def __init__(
+        self, program: ir.Program, template: ChatTemplate | None, turns: Turns[S], held: Held | None = None
+    ) -> None:
         self._program = program
-        self._held = Held()
+        self._held = held or Held()
         self._template = template
         self._turns = turns
         self._streams: dict[int, S] = {}

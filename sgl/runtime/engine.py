@@ -22,6 +22,7 @@ from typing import Any
 from sgl.errors import EngineDead, InvalidRequest
 from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate, RenderedTemplate
+from sgl.lang.nodes import HeldTogether
 from sgl.runtime import startup
 from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of
 from sgl.runtime.config import EngineConfig
@@ -254,6 +255,7 @@ class Engine:
             pool=self._pool,
             template=self.chat_template,
             lease_ttl=self.config.program_lease_ttl,
+            held=HeldTogether(),
         )
 
     # ── the rest of the surface ─────────────────────────────────────────────────────────────────────────────────

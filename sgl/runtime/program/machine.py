@@ -19,7 +19,7 @@ from typing import TypeVar
 from sgl.errors import EngineDead, RequestTimeout, SglError
 from sgl.lang import ir
 from sgl.lang.chat import ChatTemplate
-from sgl.lang.nodes import Steps, Turns
+from sgl.lang.nodes import Held, HeldTogether, Steps, Turns
 from sgl.runtime.intake import Intake
 from sgl.runtime.loop import EngineLoop
 from sgl.runtime.outlet import Outlet
@@ -50,6 +50,7 @@ class Services:
     pool: Executor  # for work too long for the loop's thread
     template: ChatTemplate | None  # the model's own
     lease_ttl: float  # seconds, at most
+    held: HeldTogether
 
 
 class Machine(Turns[Stream]):
@@ -59,6 +60,7 @@ class Machine(Turns[Stream]):
         super().__init__(sink)
         self._services = services
         self._program = program
+        self.held = Held(services.held)
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # made in this turn
         self._calls: dict[int, Call] = {}  # by uid
@@ -232,6 +234,7 @@ class Machine(Turns[Stream]):
         if self._is_over:
             return
         self._is_over = True
+        self.held.release()
         uids = list(self._calls)
         self._forget(uids)
         for stream in list(self._leasing):

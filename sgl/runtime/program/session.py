@@ -55,7 +55,9 @@ class ProgramSession(Interpreter[Stream]):
         checked = program_from_wire(ir.to_json(program if is_text else replace(program, chat_template=None)))
         chosen = program.chat_template or services.template
         self._machine = Machine(services, checked, sink)
-        super().__init__(checked, None if chosen is None else as_template(chosen), self._machine)
+        super().__init__(
+            checked, None if chosen is None else as_template(chosen), self._machine, self._machine.held
+        )
         self._checker = Checker(self._program, Limits(requests=services.intake.max_requests))
         self._services = services
 

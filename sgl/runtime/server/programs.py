@@ -48,6 +48,7 @@ MAX_PROGRAMS = 20_000  # open at the same time
 MAX_ROWS = 10_000
 MAX_ARGS = 1_000_000  # rows x arguments that all of them get
 RECENT = 50  # programs whose timelines are kept
+RECENT_CHARACTERS = 32_000_000  # of what they were sent and said: fewer are kept of large ones
 
 _TYPES = {cls: name for name, cls in ir.EVENTS.items()}
 
@@ -139,6 +140,8 @@ class ProgramsApi:
         if body.rows is None:
             opened.nodes += [] if body.segment is None else body.segment["nodes"]
             self._recent.append(opened)
+            while len(self._recent) > 1 and sum(each.size for each in self._recent) > RECENT_CHARACTERS:
+                self._recent.popleft()
         try:
             opened.start(programs, segment)
         except SglError:
@@ -224,6 +227,7 @@ class _OpenProgram:
         self._name = program.name
         self._started = time.time()
         self._times: list[float] = []  # of the log's events
+        self._num_bytes = 0  # of all events
         self._service = service
         self._parent = None if service.tracer is None else service.tracer.here()
         self._patience = service.config.reconnect_grace
@@ -281,6 +285,11 @@ class _OpenProgram:
         self._waiting.clear()
         if self._filling is not None:
             self._filling.cancel()
+
+    @property
+    def size(self) -> int:
+        """Characters of its nodes, and bytes of its events."""
+        return self.checker.num_characters + self._num_bytes
 
     def summary(self) -> dict[str, Any]:
         """What a list of programs says of it."""
@@ -372,6 +381,7 @@ class _OpenProgram:
 
     def _note(self, data: dict[str, Any]) -> None:
         self.log.append(sse.event(data, len(self.log) + 1))
+        self._num_bytes += len(self.log[-1])
         self._times.append(time.time())
         self._changed.set()
 
