@@ -158,7 +158,7 @@ def steps(
         run, draft = Jump([])
         if jumps and (foreseen := foresee(matcher, vocabulary, output)) is not None:
             [ids] = cut([foreseen], lambda texts: list(map(plain, texts)))
-            run, draft = jump(matcher, vocabulary, foreseen, ids)
+            run, draft = jump(vocabulary, foreseen, ids)
         if not run:
             run = encode(text[done:])[:1]
             chosen += draft != run[0]  # one that was drafted is confirmed in the step before

@@ -271,7 +271,7 @@ def forced(matcher: Matcher, vocabulary: Vocabulary, output: list[int], encode: 
     if foreseen is None:
         return Jump([])
     [ids] = cut([foreseen], lambda texts: list(map(encode, texts)))
-    return jump(matcher, vocabulary, foreseen, ids)
+    return jump(vocabulary, foreseen, ids)
 
 
 def test_jumps_reach_every_document_in_fewer_steps() -> None:
@@ -313,6 +313,8 @@ def test_texts_that_are_cut_together_are_cut_as_each_alone(make: Callable[[], An
             foreseen = foresee(matcher, vocabulary, output)
             if foreseen is not None:
                 seen.append(foreseen)
+                assert foreseen.data[foreseen.start :] == matcher.forced_bytes()
+                assert foreseen.start <= foreseen.seam <= len(foreseen.data)
             output.append(likely(matcher, vocabulary, mask_of(matcher, vocabulary), rng))
             if not matcher.accept(output[-1]) or output[-1] in vocabulary.eos_ids:
                 break
@@ -320,12 +322,11 @@ def test_texts_that_are_cut_together_are_cut_as_each_alone(make: Callable[[], An
     assert together == [cut([foreseen], encode)[0] for foreseen in seen]
     for foreseen, ids in zip(seen, together, strict=True):
         spelt = b"".join(vocabulary.token_bytes[token_id] for token_id in ids)
-        assert spelt == foreseen.text[1:].encode()
-        assert spelt[foreseen.tail_len :] == foreseen.data
+        assert spelt == foreseen.text[1:].encode() == foreseen.data
     assert len(seen) > 40
 
 
 def test_a_text_that_merges_with_what_is_put_before_it_is_not_cut() -> None:
-    seen = [Foreseen(b"a", "\na", 0), Foreseen(b"b", "\nb", 0)]
+    seen = [Foreseen("\na", b"a", 0, 1), Foreseen("\nb", b"b", 0, 1)]
     ids = {"\n": [1], "\na": [1, 2], "\nb": [3]}
     assert cut(seen, lambda texts: [ids[text] for text in texts]) == [[2], []]

@@ -17,11 +17,14 @@ from sgl.errors import GrammarError
 from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.closure import close
 from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
-from sgl.grammar.jump import Encode, cut
+from sgl.grammar.jump import Encode, _seam, cut
+from sgl.grammar.place import Place, advance
 from sgl.runtime.text.tokenizer import Tokenizer
+from tests.conftest import REPOSITORY
 from tests.tiny_tokenizers import byte_level, sentencepiece
 
 REAL = ["gpt2", "qwen2.5", "mistral-v3"]
+EMBEDDED = REPOSITORY / "sgl" / "models" / "embedded"
 TINY = {"byte_level": byte_level, "sentencepiece": sentencepiece}
 WORDS = [
     *[
@@ -162,10 +165,12 @@ def real_model(folder: Path) -> Model:
     return Model(PreTrainedTokenizerFast.from_pretrained(folder))
 
 
-@pytest.fixture(scope="module", params=[*TINY, *REAL])
+@pytest.fixture(scope="module", params=[*TINY, "embedded", *REAL])
 def model(request: pytest.FixtureRequest) -> Model:
     if request.param in TINY:
         return Model(TINY[request.param]())
+    if request.param == "embedded":
+        return real_model(EMBEDDED)
     folder: Path = request.getfixturevalue("unpacked")("tokenizers")
     return real_model(folder / request.param)
 
@@ -175,6 +180,84 @@ def follow(model: Model, compiled: Grammar, text: str) -> int:
     ids = model.tokens(text)
     [num_forced] = {model.lead(cursor, ids) for cursor in model.cursors(compiled)} if ids else {0}
     return num_forced
+
+
+def test_bytes_are_a_pair_if_they_stand_side_by_side_in_a_token(model: Model) -> None:
+    slow = {data[at : at + 2] for data in model.vocabulary.token_bytes for at in range(len(data) - 1)}
+    assert len(model.vocabulary.pairs) == 1 << 16
+    assert {bytes(divmod(i, 256)) for i, is_pair in enumerate(model.vocabulary.pairs) if is_pair} == slow
+
+
+def test_at_a_seam_two_tokens_meet_whatever_follows(model: Model) -> None:
+    rng = random.Random(5)
+    parts = [
+        *CHARS,
+        *WORDS,
+        *filter(None, JOINTS),
+        "e\u0301",
+        "=\u0338",
+        "\u200d",
+        "}",
+        "]",
+        "[",
+        "0",
+        "7",
+        "true",
+        "null",
+        "A",
+        "Bc",
+    ]
+
+    def some(high: int) -> str:
+        return "".join(rng.choices(parts, k=rng.randint(1, high)))
+
+    num_seams = num_inner = 0
+    for _ in range(2000):
+        begun = some(8)
+        texts = [begun + some(4) for _ in range(3)]
+        behind = {text.encode()[len(begun.encode())] for text in texts}
+        seam = _seam(begun.encode(), behind, model.vocabulary)
+        try:
+            before = model.tokens(begun.encode()[:seam].decode())
+        except UnicodeDecodeError:
+            raise AssertionError((begun, seam)) from None
+        for text in texts:
+            ids = model.tokens(text)
+            if ids and before:  # it is spelt byte for byte
+                assert ids[: len(before)] == before, (text, seam)
+        num_seams += seam > 0
+        num_inner += 0 < seam < len(begun.encode())
+    assert num_seams > 500
+    assert num_inner > 100
+
+
+def test_the_bytes_that_may_come_next_are_those_that_are_accepted() -> None:
+    rng = random.Random(6)
+    vocabulary = Vocabulary.from_tokenizer(byte_level())
+    schema = {"properties": {"ab": {"enum": ["x", "xy", 12]}, "c": {"type": "string", "maxLength": 3}}}
+    constraints: list[dict[str, Any]] = [
+        {"json_schema": schema},
+        {"regex": r"a(b|cd){1,3}\.?"},
+        {"ebnf": 'root ::= "a" [b-d]+ ("." | "é")'},
+    ]
+    for constraint in constraints:
+        compiled = grammar.compile(**constraint, vocabulary=vocabulary)
+        closed = None if compiled.automaton is None else close(compiled.automaton, 500)
+        assert (closed is None) == ("ebnf" in constraint)
+        for _ in range(20):
+            matcher = compiled.matcher()
+            place: Place | None = None if closed is None else closed.start
+            for _ in range(30):
+                allowed = [byte for byte in range(256) if matcher.copy().accept_bytes(bytes([byte]))]
+                assert list(matcher.next_bytes()) == allowed
+                if closed is not None:
+                    assert place is not None
+                    assert closed.next_bytes(place) == allowed
+                if not allowed:
+                    break
+                data = bytes([rng.choice(allowed)])
+                assert matcher.accept_bytes(data)
+                place = None if closed is None or place is None else advance(closed, place, data)
 
 
 def test_of_choices_that_begin_alike_the_tokenizers_own_tokens_are_forced(model: Model) -> None:

@@ -110,6 +110,11 @@ class Closed:
             place, state = following, following.state
         return bytes(forced), place._replace(state=state)
 
+    def next_bytes(self, place: Place) -> list[int]:
+        """The bytes that may follow a place."""
+        found: list[int] = (self.tables.entries[place.state][self.tables.classes] >= 0).nonzero()[0].tolist()
+        return found
+
     def expand(self, state: int) -> None:
         """As `Automaton.expand`: there is nothing left to do."""
 

@@ -20,7 +20,7 @@ from sgl.errors import GrammarTooLarge
 from sgl.grammar.budget import FAR
 from sgl.grammar.closure import Closed, Standing
 from sgl.grammar.compiler import Grammar
-from sgl.grammar.jump import ClosedRuns, Cut, Foreseen, Jump, foresee, jump
+from sgl.grammar.jump import ClosedRuns, Foreseen, Jump, foresee, jump
 from sgl.grammar.masks import without
 from sgl.grammar.place import advance
 from sgl.grammar.time_limit import OutOfTime, check_time, collection_time, time_limit
@@ -53,7 +53,7 @@ class Cursor(Protocol):
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
         """The text that follows the output; None where there is none to be cut into tokens. See `jump.py`."""
 
-    def forced(self, foreseen: Foreseen, ids: Cut, remaining: int | None = None) -> Jump:
+    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
         """The tokens that follow the output, from what was foreseen where the cursor still stands, and the ids that
         `jump.cut` made of it: as far as masks would allow them, if no more than `remaining` are to come. Raises
         GrammarError."""
@@ -112,10 +112,10 @@ class MatcherCursor:
         with self._on_time():
             return foresee(self._matcher, self._vocabulary, output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Cut, remaining: int | None = None) -> Jump:
+    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
         """See `Cursor`."""
         with self._on_time():
-            return self._within(jump(self._matcher, self._vocabulary, foreseen, ids), remaining)
+            return self._within(jump(self._vocabulary, foreseen, ids), remaining)
 
     def within(self, found: Jump, remaining: int | None) -> Jump:
         """What follows, as far as masks allow it if no more than `remaining` are to come. Raises GrammarError."""
@@ -237,9 +237,9 @@ class ClosedCursor:
             return None
         return self._grammar.runs.foresee(self._place, output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Cut, remaining: int | None = None) -> Jump:
+    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
         """See `Cursor`."""
-        found = self._grammar.runs.jump(self._place, foreseen, ids)
+        found = jump(self._grammar.vocabulary, foreseen, ids)
         if self._host is not None:
             return self._host.within(found, remaining)
         if remaining is None or remaining - len(found.token_ids) > FAR:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import lru_cache
 from time import thread_time
@@ -113,6 +113,14 @@ class EbnfMatcher(Matcher):
 
     def mask(self, remaining: int | None = None) -> Int32Array:
         """As `Matcher.mask`, and always another array; `remaining` restricts nothing. Raises GrammarError."""
+        row = self._row()[: self._vocabulary.words] & _with_bytes(self._vocabulary)
+        if not self._is_finished and self.is_accepting():
+            for token_id in self._vocabulary.eos_ids:
+                row.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
+        return row
+
+    def _row(self) -> Int32Array:
+        """The mask of the vocabulary and of the tokens behind it. Raises GrammarError."""
         row = np.zeros((self._vocabulary.size + _NUM_MORE + 31) // 32, np.int32)
         if not self._is_finished:
             began = thread_time()
@@ -123,11 +131,7 @@ class EbnfMatcher(Matcher):
                 raise failure
             if thread_time() - began > _MOST_SECONDS:
                 raise _too_ambiguous()
-            row[: self._vocabulary.words] &= _with_bytes(self._vocabulary)
-            if self.is_accepting():
-                for token_id in self._vocabulary.eos_ids:
-                    row.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
-        return row[: self._vocabulary.words]
+        return row
 
     def is_accepting(self) -> bool:
         """As `Matcher.is_accepting`."""
@@ -140,6 +144,12 @@ class EbnfMatcher(Matcher):
     def forced_bytes(self) -> bytes:
         """As `Matcher.forced_bytes`."""
         return b"" if self.is_accepting() else bytes(self._found.compute_ff_bytes())[:_MAX_FORCED]
+
+    def next_bytes(self) -> Iterable[int]:
+        """As `Matcher.next_bytes`. Raises GrammarError."""
+        bits = np.unpackbits(self._row().view(np.uint8), bitorder="little")
+        found: list[int] = bits[self._vocabulary.size :][:256].nonzero()[0].tolist()
+        return found
 
     def shortest_end(self) -> bytes:
         """Unknown: raises GrammarError."""

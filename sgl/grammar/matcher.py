@@ -6,6 +6,7 @@ Going back and copying cost nothing, since places are values.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import thread_time
 
 import numpy as np
@@ -147,17 +148,26 @@ class Matcher:
         place = self._place
         automaton, tables = self._automaton, self._automaton.tables
         while len(forced) < _MAX_FORCED and not self._is_finished and not tables.accepting[place.state]:
-            automaton.expand(place.state)
-            live = np.flatnonzero(tables.entries[place.state, tables.classes] >= 0)
+            live = self._live(place)
             if len(live) != 1:
                 break
-            byte = bytes([int(live[0])])
+            byte = bytes(live)
             following = follow(automaton, place, byte)
             if following is None:
                 break
             forced += byte
             place = following
         return bytes(forced)
+
+    def next_bytes(self) -> Iterable[int]:
+        """The bytes that may come next, and some that may not where texts must differ from others."""
+        return () if self._is_finished else self._live(self._place)
+
+    def _live(self, place: Place) -> list[int]:
+        self._automaton.expand(place.state)
+        tables = self._automaton.tables
+        found: list[int] = (tables.entries[place.state][tables.classes] >= 0).nonzero()[0].tolist()
+        return found
 
     def rollback(self, num_steps: int) -> None:
         """Take back the last accepted steps; ValueError if there were fewer."""

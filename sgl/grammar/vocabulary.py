@@ -108,12 +108,22 @@ class Vocabulary:
 
     def work_out(self) -> None:
         """Work out all that grammars ask for, which takes about a second, before somebody waits for it."""
-        _ = self.trie, self.ids, self.lengths_by_beginning, self.max_token_len, self.is_byte_complete
+        _ = self.trie, self.ids, self.lengths_by_beginning, self.max_token_len, self.pairs, self.is_byte_complete
 
     @cached_property
     def max_token_len(self) -> int:
         """Bytes of the longest token."""
         return int(self.lengths.max(initial=0))
+
+    @cached_property
+    def pairs(self) -> bytes:
+        """[256 * 256] by two bytes, the first one times 256: nonzero if they stand side by side in a token."""
+        found = np.zeros(1 << 16, np.bool_)
+        data = np.frombuffer(b"".join(self.token_bytes), np.uint8).astype(np.uint16)
+        is_within = np.ones(len(data), np.bool_)
+        is_within[np.cumsum(self.lengths[self.lengths > 0]) - 1] = False  # a token's last byte
+        found[(data[:-1] << 8 | data[1:])[is_within[:-1]]] = True
+        return found.tobytes()
 
     @cached_property
     def most_opened(self) -> int:

@@ -19,7 +19,7 @@ from sgl.grammar.closure import Standing, close
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
-from sgl.grammar.jump import Cut, Encode, Foreseen, Jump, cut
+from sgl.grammar.jump import Encode, Foreseen, Jump, cut
 from sgl.grammar.process import MAX_CLOSED_STATES
 from sgl.grammar.service import CompileService
 from sgl.machine_limits import num_processors
@@ -113,7 +113,7 @@ class Guide:
         GrammarError."""
         return None if self._was_pinned else self._cursor.foresee(output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Cut, remaining: int) -> Jump:
+    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int) -> Jump:
         """The tokens that follow the output, from what was just foreseen and the ids that it was cut into, with so many
         tokens to come. Raises GrammarError."""
         return self._cursor.forced(foreseen, ids, remaining)
