@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl import Engine
+from sgl import Engine, native_code
 from sgl.errors import ConfigError
 from sgl.kernels import activation, cpu, norm, qkv
 from sgl.kernels.attention.base import AttentionShape
@@ -158,9 +158,9 @@ def test_what_cannot_be_kept_or_trusted_is_compiled_again(
     if what == "no folder":
         (fresh / ".cache").write_text("a file")
     elif what == "no home":
-        monkeypatch.setattr(cpu, "cache_folder", lambda: None)
+        monkeypatch.setattr(native_code, "cache_folder", lambda: None)
     elif what == "full":
-        monkeypatch.setattr(cpu.os, "fsync", Mock(side_effect=OSError("No space left on device")))
+        monkeypatch.setattr(native_code.os, "fsync", Mock(side_effect=OSError("No space left on device")))
     else:
         assert cpu.why_not() is None
         [made] = folder.iterdir()
@@ -171,22 +171,22 @@ def test_what_cannot_be_kept_or_trusted_is_compiled_again(
             made.write_text("a part of a library")
         if what == "others write there":
             folder.chmod(0o777)
-            monkeypatch.setattr(cpu, "_load", Mock(wraps=cpu._load))
+            monkeypatch.setattr(native_code, "_load", Mock(wraps=native_code._load))
     cpu.library.cache_clear()
     assert cpu.library().sgl_attend is not None
     if what == "others write there":
-        [call] = cpu._load.mock_calls
+        [call] = native_code._load.mock_calls
         assert folder not in call.args[0].parents
     elif what == "full":
         assert list(folder.iterdir()) == []
     elif folder.exists():
-        cpu._load(made)
+        native_code._load(made, {})
 
 
 @needs_them
 def test_without_a_folder_for_temporary_files_there_are_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = FileNotFoundError("No usable temporary directory found")
-    monkeypatch.setattr(cpu.tempfile, "TemporaryDirectory", Mock(side_effect=error))
+    monkeypatch.setattr(native_code.tempfile, "TemporaryDirectory", Mock(side_effect=error))
     assert cpu.why_not() == str(error)
 
 
@@ -216,7 +216,7 @@ def test_without_them_plain_torch_serves_and_says_so(
         compiler.chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", str(tools))
     if "timed out" in message:
-        monkeypatch.setattr(cpu, "_SECONDS", 0.5)
+        monkeypatch.setattr(native_code, "_SECONDS", 0.5)
     model = tiny_checkpoint(tmp_path / "model", head_dim=16)
     options = {"device": "cpu", "skip_tokenizer_init": True, "max_total_tokens": 64}
     with caplog.at_level(logging.INFO), Engine(model, **options) as engine:
@@ -269,9 +269,16 @@ def test_processors_with_less_get_the_same_numbers(
     """Without AVX-512, and without any AVX; and the source compiles without a warning."""
     gcc = str(shutil.which("gcc") or shutil.which("cc"))
     strict = "-Wall", "-Wextra", "-Werror", "-Wno-psabi"  # no function with vectors is called from elsewhere
-    command = [gcc, *cpu._FLAGS, f"-march={level}", *strict, str(cpu._SOURCE)]
-    cpu._run([*command, "-o", str(tmp_path / "cpu.so")])
-    library = cpu._load(tmp_path / "cpu.so")
+    command = [
+        gcc,
+        *native_code._FLAGS,
+        *cpu._FLAGS,
+        f"-march={level}",
+        *strict,
+        str(Path(cpu.__file__).with_suffix(".c")),
+    ]
+    native_code._run([*command, "-o", str(tmp_path / "cpu.so")])
+    library = native_code._load(tmp_path / "cpu.so", cpu._FUNCTIONS)
     monkeypatch.setattr(cpu, "library", lambda: library)
     Case(MIXED, head_dim=24, way=COMPILED).check()
     Case([(1, 300 + i) for i in range(9)], shared=16, way=COMPILED).check()

@@ -6,41 +6,28 @@ references do the same.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 
-from sgl.kernels.machine import cache_folder
+from sgl import native_code
+from sgl.native_code import CannotCompile
 
 MOST_HEAD_DIM = 256
 MOST_QUERIES = 64  # of a block of attention's
 
-_SOURCE = Path(__file__).with_suffix(".c")
 _FLAGS = (
-    *("-O3", "-shared", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wl,--as-needed"),
+    *("-fopenmp", "-fno-math-errno"),
     *(f"-DMOST_HEAD_DIM={MOST_HEAD_DIM}", f"-DMOST_QUERIES={MOST_QUERIES}"),
 )
-_SECONDS = 120.0  # that the compiler may take
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
-_ARGUMENTS = {
+_FUNCTIONS = {
     "sgl_add_rms_norm": "pipppiif",
     "sgl_rotate_and_store": "ppppppppiiiif",
     "sgl_silu_and_mul": "ppii",
     "sgl_attend": "pppppi",
 }
-
-
-class CannotCompile(Exception):
-    """These kernels cannot be had here; says why."""
 
 
 def takes(*tensors: torch.Tensor) -> bool:
@@ -68,79 +55,7 @@ def library() -> ctypes.CDLL:
     runtimes = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     if not runtimes:
         raise CannotCompile("this torch brings no libgomp, whose threads they would share")
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        raise CannotCompile("there is no C compiler: install gcc")
-    tuned = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-    command = [compiler, *_FLAGS, tuned]
-    macros = _run([*command, "-E", "-dM", "-x", "c", os.devnull])  # the compiler's version, what the processor has
-    if "__clang__" in macros:
-        raise CannotCompile(f"{compiler} is Clang: install gcc")
-    command += [str(_SOURCE), str(runtimes[0])]
-    key = hashlib.sha256("\0".join((*command, macros)).encode() + _SOURCE.read_bytes()).hexdigest()
-    kept = _kept(f"cpu_{key[:20]}.so")
-    if kept is not None:
-        with contextlib.suppress(OSError, AttributeError):
-            return _load(kept)
-    try:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            made = Path(folder) / "cpu.so"
-            _run([*command, "-o", str(made)])
-            if kept is not None:
-                with contextlib.suppress(OSError):
-                    _keep(made, kept)
-                    return _load(kept)
-            return _load(made)
-    except (OSError, AttributeError) as error:
-        raise CannotCompile(str(error)) from error
-
-
-def _kept(name: str) -> Path | None:
-    """Where a library is kept; None: there is no folder that only this user can write to."""
-    folder = cache_folder()
-    if folder is None:
-        return None
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-    except OSError:
-        return None
-    return folder / name if found.st_uid == os.geteuid() and not found.st_mode & 0o022 else None
-
-
-def _keep(made: Path, kept: Path) -> None:
-    """Copy what was made there, where others see it once it is whole."""
-    with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
-        try:
-            file.write(made.read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, kept)
-        except OSError:
-            os.unlink(file.name)
-            raise
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    found = ctypes.CDLL(str(path))
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(found, name)
-        function.argtypes = [_TYPES[each] for each in arguments]
-        function.restype = None
-    return found
-
-
-def _run(command: list[str]) -> str:
-    """What a compiler prints."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotCompile(f"{command[0]} failed: {error}") from error
-    if done.returncode:
-        raise CannotCompile(f"{command[0]} failed: {' '.join(done.stderr.split())[-300:]}")
-    return done.stdout
+    return native_code.load(Path(__file__).with_suffix(".c"), _FUNCTIONS, _FLAGS, libgomp=runtimes[0])
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -21,8 +21,8 @@ from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.attention.compare import choose_prefill
 from sgl.kernels.attention.torch import TorchAttention
-from sgl.kernels.machine import cache_folder
 from sgl.machine_limits import address_space_left, memory_limit, num_processors
+from sgl.native_code import cache_folder
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.config import DtypeName, ModelConfig
