@@ -183,7 +183,8 @@ def check_ways(matcher: Matcher, vocabulary: Vocabulary, rng: random.Random) -> 
     """Every allowed token has a way to the end, and it is as long as what is found behind the token itself."""
     mask = mask_of(matcher, vocabulary)
     mask[list(vocabulary.eos_ids)] = False
-    ways = matcher._budget._ways(matcher._place)
+    group_of, texts = matcher._budget._ways(matcher._place)
+    ways = [(np.flatnonzero(group_of == number), text) for number, text in enumerate(texts)]
     known = {i for tokens, text in ways if text is not None for i in tokens.tolist()}
     others = {i for tokens, text in ways if text is None for i in tokens.tolist()}
     allowed = set(np.flatnonzero(mask).tolist())

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sgl.errors import TokenizerError
 from sgl.grammar import Vocabulary
-from sgl.grammar.trie import ROOT, Trie
+from sgl.grammar.trie import Trie
 from tests.grammar_oracles import PIECES
 from tests.tiny_tokenizers import EOS, WITH_TABLE, WITHOUT_TABLE, WORDS
 
@@ -115,22 +115,49 @@ def test_equal_vocabularies_have_equal_digests() -> None:
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=5), st.text(max_size=3).map(str.encode))))
 def test_the_trie_holds_every_token_where_its_bytes_lead(tokens: list[bytes]) -> None:
     vocabulary = Vocabulary(tokens, [])
-    trie = vocabulary.trie
-    assert tokens_below(trie, ROOT, b"") == {(data, i) for i, data in enumerate(tokens) if data}
-    ragged = {(data, i) for i, data in enumerate(tokens) if data and not vocabulary.plain[i]}
-    assert tokens_below(trie, trie.full_size, b"") == ragged
+    first = {data: i for i, data in reversed(list(enumerate(tokens))) if data}
+    check_trie(vocabulary.trie, first)
+    check_trie(vocabulary.plain_tokens.rest, {data: i for data, i in first.items() if not vocabulary.plain[i]})
+    assert {(int(i), int(j)) for i, j in vocabulary.twins} == {
+        (first[data], i) for i, data in enumerate(tokens) if data and i != first[data]
+    }
     for i, data in enumerate(tokens):
         plain = data.decode(errors="ignore").encode() == data and not set(data) & {*range(32), 0x22, 0x5C}
         assert vocabulary.plain[i] == (plain and bool(data))
-        nodes = np.zeros(1, np.int64)
-        for byte in data:
-            nodes = trie.children(nodes, np.array([byte], np.uint8))
-        assert not data or trie.token[nodes[0]] == tokens.index(data)
 
 
-def tokens_below(trie: Trie, node: int, data: bytes) -> set[tuple[bytes, int]]:
-    token = trie.token.item(node)
-    found = {(data, i) for i in [token, *trie.twins.get(node, [])] if i >= 0}
-    for child in range(trie.child_start.item(node), trie.child_end.item(node)):
-        found |= tokens_below(trie, child, data + bytes([trie.byte.item(child)]))
-    return found
+def check_trie(trie: Trie, tokens: dict[bytes, int]) -> None:
+    """Its nodes are the beginnings of the tokens, in order."""
+    texts = sorted({data[:end] for data in tokens for end in range(len(data) + 1)} | {b""})
+    assert len(trie) == len(texts)
+    for node, text in enumerate(texts):
+        below = [other for other in range(node, len(texts)) if texts[other].startswith(text)]
+        assert below == list(range(node, trie.end[node]))
+        depth = len(text)
+        assert trie.depth[node] == depth
+        assert trie.token[node] == tokens.get(text, -1)
+        assert text[-1:] in (b"", bytes([trie.byte[node]]))
+        children = {text: child for child, text in enumerate(texts) if child in below and len(text) == depth + 1}
+        found = trie.step(np.full(256, node), np.arange(256, dtype=np.uint8))
+        assert found.tolist() == [children.get(text + bytes([byte]), -1) for byte in range(256)]
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=5), st.text(max_size=3).map(str.encode))))
+def test_tokens_that_are_not_plain_are_entered_behind_their_plain_characters(tokens: list[bytes]) -> None:
+    vocabulary = Vocabulary(tokens, [])
+    plain = vocabulary.plain_tokens
+    rest = plain.rest
+    found = []
+    for node, end, chars in plain.exits.tolist():
+        assert end == rest.end[node]
+        assert rest.depth[node] == chars + 1
+        for token in rest.token[node:end][rest.token[node:end] >= 0].tolist():
+            data = tokens[token]
+            assert all(0x20 <= byte < 0x80 and byte not in (0x22, 0x5C) for byte in data[:chars])
+            assert data[chars] < 0x20 or data[chars] >= 0x80 or data[chars] in (0x22, 0x5C)
+            found.append(token)
+    assert sorted(found) == sorted(rest.ids.tolist())
+    for count in range(len(plain.tokens) + 1):
+        bits = np.unpackbits(plain.row(count).view(np.uint8), bitorder="little")
+        assert set(np.flatnonzero(bits)) == set(plain.tokens[:count])
+    assert [int(vocabulary.chars[i]) for i in plain.tokens] == sorted(plain.chars.tolist())

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def run(*command: str, cwd: Path) -> str:
     done = subprocess.run(command, cwd=cwd, env=kept, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def test_what_is_compiled_on_the_machine_is_packed() -> None:
+    packed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["sgl"]
+    sources = {str(path.relative_to(REPOSITORY / "sgl")) for path in (REPOSITORY / "sgl").rglob("*.c")}
+    assert sources
+    assert sources <= set(packed)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ on first use.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from sgl.errors import GrammarError
 from sgl.grammar.arrays import ArrayPlan
-from sgl.grammar.byteset import byte_range, bytes_of, refine
+from sgl.grammar.byteset import byte_range, refine
 from sgl.grammar.expr import EMPTY, Expr
 from sgl.grammar.objects import ObjectPlan
 from sgl.grammar.shape import Array, Object, Schema
@@ -54,7 +53,6 @@ Callers = tuple[tuple[tuple[int, Node], ...], ...]
 OPEN_BRACE, OPEN_BRACKET = 0x7B, 0x5B
 MAX_STATES: Final = 100_000
 NOT_PLAIN: Final = -1
-_UNKNOWN: Final = -2
 ENDLESS: Final = 1 << 60
 _NEVER_REACHED: Final = 1 << 30  # characters or items: no text is so long
 
@@ -76,7 +74,7 @@ class Automaton:
         self._numbers: dict[frozenset[Member], int] = {}
         self._symbols: dict[Callers, int] = {}
         self._results: dict[tuple[int, ...], int] = {}
-        self._plain_limits: npt.NDArray[np.int64] = np.full(64, _UNKNOWN, np.int64)
+        self._plain_limits: dict[int, int] = {}
         self._plain_loops: dict[Expr, bool] = {}
         self._plain_alone: dict[int, bool] = {}
         self.start = self.state((0, thread) for thread in start.threads())
@@ -93,13 +91,14 @@ class Automaton:
     def _new_state(self, chosen: frozenset[Member]) -> int:
         number = len(self.members)
         check_size(number + 1, self.max_states, "the automaton has more than {} states")
-        self.tables.add_state(accepting=any(isinstance(thread, Finished) for _, thread in chosen))
+        kinds = {type(thread) for _, thread in chosen}
+        self.tables.add_state(accepting=Finished in kinds)
         self._numbers[chosen] = number
         self.members.append(tuple(chosen))
-        self.noting.append(any(isinstance(thread, NotedText) for _, thread in chosen))
+        self.noting.append(NotedText in kinds)
         self.has_notes |= self.noting[-1]
-        gates = [(origin, thread) for origin, thread in chosen if isinstance(thread, Gate)]
-        if gates:
+        if Gate in kinds:
+            gates = [(origin, thread) for origin, thread in chosen if isinstance(thread, Gate)]
             self._open_gates(number, chosen, gates)
         return number
 
@@ -134,15 +133,18 @@ class Automaton:
                     cells.append((mask, [(origin, move)]))
                 else:
                     refine(cells, mask, (origin, move))
-        if len(cells) == 1 and (mask := cells[0][0]).bit_count() == 1:
-            self.tables.set_one(state, mask.bit_length() - 1, self._entry(state, mask, cells[0][1]))
-            return
-        row = np.full(256, DEAD, np.int32)
+        row: dict[int, int] = {}
         for mask, moves in cells:
-            row[_indices(mask)] = self._entry(state, mask, moves)
+            entry = self._entry(state, mask, moves)
+            if entry != DEAD:
+                row[entry] = row.get(entry, 0) | mask
         self.tables.set_row(state, row)
 
     def _entry(self, state: int, mask: int, moves: list[tuple[int, Move]]) -> int:
+        if len(moves) == 1:
+            [(origin, move)] = moves
+            if isinstance(move, Stay) and move.threads:
+                return self.state([(origin, thread) for thread in move.threads]) | move.operation << COUNT_SHIFT
         members: list[Member] = []
         operation = 0
         complete: set[int] = set()
@@ -231,24 +233,18 @@ class Automaton:
             self.tables.version += 1
         return found
 
-    def plain_limits(self, states: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Up to how many characters of a string a plain character keeps some thread of each state where it is, and
-        keeps no other alive: ENDLESS if for ever, whatever others do; NOT_PLAIN if there is no such thread.
-        """
-        while len(self._plain_limits) < len(self.members):
-            unknown = np.full(len(self._plain_limits), _UNKNOWN, np.int64)
-            self._plain_limits = np.concatenate([self._plain_limits, unknown])
-        limits = self._plain_limits[states]
-        if (limits == _UNKNOWN).any():
-            for state in set(states[limits == _UNKNOWN].tolist()):
-                self._plain_limits[state] = self._find_plain_limit(self.members[state])
-            limits = self._plain_limits[states]
-        return limits
+    def plain_limits(self) -> npt.NDArray[np.int64]:
+        """`plain_limit` of all states."""
+        return np.array([self.plain_limit(state) for state in range(len(self))], np.int64)
 
     def plain_limit(self, state: int) -> int:
-        """As `plain_limits`, of one state."""
-        limit = self._plain_limits.item(state) if state < len(self._plain_limits) else _UNKNOWN
-        return limit if limit != _UNKNOWN else self.plain_limits(np.array([state])).item(0)
+        """Up to how many characters of a string a plain character keeps some thread of the state where it is, and keeps
+        no other alive: ENDLESS if for ever, whatever others do; NOT_PLAIN if there is no such thread.
+        """
+        found = self._plain_limits.get(state)
+        if found is None:
+            found = self._plain_limits[state] = self._find_plain_limit(self.members[state])
+        return found
 
     def _find_plain_limit(self, members: tuple[Member, ...]) -> int:
         limit = max((self._thread_limit(thread) for _, thread in members), default=NOT_PLAIN)
@@ -299,12 +295,6 @@ class Automaton:
 
 def _by_identity(item: tuple[int, Node]) -> tuple[int, int]:
     return item[0], id(item[1])
-
-
-@lru_cache(maxsize=8192)
-def _indices(mask: int) -> npt.NDArray[np.intp]:
-    """The bytes of a set, to index a row with."""
-    return np.frombuffer(bytes_of(mask), np.uint8).astype(np.intp)
 
 
 _PLAIN_ASCII: Final = byte_range(0x20, 0x7F) & ~(1 << 0x22 | 1 << 0x5C)

@@ -16,19 +16,20 @@ import numpy.typing as npt
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.finish import Finish
-from sgl.grammar.masks import Mask
 from sgl.grammar.notes import follow, suspects, used_texts
 from sgl.grammar.place import Place, start_of
 from sgl.grammar.rope import Rope, rope
 from sgl.grammar.time_limit import OutOfTime
 from sgl.grammar.token_counts import UNSPELLABLE, TokenCounts
 from sgl.grammar.vocabulary import Vocabulary
-from sgl.grammar.walk import Walk
-from sgl.grammar.word_walk import WordWalk, walk_words
+from sgl.grammar.walk import Walker
+from sgl.grammar.walk_plan import Mask
+from sgl.grammar.word_walk import walk_words
 
 Int32Array = npt.NDArray[np.int32]
-Ways = list[tuple[Int32Array, Rope | None]]
-"""Allowed tokens by what suffices behind them; None where it hangs on each token's own text."""
+Ways = tuple[Int32Array, list[Rope | None]]
+"""[V]: the group of each token that is allowed, or -1; and what suffices behind each group's tokens, None where that
+hangs on a token's own text."""
 FAR: Final = 1024
 """Budgets beyond so many tokens restrict nothing."""
 MAX_LENGTH: Final = 256 << 10
@@ -53,6 +54,7 @@ class Budget:
         self.finish = Finish(automaton)
         self.walks = 0
         """How many walks told ways, for measurements."""
+        self._walker = Walker(automaton, vocabulary)
         # Requests under one schema stand in the same places, and at times for many steps.
         self._end = lru_cache(_KNOWN_ENDS)(self.finish.end)
         self._ways_from = lru_cache(_KNOWN_WAYS)(self._ways)
@@ -102,7 +104,7 @@ class Budget:
         a look at each token: from the states that tokens came through."""
         if mask.most_behind is None:
             finish = self.finish
-            most = max(map(finish.most_from, mask.came_through.tolist()), default=0)
+            most = max(map(finish.most_from, mask.seen.tolist()), default=0)
             opened: list[int] = []  # by frame that a token may open: to the end of those around it
             for around, symbol in mask.opened:
                 opened.append(finish.most_behind(symbol) + (opened[around] if around >= 0 else 0))
@@ -118,7 +120,7 @@ class Budget:
         """How many bytes more, at most, suffice behind a token of the mask than before it."""
         if mask.growth is None:
             need = self.need(place)
-            grown = max((text.size - need for _, text in self._ways_from(place) if text is not None), default=0)
+            grown = max((text.size - need for text in self._ways_from(place)[1] if text is not None), default=0)
             if self.automaton.has_notes:  # other keys may have to be longer, one byte for all that came before
                 return grown + 16 + len(used_texts(place))
             frame = place.stack
@@ -155,80 +157,56 @@ class Budget:
             counts = self.counts.of(promise)
             ends = range(1, min(len(promise), self.vocabulary.max_token_len) + 1)
             promised = {ids[promise[:end]]: counts[end] for end in ends if promise[:end] in ids}
-        ways = []
-        for tokens, text in self._ways_from(place):
-            if text is None:
-                ways.append((tokens, _NEVER))
-                continue
-            is_surely_near = self.vocabulary.is_byte_complete and text.size < remaining
-            ways.append((tokens, text.size if is_surely_near else self._num_tokens(text, remaining)))
-        least = min([*promised.values(), *(needed for _, needed in ways)], default=0)
+        group_of, texts = self._ways_from(place)
+        groups = np.array([self._tokens_behind(text, remaining) for text in texts] + [0])
+        least = min([*promised.values(), *groups[:-1].tolist()], default=0)
         most = max(remaining - 1, least)
-        dropped = [tokens for tokens, needed in ways if needed > most]
-        if dropped:
+        if (groups > most).any():
             bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-            bits[np.concatenate(dropped)] = 0
+            bits[: len(group_of)][(groups > most)[group_of]] = 0
             bits[[token for token, needed in promised.items() if needed <= most]] = 1
             row = np.packbits(bits, bitorder="little").view(np.int32)
             row.flags.writeable = False
         return row
 
+    def _tokens_behind(self, text: Rope | None, remaining: int) -> int:
+        if text is None:
+            return _NEVER
+        is_surely_near = self.vocabulary.is_byte_complete and text.size < remaining
+        return text.size if is_surely_near else self._num_tokens(text, remaining)
+
     def _ways(self, place: Place) -> Ways:
-        """The allowed tokens by what suffices behind them; None where it hangs on each token's own text, and one that
-        stands for them is told.
-        """
         self.walks += 1
-        trie = self.vocabulary.trie
-        words = walk_words(self.automaton, trie, place.state, with_nearest=True)
+        automaton, vocabulary = self.automaton, self.vocabulary
+        mask = self._walker.walk(place, grouped=True)
+        group_of, firsts = mask.group_of, dict(enumerate(mask.firsts))
+        assert group_of is not None
+        if automaton.has_notes:
+            for token in suspects(automaton, vocabulary, place):  # they may be forbidden alone
+                if group_of[token] >= 0:
+                    mask.add_group(np.array([token]))
+            numbers, tokens = np.unique(group_of, return_index=True)
+            firsts = dict(zip(numbers.tolist(), tokens.tolist(), strict=True))
+        texts: list[Rope | None] = [None] * len(mask.firsts)
+        for number, first in firsts.items():
+            end = follow(automaton, place, vocabulary.token_bytes[first]) if number >= 0 else None
+            if end is None:
+                group_of[group_of == number] = -1  # notes forbid it
+                continue
+            texts[number] = self.finish.end(end)
+            if end.notes != place.notes:
+                group_of[first] = len(texts)
+                texts.append(texts[number])
+                texts[number] = None
+        words = walk_words(automaton, vocabulary.trie, place.state, with_nearest=True)
         if words is not None:
             behind = self.finish.end(place._replace(state=words.then))
-            tokens = trie.token[words.nodes].tolist()
-            found: Ways = [
-                (np.array([token, *trie.twins.get(node, ())], np.int32), rope(text, behind))
-                for token, node, text in zip(tokens, words.nodes.tolist(), words.nearest, strict=True)
-                if token >= 0
-            ]
-            return found + self._beyond(place, words)
-        allowed = np.zeros(self.vocabulary.words * 32, np.bool_)
-        walk = Walk(self.automaton, self.vocabulary, place, allowed, counts=True)
-        walk.groups = []
-        walk.run()
-        ways: Ways = []
-        for group in self._by_notes(place, walk.groups):
-            end = follow(self.automaton, place, self.vocabulary.token_bytes[group.item(0)])
-            if end is None:
-                continue  # notes forbid it
-            ways.append((group, self.finish.end(end)))
-            if end.notes != place.notes and len(group) > 1:
-                ways[-1:] = (group[:1], ways[-1][1]), (group[1:], None)
-        return ways
-
-    def _by_notes(self, place: Place, groups: list[Int32Array]) -> list[Int32Array]:
-        """Groups of tokens that lead to one place, but for what is noted there: those that may be forbidden alone."""
-        if not self.automaton.has_notes:
-            return groups
-        alone = np.array(sorted(suspects(self.automaton, self.vocabulary, place)), np.int32)
-        result = []
-        for group in groups:
-            is_alone = np.isin(group, alone)
-            result += [*group[is_alone].reshape(-1, 1), group[~is_alone]]
-        return [group for group in result if len(group)]
-
-    def _beyond(self, place: Place, words: WordWalk) -> Ways:
-        """As `_ways`, of the tokens that go on behind the end of a word."""
-        trie = self.vocabulary.trie
-        found: Ways = []
-        stack = words.ends.tolist()
-        while stack:
-            node = stack.pop()
-            for child in range(trie.child_start.item(node), trie.child_end.item(node)):
-                token = trie.token.item(child)
-                data = None if token < 0 else self.vocabulary.token_bytes[token]
-                end = None if data is None else follow(self.automaton, place, data)
-                if end is not None:
-                    found.append((np.array([token, *trie.twins.get(child, ())], np.int32), self.finish.end(end)))
-                stack.append(child)
-        return found
+            found = vocabulary.trie.token[words.nodes]
+            group_of[found[found >= 0]] = len(texts) + np.flatnonzero(found >= 0)
+            first, twin = vocabulary.twins.T
+            group_of[twin] = group_of[first]
+            texts += [rope(text, behind) for text in words.nearest]
+        return group_of, texts
 
     def _num_tokens(self, text: Rope, enough: int = FAR) -> int:
         """The least number of tokens that spell a text; where it surely is more than `enough`, a number beyond those of

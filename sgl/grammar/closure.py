@@ -52,7 +52,7 @@ class Closed:
         self.tables = tables = automaton.tables.trimmed()  # it never grows, and is sent between processes
         self.start = start_of(automaton)
         self._ends = ends
-        self.arrays = device_arrays(tables, automaton.plain_limits(np.arange(tables.num_states)))
+        self.arrays = device_arrays(tables, automaton.plain_limits())
         live = tables.entries[: tables.num_states][:, tables.classes] >= 0
         counts = live.sum(1)
         accepting = tables.accepting[: tables.num_states]

@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from sgl.grammar.automaton import Automaton
 from sgl.grammar.budget import FAR, Budget
-from sgl.grammar.masks import Mask, MaskCache
+from sgl.grammar.masks import MaskCache
 from sgl.grammar.notes import follow, hold_back
 from sgl.grammar.place import Place, start_of
 from sgl.grammar.time_limit import time_limit
 from sgl.grammar.vocabulary import Vocabulary
+from sgl.grammar.walk_plan import Mask
 
 Int32Array = npt.NDArray[np.int32]
 _MAX_FORCED = 4096

@@ -30,6 +30,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from sgl.grammar.byteset import bytes_of
+
 Int32Array = npt.NDArray[np.int32]
 
 DEAD: Final = -1
@@ -74,8 +76,8 @@ class Tables:
         self.gates: Int32Array = np.full((_FEW, 4), -1, np.int32)
         self.accepting: npt.NDArray[np.bool_] = np.zeros(_FEW, np.bool_)
         self.returns: Int32Array = np.full((4, 4), UNKNOWN, np.int32)
-        self._first_bytes = np.zeros(256, np.intp)  # of each class
-        self._is_alone = bytes(256)  # by byte: whether its class has no other
+        self._members = [(1 << 256) - 1]  # of each class, as a set of bytes
+        self._columns: dict[int, list[int]] = {}  # by set of bytes: its classes
 
     def trimmed(self) -> Tables:
         """A copy without room to grow."""
@@ -130,44 +132,36 @@ class Tables:
         self.version += 1
         return self.num_results - 1
 
-    def set_row(self, state: int, row: Int32Array) -> None:
-        """Fill the row of a state; `row` is int32 [256], by byte."""
-        by_class = row[self._first_bytes[: self.num_classes]]
-        apart = np.flatnonzero(by_class[self.classes] != row).tolist()
-        if apart:
-            self._split_classes(row, apart)
-            by_class = row[self._first_bytes[: self.num_classes]]
-        self.entries[state, : self.num_classes] = by_class
+    def set_row(self, state: int, cells: dict[int, int]) -> None:
+        """Fill the row of a state: each entry with its set of bytes; all others are dead."""
+        columns = self._columns
+        for mask in cells.values():
+            if mask not in columns:
+                columns[mask] = self._find_columns(mask)
+        row = self.entries[state]
+        row[: self.num_classes] = DEAD
+        for entry, mask in cells.items():
+            row[columns[mask]] = entry
         self.version += 1
 
-    def set_one(self, state: int, byte: int, entry: int) -> None:
-        """Fill the row of a state where all other bytes are dead: most of them, behind a key's every letter."""
-        if not self._is_alone[byte]:
-            row = np.full(256, DEAD, np.int32)
-            row[byte] = entry
-            self.set_row(state, row)
-            return
-        self.entries[state, : self.num_classes] = DEAD
-        self.entries[state, self.class_of[byte]] = entry
-        self.version += 1
-
-    def _split_classes(self, row: Int32Array, apart: list[int]) -> None:
-        """Take bytes whose entries differ from those of the first of their class into classes of their own."""
-        new_classes: dict[tuple[int, int], int] = {}
-        for byte in apart:
-            old = int(self.classes[byte])
-            key = old, row.item(byte)
-            new = new_classes.get(key)
-            if new is None:
-                new = new_classes[key] = self.num_classes
+    def _find_columns(self, mask: int) -> list[int]:
+        """The classes of a set of bytes. Where it has some bytes of a class alone, they come into one of their own."""
+        for old in range(self.num_classes):
+            apart = self._members[old] & mask
+            if apart and apart != self._members[old]:
+                new = self.num_classes
                 if new == self.entries.shape[1]:
                     self.entries = _wider(self.entries, UNKNOWN)
                 self.entries[:, new] = self.entries[:, old]
-                self._first_bytes[new] = byte
+                self._members[old] ^= apart
+                self._members.append(apart)
                 self.num_classes += 1
-            self.classes[byte] = new
-        self.class_of = self.classes.tobytes()
-        self._is_alone = (np.bincount(self.classes, minlength=self.num_classes)[self.classes] == 1).tobytes()
+                for columns in self._columns.values():
+                    if old in columns:
+                        columns.append(new)
+                self.classes[list(bytes_of(apart))] = new
+                self.class_of = self.classes.tobytes()
+        return [number for number, members in enumerate(self._members) if members & mask]
 
 
 def _taller(array: Int32Array, fill: int) -> Int32Array:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import TokenizerError
-from sgl.grammar.trie import Trie
+from sgl.grammar.trie import PlainTokens, Trie
 
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
@@ -108,7 +108,8 @@ class Vocabulary:
 
     def work_out(self) -> None:
         """Work out all that grammars ask for, which takes about a second, before somebody waits for it."""
-        _ = self.trie, self.ids, self.lengths_by_beginning, self.max_token_len, self.pairs, self.is_byte_complete
+        _ = self.trie.nodes, self.plain_tokens.rest.nodes, self.twins, self.pairs
+        _ = self.lengths_by_beginning, self.max_token_len, self.is_byte_complete
 
     @cached_property
     def max_token_len(self) -> int:
@@ -156,8 +157,19 @@ class Vocabulary:
 
     @cached_property
     def trie(self) -> Trie:
-        """What masks are walked over."""
-        return Trie(self.token_bytes, self.plain, self.chars)
+        """All tokens, of those with equal bytes the first."""
+        return Trie(self.token_bytes, list(self.ids.values()))
+
+    @cached_property
+    def plain_tokens(self) -> PlainTokens:
+        """The tokens that most strings may go on with, and the others."""
+        return PlainTokens(self.token_bytes, self.plain, self.chars, self.trie)
+
+    @cached_property
+    def twins(self) -> Int32Array:
+        """[n, 2] tokens with the bytes of an earlier one: that one, and the token."""
+        others = set(np.flatnonzero(self.lengths).tolist()).difference(self.ids.values())
+        return np.array([(self.ids[self.token_bytes[i]], i) for i in sorted(others)], np.int32).reshape(-1, 2)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Vocabulary, (self.token_bytes, self.eos_ids, self.size))

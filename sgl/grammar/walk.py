@@ -1,470 +1,202 @@
-"""The whole vocabulary walked through the automaton at once: which tokens may come next at a place.
+"""Which tokens may come next at a place: the vocabulary walked through the automaton, in C where it can be compiled.
 
-A walk steps all live nodes of one level of the vocabulary's trie together. It records what it depended on: how many
-frames of the stack it looked at, and between which counts it holds. Called by `masks.py`, which keeps the masks.
+`walk_reference.py` is the definition of a walk, and does it where there is no compiler. The automaton may still be
+growing: the C stops where nobody has asked yet, and goes on there. Called by `masks.py`, which keeps the masks.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import ctypes
+import functools
+import logging
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton import ENDLESS, NOT_PLAIN, OPEN_BRACE, Automaton
-from sgl.grammar.place import Frame, Place
-from sgl.grammar.tables import (
-    AT,
-    BELOW,
-    CHARS,
-    COUNT_SHIFT,
-    COUNTER,
-    INC_CHAR,
-    INC_ITEM,
-    LIMIT,
-    POP_BIT,
-    PUSH_BIT,
-    RESET_CHAR,
-    TARGET_MASK,
-    UNKNOWN,
-)
-from sgl.grammar.trie import ROOT
+from sgl import native_code
+from sgl.grammar import walk_reference
+from sgl.grammar.automaton import ENDLESS, Automaton
+from sgl.grammar.place import Place
+from sgl.grammar.tables import Tables
+from sgl.grammar.time_limit import check_time
 from sgl.grammar.vocabulary import Vocabulary
-from sgl.grammar.word_walk import walk_words
+from sgl.grammar.walk_plan import ANY_COUNT, Mask, Plan, allow, make_plan
 
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-ANY_COUNT: Final = (0, 1 << 60)
-_FIXED: Final = -1
-_MANY: Final = 32
-"""Up to so many nodes behind which plain characters go on without end are taken one by one."""
+_STEPS: Final = 1 << 17  # nodes between two looks at the time
+_DONE, _EXPAND, _RETURN, _FRAMES, _GROUPS, _TIME, _PLAIN = range(7)
+_NONE, _ALLOWED, _STAYS = range(1, 4)  # what plain characters do in a state
+logger = logging.getLogger(__name__)
 
 
-class Step(NamedTuple):
-    """What the live nodes of a walk came to by one byte."""
-
-    nodes: Int64Array
-    parents: Int64Array
-    """Index of the node that each came from."""
-    before: Int64Array
-    """The state before the byte."""
-    entries: Int32Array
-    chars: Int64Array | int = 0
-    """Characters read before that, in `_leave_plain`."""
+@functools.cache
+def compiled() -> ctypes.CDLL | None:
+    """walk.c; None where it cannot be had, which is logged once."""
+    try:
+        return native_code.load(Path(__file__).with_suffix(".c"), {"sgl_walk": "pi:i"})
+    except native_code.CannotCompile as error:
+        logger.warning("token masks will take several times as long, nothing is compiled for them: %s", error)
+        return None
 
 
-class Walk:
-    """One walk of the vocabulary from a place; marks the tokens that are allowed.
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
-    `num_frames` is how many frames of the place's stack were closed on the way at most. `char_bounds` and
-    `item_bounds` (by how many frames below the top) say for which counts everything would have gone the same.
-    """
 
-    def __init__(
-        self,
-        automaton: Automaton,
-        vocabulary: Vocabulary,
-        place: Place,
-        allowed: npt.NDArray[np.bool_],
-        *,
-        counts: bool,
-    ) -> None:
-        self.automaton = automaton
-        self.trie = vocabulary.trie
-        self.plain = vocabulary.plain
-        self.chars = vocabulary.chars
-        self.allowed = allowed
-        self.counts = counts
-        self.place = place
-        self.groups: list[Int32Array] | None = None
-        """If set, the allowed tokens are put here by the place they lead to; counts must be on."""
-        self.num_frames = 0
-        self.visited: set[int] = set()
-        """The states that some token led to or through, but for those between words of a long list."""
-        self.longest_word = 0
-        """Bytes of the longest word, at a place within a long list of them."""
-        self.steady_states: set[int] = set()
-        self.char_bounds = ANY_COUNT
-        self.item_bounds: dict[int, tuple[int, int]] = {}
-        self.frames: list[tuple[int, int, int, int]] = []
-        """Frames opened on the way: (stack below, symbol, item count, its source)."""
-        self._frame_numbers: dict[tuple[int, int, int, int], int] = {}
-        self.below: list[Frame | None] = [place.stack]
-        """The place's own frames, from the top, as far as the walk has looked."""
+class _Walk(ctypes.Structure):
+    """`Walk` of walk.c."""
 
-    def run(self) -> None:
-        """Set `allowed` for every token that the grammar allows at the place, except those that end the text."""
-        nodes: Int64Array = np.full(1, ROOT, np.int64)
-        states: Int64Array = np.full(1, self.place.state, np.int64)
-        # A stack is -1 - i with the first i frames of the place closed, or the index of a frame opened on the way.
-        stacks: Int64Array = np.full(1, -1, np.int64)
-        counts = Counts(self.place) if self.counts else None
-        step = self._leave_plain() or self._leave_words()
-        if step is None:
-            nodes = self._take_plain(nodes, states, stacks, counts)
+    _fields_ = [
+        (name, kind)
+        for kind, names in (
+            (_POINTER, "entries symbols gates returns classes"),
+            (_LONG, "width results"),
+            (_POINTER, "nodes rest plain_before rest_of plain_tokens plain starts regions stack"),
+            (_LONG, "num_starts num_regions num_stack chars items"),
+            (_POINTER, "mask seen group_of frames groups bounds at"),
+            (_LONG, "max_frames num_frames max_groups num_groups num_closed"),
+            (_INT, "on_place unused"),
+            (_LONG, "next_start node end back back_end state symbol result"),
+        )
+        for name in names.split()
+    ]
+
+
+class Walker:
+    """Walks one vocabulary through one automaton, again and again in the same memory: not from two threads at once."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
+        self._automaton = automaton
+        self._vocabulary = vocabulary
+        vocabulary.work_out()  # outside of any mask's time limit
+        self._fields = _Walk(max_frames=32, max_groups=32)
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        """What the fields point to."""
+        longest = vocabulary.max_token_len  # no token closes more frames
+        self._keep(
+            at=np.zeros((longest + 1, 6), np.int32),
+            stack=np.zeros((longest, 2), np.int32),
+            bounds=np.zeros((longest + 2, 2), np.int64),
+            frames=np.zeros((32, 6), np.int32),
+            groups=np.zeros((32, 5), np.int32),
+            seen=np.zeros(0, np.int32),
+            plain=np.zeros(0, np.int32),
+        )
+
+    def walk(self, place: Place, *, grouped: bool = False) -> Mask:
+        """The tokens that the grammar allows at a place; if `grouped`, by the place that each leads to as well. Raises
+        GrammarTooLarge, OutOfTime among them."""
+        plan = make_plan(self._automaton, self._vocabulary, place)
+        library = compiled()
+        if library is None:
+            found = walk_reference.walk(self._automaton, self._vocabulary, place, plan, grouped=grouped)
         else:
-            stacks = np.full(len(step.nodes), -1, np.int64)
-            if counts is not None:
-                counts = counts.of(step.parents)
-                counts.chars += step.chars
-        while True:
-            if step is None:
-                step = self._children(nodes, states)
-                stacks = stacks[step.parents]
-                counts = None if counts is None else counts.of(step.parents)
-            nodes, entries, before = step.nodes, step.entries, step.before
-            step = None
-            is_blind = counts is None and self.automaton.has_counters  # met the first gate: `masks.py` walks again
-            if is_blind or not len(nodes):
-                return
-            self._mark(nodes)
-            states = (entries & TARGET_MASK).astype(np.int64)
-            if counts is not None:
-                counts.apply(entries >> COUNT_SHIFT)
-            moved = np.flatnonzero(entries & (PUSH_BIT | POP_BIT))
-            if len(moved):
-                self._move(moved, before, entries, self.trie.byte[nodes], states, stacks, counts)
-            if counts is not None:
-                self._open_gates(states, counts)
-                self._group(nodes, states, stacks, counts)
-            self._visit(states)
-            nodes = self._take_plain(nodes, states, stacks, counts)
-
-    def _children(self, nodes: Int64Array, states: Int64Array) -> Step:
-        """All live children of all nodes."""
-        trie = self.trie
-        starts, widths = trie.child_start[nodes], trie.width[nodes]
-        self._expand(states[widths > 0])
-        parents = np.repeat(np.arange(len(nodes)), widths)
-        children = np.arange(len(parents)) + (starts - np.cumsum(widths) + widths)[parents]
-        before = states[parents]
-        entries = self._entries(before, trie.byte[children])
-        alive = np.flatnonzero(entries >= 0)
-        return Step(children[alive], parents[alive], before[alive], entries[alive])
-
-    def _leave_plain(self) -> Step | None:
-        """If plain characters leave the place as it is, allow the plain tokens and go to where others stop being
-        so.
-        """
-        automaton, trie, place = self.automaton, self.trie, self.place
-        steady = automaton.steady(place.state)
-        if steady is None:
-            return None
-        states, limits = [place.state], [steady[0]]
-        while limits[-1] != ENDLESS and automaton.plain_limit(steady[1]) != NOT_PLAIN:
-            states.append(steady[1])
-            steady = automaton.steady(states[-1])
-            if steady is None or place.char_count >= limits[-1]:
-                return None
-            limits.append(steady[0])
-        if limits[-1] != ENDLESS:
-            states.append(steady[1])
-        if limits[0] != ENDLESS:
-            is_far = place.char_count + trie.most_chars < limits[0]
-            self._bound_chars(
-                *(0, limits[0] - trie.most_chars - 1) if is_far else (place.char_count, place.char_count)
+            found = self._run(library, place, plan, grouped=grouped)
+        if found.group_of is not None:
+            plain = self._vocabulary.plain_tokens
+            bounds: Any = (
+                np.flatnonzero(np.diff(plain.chars[: plan.num_plain])) + 1 if self._automaton.has_counters else []
             )
-        self.steady_states = set(states)
-        self.visited |= self.steady_states
-        left = limits[-1] - place.char_count
-        self._group_plain(trie.plain_tokens[trie.plain_chars <= left])
-        if left >= trie.most_chars:
-            self.allowed[: len(self.plain)] |= self.plain
-        else:
-            self.allowed[trie.plain_tokens[trie.plain_chars <= left]] = True
-        counts = place.char_count + trie.exit_chars
-        before = np.array(states)[np.searchsorted(limits, counts, side="right").clip(max=len(states) - 1)]
-        self._expand(np.array(states))
-        entries = self._entries(before, trie.byte[trie.exits])
-        alive = np.flatnonzero((entries >= 0) & (counts <= limits[-1]))
-        none = np.zeros(len(alive), np.int64)
-        return Step(trie.exits[alive], none, before[alive], entries[alive], trie.exit_chars[alive].astype(np.int64))
-
-    def _leave_words(self) -> Step | None:
-        """If the place is within a long list of words, allow what begins them and go to where they have ended."""
-        if self.groups is not None:
-            return None
-        words = walk_words(self.automaton, self.trie, self.place.state, with_nearest=False)
-        if words is None:
-            return None
-        self.longest_word = words.longest
-        self.visited.add(words.then)
-        self._mark(words.nodes)
-        none = np.zeros(len(words.ends), np.int64)
-        entries = np.full(len(words.ends), words.then, np.int32)
-        return Step(words.ends, none, none, entries)
-
-    def _visit(self, states: Int64Array) -> None:
-        is_here = np.zeros(len(self.automaton), np.bool_)
-        is_here[states] = True
-        self.visited.update(np.flatnonzero(is_here).tolist())
-
-    def _expand(self, states: Int64Array) -> None:
-        unknown = states[self.automaton.tables.entries[states, 0] == UNKNOWN]
-        for state in dict.fromkeys(unknown.tolist()):
-            self.automaton.expand(state)
-
-    def _entries(self, states: Int64Array, byte: npt.NDArray[np.uint8]) -> Int32Array:
-        tables = self.automaton.tables
-        return tables.entries[states, tables.classes[byte]]
-
-    def _mark(self, nodes: Int64Array) -> None:
-        tokens = self.trie.token[nodes]
-        self.allowed[tokens[tokens >= 0]] = True
-        for node in nodes[self.trie.has_twins[nodes]].tolist():
-            self.allowed[self.trie.twins[node]] = True
-
-    def _take_plain(
-        self, nodes: Int64Array, states: Int64Array, stacks: Int64Array, counts: Counts | None
-    ) -> Int64Array:
-        """Where plain characters lead nowhere else, allow the tokens that go on with nothing but them, and leave
-        the others to be walked.
-        """
-        trie = self.trie
-        limits = self.automaton.plain_limits(states)
-        chosen = np.flatnonzero(limits != NOT_PLAIN)
-        if self.groups is not None and len(chosen):
-            # Other threads than the one that stays where it is may lead elsewhere by some of the plain tokens.
-            chosen = chosen[[self.automaton.is_plain_alone(state) for state in states[chosen].tolist()]]
-        if not len(chosen):
-            return nodes
-        nodes = nodes.copy()
-        is_endless = limits[chosen] == ENDLESS
-        if np.count_nonzero(is_endless) > _MANY:
-            self._take_many(nodes, states, stacks, counts, chosen[is_endless])
-            chosen = chosen[~is_endless]
-        for i in chosen.tolist():
-            node, limit = nodes.item(i), limits.item(i)
-            if node < trie.full_size:
-                start, end = trie.plain_start.item(node), trie.plain_end.item(node)
-                if end - start == len(trie.plain_tokens) and (limit == ENDLESS or counts is None):
-                    self._group_plain(trie.plain_tokens)
-                    self.allowed[: len(self.plain)] |= self.plain
-                elif start != end:
-                    tokens, chars = trie.plain_tokens[start:end], trie.plain_chars[start:end]
-                    self._allow_up_to(tokens, chars, node, limit, counts, i)
-                node = nodes[i] = trie.ragged.item(node)
-            if trie.is_plain_path[node] and states.item(i) in self.steady_states:
-                nodes[i] = trie.nowhere  # `_leave_plain` has been here
-            elif trie.is_plain_below[node]:
-                start, end = trie.ragged_start.item(node), trie.ragged_end.item(node)
-                tokens, chars = trie.ragged_tokens[start:end], trie.ragged_chars[start:end]
-                self._allow_up_to(tokens, chars, node, limit, counts, i)
-                nodes[i] = trie.nowhere
-        return nodes
-
-    def _take_many(
-        self,
-        nodes: Int64Array,
-        states: Int64Array,
-        stacks: Int64Array,
-        counts: Counts | None,
-        chosen: npt.NDArray[np.intp],
-    ) -> None:
-        """As `_take_plain`, of many nodes at once behind which plain characters go on without end."""
-        trie = self.trie
-        where = nodes[chosen]
-        is_full = where < trie.full_size
-        behind = np.where(is_full, trie.ragged[np.where(is_full, where, 0)], where)
-        is_done = trie.is_plain_path[behind] & np.isin(states[chosen], list(self.steady_states))
-        is_plain = trie.is_plain_below[behind] & ~is_done
-        places = np.zeros(len(chosen), np.int64)
-        if self.groups is not None and counts is not None:
-            keys = np.stack([column[chosen] for column in (states, stacks, counts.chars, counts.items)])
-            places = np.unique(keys, axis=1, return_inverse=True)[1]
-        for place in range(int(places.max()) + 1):
-            here = places == place
-            full, below = where[here & is_full], behind[here & is_plain]
-            plain = _covered(trie.plain_start[full], trie.plain_end[full], len(trie.plain_tokens))
-            ragged = _covered(trie.ragged_start[below], trie.ragged_end[below], len(trie.ragged_tokens))
-            tokens = np.concatenate([trie.plain_tokens[plain], trie.ragged_tokens[ragged]])
-            self.allowed[tokens] = True
-            if self.groups is not None:
-                going_on = self._going_on(tokens, where[here])
-                self.groups += [going_on] if len(going_on) else []
-        nodes[chosen] = np.where(is_done | is_plain, trie.nowhere, behind)
-
-    def _allow_up_to(
-        self, tokens: Int32Array, chars: Int32Array, node: int, limit: int, counts: Counts | None, i: int
-    ) -> None:
-        """Allow the tokens below a node that keep within `limit` characters."""
-        if limit != ENDLESS and counts is not None:
-            left = limit - counts.chars.item(i) + self.trie.chars.item(node)
-            base = self.place.char_count
-            if left >= self.trie.most_chars:
-                bounds = 0, base + left - self.trie.most_chars
-            else:
-                tokens = tokens[chars <= left]
-                bounds = base, base
-            if not counts.is_fixed[i]:
-                self._bound_chars(*bounds)
-        self.allowed[tokens] = True
-        if self.groups is not None:
-            self._group_plain(self._going_on(tokens, np.array([node])))
-
-    def _going_on(self, tokens: Int32Array, nodes: Int64Array) -> Int32Array:
-        """Those of the tokens below some nodes that do not end there: they may have left other threads behind."""
-        ended = self.trie.token[nodes].tolist()
-        for node in nodes[self.trie.has_twins[nodes]].tolist():
-            ended += self.trie.twins[node]
-        return tokens[~np.isin(tokens, ended)]
-
-    def _group(self, nodes: Int64Array, states: Int64Array, stacks: Int64Array, counts: Counts) -> None:
-        """Note which tokens end at the same place."""
-        if self.groups is None:
-            return
-        ended = np.flatnonzero(self.trie.token[nodes] >= 0)
-        if len(ended):
-            order = ended[np.lexsort([column[ended] for column in (counts.items, counts.chars, stacks, states)])]
-            differs = np.zeros(len(order) - 1, np.bool_)
-            for column in (counts.items, counts.chars, stacks, states):
-                differs |= np.diff(column[order]) != 0
-            self.groups += np.split(self.trie.token[nodes[order]], np.flatnonzero(differs) + 1)
-        for node in nodes[self.trie.has_twins[nodes]].tolist():
-            self.groups.append(np.array(self.trie.twins[node], np.int32))
-
-    def _group_plain(self, tokens: Int32Array) -> None:
-        """As `_group`, of tokens that go on with plain characters alone from one node: their number decides, where
-        anything is counted."""
-        if self.groups is None or not len(tokens):
-            return
-        if not self.automaton.has_counters:
-            self.groups.append(tokens)
-            return
-        chars = self.chars[tokens].astype(np.int16)  # sorted in one pass
-        order = np.argsort(chars, kind="stable")
-        self.groups += np.split(tokens[order], np.flatnonzero(np.diff(chars[order])) + 1)
-
-    def _move(
-        self,
-        moved: npt.NDArray[np.intp],
-        before: Int64Array,
-        entries: Int32Array,
-        byte: npt.NDArray[np.uint8],
-        states: Int64Array,
-        stacks: Int64Array,
-        counts: Counts | None,
-    ) -> None:
-        """Push and pop, one by one: few tokens hold brackets."""
-        automaton = self.automaton
-        for i in moved.tolist():
-            entry = entries.item(i)
-            count, source = (0, _FIXED) if counts is None else (counts.items.item(i), counts.sources.item(i))
-            if entry & PUSH_BIT:
-                symbol = automaton.tables.symbols.item(before.item(i), 0 if byte.item(i) == OPEN_BRACE else 1)
-                stacks[i] = self._opened((stacks.item(i), symbol, count, source))
-                count, source = 0, _FIXED
-            else:
-                stack = stacks.item(i)
-                if stack >= 0:
-                    stacks[i], symbol, count, source = self.frames[stack]
-                else:
-                    symbol, count, source = self._close(-1 - stack)
-                    stacks[i] = stack - 1
-                states[i] = automaton.returned(symbol, entry & TARGET_MASK)
-            if counts is not None:
-                counts.items[i], counts.sources[i] = count, source
-
-    def _opened(self, frame: tuple[int, int, int, int]) -> int:
-        found = self._frame_numbers.get(frame)
-        if found is None:
-            found = self._frame_numbers[frame] = len(self.frames)
-            self.frames.append(frame)
+            for tokens in np.split(plain.tokens[: plan.num_plain], bounds):
+                if len(tokens):
+                    found.add_group(tokens)
+        twins = self._vocabulary.twins
+        if len(twins):
+            first, other = twins.T
+            allow(found.row, other[found.row[first >> 5] >> (first & 31) & 1 == 1])
+            if found.group_of is not None:
+                found.group_of[other] = found.group_of[first]
         return found
 
-    def _close(self, closed: int) -> tuple[int, int, int]:
-        """Close the next of the place's own frames, `closed` of which are closed: its symbol, count and source."""
-        frame = self.below[closed]
-        assert frame is not None, "the outermost frame is never closed"
-        if closed + 1 == len(self.below):
-            self.below.append(frame.parent)
-            self.num_frames = closed + 1
-        return frame.symbol, frame.item_count, closed + 1
+    def _run(self, library: ctypes.CDLL, place: Place, plan: Plan, *, grouped: bool) -> Mask:
+        fields, arrays, tables = self._fields, self._arrays, self._automaton.tables
+        run, address = library.sgl_walk, ctypes.addressof(fields)
+        stack, frame, number = arrays["stack"], place.stack, 0
+        while frame is not None and number < len(stack):
+            stack[number] = frame.symbol, frame.item_count
+            frame, number = frame.parent, number + 1
+        arrays["bounds"][: number + 2] = ANY_COUNT
+        arrays["bounds"][0] = plan.chars
+        arrays["seen"][:] = 0
+        regions = np.array(plan.regions, np.int64)
+        group_of = np.full(self._vocabulary.size, -1, np.int32) if grouped else None
+        plain = self._vocabulary.plain_tokens
+        has_plain = plan.trie is not plain.rest
+        self._keep(
+            rest=plain.rest.nodes,
+            plain_before=plain.before if has_plain else None,
+            rest_of=plain.rest_of,
+            plain_tokens=plain.in_order,
+        )
+        self._keep(nodes=plan.trie.nodes, starts=plan.starts, regions=regions, mask=plan.row, group_of=group_of)
+        fields.num_starts, fields.num_regions, fields.num_stack = len(plan.starts), len(regions), number
+        fields.chars, fields.items = place.char_count, place.item_count
+        fields.num_frames = fields.num_groups = fields.num_closed = fields.on_place = 0
+        fields.next_start = fields.node = fields.end = fields.back = 0
+        while True:
+            if tables.entries is not arrays.get("entries") or tables.returns is not arrays.get("returns"):
+                self._point_to(tables)
+            why = run(address, _STEPS)
+            if why == _DONE:
+                break
+            if why == _EXPAND:
+                self._automaton.expand(fields.state)
+            elif why == _RETURN:
+                self._automaton.returned(fields.symbol, fields.result)
+            elif why == _FRAMES:
+                self._grow("frames", 2 * fields.max_frames)
+                fields.max_frames *= 2
+            elif why == _GROUPS:
+                self._grow("groups", 2 * fields.max_groups)
+                fields.max_groups *= 2
+            elif why == _PLAIN:
+                arrays["plain"][fields.state] = self._plain(fields.state)
+            else:
+                check_time()
+        arrays["seen"][plan.seen] = 1
+        chars, *items = arrays["bounds"][: fields.num_closed + 2].tolist()
+        return Mask(
+            row=plan.row,
+            chars=tuple(chars),
+            items=list(map(tuple, items)),
+            seen=np.flatnonzero(arrays["seen"]).astype(np.int32),
+            opened=list(map(tuple, arrays["frames"][: fields.num_frames, :2].tolist())),
+            longest_word=plan.longest_word,
+            group_of=group_of,
+            firsts=arrays["groups"][: fields.num_groups, 3].tolist(),
+        )
 
-    def _open_gates(self, states: Int64Array, counts: Counts) -> None:
-        gates = self.automaton.tables.gates
-        waiting = np.flatnonzero(gates[states, LIMIT] >= 0)
-        while len(waiting):
-            here = gates[states[waiting]]
-            limits = here[:, LIMIT].astype(np.int64)
-            is_chars = here[:, COUNTER] == CHARS
-            count = np.where(is_chars, counts.chars[waiting], counts.items[waiting])
-            is_at = count >= limits
-            self._depend(waiting, limits, count, is_at, is_chars, counts)
-            states[waiting] = np.where(is_at, here[:, AT], here[:, BELOW])
-            waiting = waiting[gates[states[waiting], LIMIT] >= 0]
+    def _point_to(self, tables: Tables) -> None:
+        self._keep(entries=tables.entries, symbols=tables.symbols, gates=tables.gates, returns=tables.returns)
+        self._keep(classes=tables.classes)
+        self._fields.width, self._fields.results = tables.entries.shape[1], tables.returns.shape[1]
+        self._grow("seen", len(tables.entries))
+        self._grow("plain", len(tables.entries))
 
-    def _depend(
-        self,
-        waiting: npt.NDArray[np.intp],
-        limits: Int64Array,
-        count: Int64Array,
-        is_at: npt.NDArray[np.bool_],
-        is_chars: npt.NDArray[np.bool_],
-        counts: Counts,
-    ) -> None:
-        """Note for which counts at the place the gates would open the same way."""
-        sources = np.where(is_chars, np.where(counts.is_fixed[waiting], _FIXED, 0), counts.sources[waiting])
-        for source in set(sources.tolist()) - {_FIXED}:
-            for of_chars in (True, False):
-                chosen = (sources == source) & (is_chars == of_chars)
-                if not chosen.any():
-                    continue
-                base = self.place.char_count if of_chars else self._item_count(source)
-                margin = limits[chosen] - count[chosen] + base
-                low = int(margin[is_at[chosen]].max(initial=0))
-                high = int(margin[~is_at[chosen]].min(initial=ANY_COUNT[1])) - 1
-                if of_chars:
-                    self._bound_chars(low, high)
-                else:
-                    old = self.item_bounds.get(source, ANY_COUNT)
-                    self.item_bounds[source] = max(old[0], low), min(old[1], high)
+    def _plain(self, state: int) -> int:
+        """Whether plain characters may go on there without end, and whether they leave it as it is."""
+        automaton = self._automaton
+        if automaton.plain_limit(state) != ENDLESS:
+            return _NONE
+        steady = automaton.steady(state)
+        is_counted = steady is None or automaton.tables.entries[state, automaton.tables.class_of[0x20]] != state
+        return _ALLOWED if is_counted else _STAYS
 
-    def _item_count(self, source: int) -> int:
-        if source == 0:
-            return self.place.item_count
-        frame = self.below[source - 1]
-        assert frame is not None
-        return frame.item_count
+    def _keep(self, **arrays: npt.NDArray[Any] | None) -> None:
+        """Let fields point to arrays."""
+        for name, array in arrays.items():
+            if array is None:
+                self._arrays.pop(name, None)
+                setattr(self._fields, name, None)
+            elif self._arrays.get(name) is not array:
+                assert array.flags.c_contiguous
+                self._arrays[name] = array
+                setattr(self._fields, name, array.ctypes.data)
 
-    def _bound_chars(self, low: int, high: int) -> None:
-        self.char_bounds = max(self.char_bounds[0], low), min(self.char_bounds[1], high)
-
-
-def _covered(starts: Int64Array, ends: Int64Array, size: int) -> npt.NDArray[np.bool_]:
-    """bool [size]: which places lie in one of the ranges."""
-    depth = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
-    return np.cumsum(depth[:size]) > 0
-
-
-class Counts:
-    """The counters of every live node of a walk.
-
-    `is_fixed` says that `chars` no longer goes back to the count at the place; `sources` which frame's count
-    `items` goes on from, 0 for the place's own, i for the i-th frame below, _FIXED for a frame opened on the way.
-    """
-
-    __slots__ = ("chars", "is_fixed", "items", "sources")
-
-    def __init__(self, place: Place) -> None:
-        self.chars: Int64Array = np.full(1, place.char_count, np.int64)
-        self.is_fixed = np.zeros(1, np.bool_)
-        self.items: Int64Array = np.full(1, place.item_count, np.int64)
-        self.sources: Int64Array = np.zeros(1, np.int64)
-
-    def of(self, parents: Int64Array) -> Counts:
-        """The counters of the children of `parents`."""
-        after = Counts.__new__(Counts)
-        after.chars = self.chars[parents]
-        after.is_fixed = self.is_fixed[parents]
-        after.items = self.items[parents]
-        after.sources = self.sources[parents]
-        return after
-
-    def apply(self, operations: Int32Array) -> None:
-        """Move the counters by the operations of what was read."""
-        reset = (operations & RESET_CHAR) != 0
-        self.chars += operations & INC_CHAR
-        self.chars[reset] = 0
-        self.is_fixed |= reset
-        self.items += (operations & INC_ITEM) != 0
+    def _grow(self, name: str, length: int) -> None:
+        """Make room in an array, which stays as it is."""
+        old = self._arrays[name]
+        if len(old) < length:
+            new = np.zeros((length, *old.shape[1:]), old.dtype)
+            new[: len(old)] = old
+            self._keep(**{name: new})

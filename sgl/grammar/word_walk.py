@@ -64,7 +64,7 @@ def walk_words(automaton: Automaton, trie: Trie, state: int, *, with_nearest: bo
         which, nodes = which[~is_over], nodes[~is_over]
         if not len(which):
             break
-        nodes = trie.children(nodes, data[offsets[which] + depth])
+        nodes = trie.step(nodes, data[offsets[which] + depth])
         which, nodes = which[nodes >= 0], nodes[nodes >= 0]
         depth += 1
         if with_nearest:
@@ -75,7 +75,7 @@ def walk_words(automaton: Automaton, trie: Trie, state: int, *, with_nearest: bo
         else:
             found.append(np.unique(nodes))
     ends = np.unique(np.concatenate(ended))
-    ends = ends[(trie.child_end[ends] > trie.child_start[ends]) & (ends > 0)]
+    ends = ends[(trie.end[ends] > ends + 1) & (ends > 0)]
     then = automaton.state((origin, thread) for thread in automaton.builder.enter(tail, target))
     none = np.zeros(0, np.int64)
     longest = int(lengths.max()) - expr.depth

@@ -85,7 +85,7 @@ def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTe
     """What is known of an automaton so far."""
     tables = automaton.tables
     assert tables.num_symbols <= MAX_SYMBOLS, "more do not fit"
-    arrays = closure.device_arrays(tables, automaton.plain_limits(np.arange(tables.num_states)))
+    arrays = closure.device_arrays(tables, automaton.plain_limits())
     return AutomatonTensors(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
