@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import sgl
-from sgl.lang import ir
 from sgl.lang.aio import io
 from sgl.lang.backends.base import Backend
-from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.ir import nodes as ir
 
 
 class InstantBackend(Backend):

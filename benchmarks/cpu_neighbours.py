@@ -16,7 +16,7 @@ import sys
 import time
 
 from sgl.runtime.config import EMBEDDED
-from sgl.runtime.constraints import num_processors
+from sgl.runtime.constraints.guides import num_processors
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.config import ModelConfig
 

@@ -21,17 +21,17 @@ import numpy as np
 
 from sgl.runtime.batch import Batch, StepResult
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.loop import EngineLoop
+from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.submission import Output, Submission
+from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.runner.pack import pack
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.scheduler import Limits, Scheduler
-from sgl.runtime.submission import Output, Submission
 from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.token_bytes import TokenTable
-from sgl.runtime.thread import EngineThread
 
 BAR_MS = 0.5
 VOCAB = 32_000

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from sgl import grammar
 from sgl.grammar import Grammar, Vocabulary
-from sgl.grammar.jump import Jump, cut, foresee, jump
+from sgl.grammar.matching.jump import Jump, cut, foresee, jump
 
 FIELDS = {
     "identifier": ("integer", 4711),

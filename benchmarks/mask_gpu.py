@@ -22,10 +22,13 @@ import torch
 from tokenizers import Tokenizer
 
 from sgl.grammar import Grammar, Vocabulary, compile
-from sgl.grammar.closure import Standing, close, complete
-from sgl.grammar.place import Place, advance, start_of
-from sgl.kernels import mask, mask_triton, sampling, sampling_triton
-from sgl.kernels.mask_layout import GrammarTensors, Places
+from sgl.grammar.automaton.closure import Standing, close, complete
+from sgl.grammar.automaton.place import Place, advance, start_of
+from sgl.kernels.mask import ops as mask
+from sgl.kernels.mask import triton as mask_triton
+from sgl.kernels.mask.layout import GrammarTensors, Places
+from sgl.kernels.sampling import ops as sampling
+from sgl.kernels.sampling import triton as sampling_triton
 from sgl.runtime.runner.device_grammars import (
     automaton_tensors,
     grammar_tensors,

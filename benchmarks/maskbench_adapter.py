@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sgl.grammar.automaton.nfa import KeyOrder
 from sgl.grammar.compiler import Grammar
 from sgl.grammar.compiler import compile as compile_grammar
-from sgl.grammar.matcher import Matcher
-from sgl.grammar.threads import KeyOrder
-from sgl.grammar.vocabulary import Vocabulary
+from sgl.grammar.matching.matcher import Matcher
+from sgl.grammar.vocabulary.tokens import Vocabulary
 
 
 class Engine:

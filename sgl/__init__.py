@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sgl.compat import names
+
 if TYPE_CHECKING:
     from sgl.lang.api import *  # noqa: F403 - all of its names, for type checkers
     from sgl.lang.backends.launch import Runtime as Runtime
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from sgl.runtime.engine import Engine as Engine
 
 __version__ = "0.1.0"
+
+names.install()
 
 _LANGUAGE = """AsyncProgramState ProgramState SglFunction agent assistant assistant_begin assistant_end
 describe_tools flush_cache function gen gen_int gen_string get_server_info global_config greedy_token_selection

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from sgl.lang.choices import Scores
-from sgl.lang.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
-from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.ir.choices import Scores
+from sgl.lang.ir.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
 
 
 class CallByCall(TextBackend):

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from transformers import AutoTokenizer
 
 from sgl.grammar import Matcher, Vocabulary
-from sgl.grammar.automaton import Automaton
-from sgl.grammar.budget import Budget
-from sgl.grammar.jsontext import WHITESPACE
-from sgl.grammar.masks import MaskCache
-from sgl.grammar.threads import Builder, KeyOrder
-from sgl.grammar.values import value_node
+from sgl.grammar.automaton.nfa import Builder, KeyOrder
+from sgl.grammar.automaton.pushdown import Automaton
+from sgl.grammar.automaton.values import value_node
+from sgl.grammar.matching.budget import Budget
+from sgl.grammar.matching.masks import MaskCache
+from sgl.grammar.text.json import WHITESPACE
 from tests.grammar_shapes import FixedSchema
 
 # Tokens that cross every kind of border: between keys, values and brackets, within characters and escapes.

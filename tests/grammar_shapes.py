@@ -10,11 +10,11 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from sgl.grammar.charset import EVERY_CHAR, json_text
-from sgl.grammar.expr import Expr, difference, literal, matches, union, words
-from sgl.grammar.jsontext import CANONICAL_BODY, JSON_INTEGER, JSON_NUMBER, JSON_STRING, string_body
-from sgl.grammar.regex import compile_regex
+from sgl.grammar.regular.charset import EVERY_CHAR, json_text
+from sgl.grammar.regular.expr import Expr, difference, literal, matches, union, words
+from sgl.grammar.regular.regex import compile_regex
 from sgl.grammar.shape import Array, Contains, CountedString, KeyPattern, Object, Shape, Text
+from sgl.grammar.text.json import CANONICAL_BODY, JSON_INTEGER, JSON_NUMBER, JSON_STRING, string_body
 
 KEYS = ["a", "ab", "b", "name", 'q"', "ключ"]
 CHARS = {"any": EVERY_CHAR, "a-d": ((0x61, 0x64),), "wide": ((0x61, 0x62), (0x434, 0x436), (0x1F600, 0x1F601))}

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from sgl.errors import BackendError
-from sgl.lang import ir
 from sgl.lang.backends.base import Backend
-from sgl.lang.choices import Scores
-from sgl.lang.ir_check import Checker, program_from_wire
-from sgl.lang.steps import Completion, GenParams, Prompt, StepSession, TextBackend
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, StepSession, TextBackend
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.check import Checker, program_from_wire
+from sgl.lang.ir.choices import Scores
 
 Reply = Callable[[Prompt, GenParams], str]
 

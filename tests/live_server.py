@@ -12,7 +12,7 @@ from typing import Any
 
 import requests
 
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.process import EngineProcess, Method

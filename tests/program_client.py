@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
 from tests.patience import PATIENCE
 

@@ -16,7 +16,7 @@ import pytest
 import sgl
 from sgl import Engine
 from sgl.errors import GrammarTooLarge, ProgramError
-from sgl.grammar.cursor import MatcherCursor
+from sgl.runtime.constraints.cursor import MatcherCursor
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 
 POINT: dict[str, Any] = {

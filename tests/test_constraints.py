@@ -19,9 +19,9 @@ import pytest
 
 from sgl import Engine
 from sgl.errors import EngineDead, GrammarError, InvalidRequest, RegexSyntaxError, RequestTimeout, UnsupportedSchema
-from sgl.grammar.service import CompileService
-from sgl.runtime.constraints import Guide
-from sgl.runtime.loop import EngineLoop
+from sgl.runtime.constraints.guides import Guide
+from sgl.runtime.constraints.service import CompileService
+from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from sgl import Engine, native_code
 from sgl.errors import ConfigError
-from sgl.kernels import activation, cpu, norm, qkv
+from sgl.kernels import cpu
 from sgl.kernels.attention.base import AttentionShape
 from sgl.kernels.attention.cpu import why_not
+from sgl.kernels.layers import activation, norm, qkv
 from tests.test_attention import COMPILED, MIXED, Case
 from tests.tiny_models import tiny_checkpoint
 

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from sgl import Engine
 from sgl.errors import GrammarError, RegexSyntaxError
 from sgl.grammar import Vocabulary, compile
-from sgl.grammar.closure import Closed, Standing, close
-from sgl.grammar.cursor import MAX_OPENED, ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
-from sgl.grammar.jump import cut
-from sgl.grammar.place import advance
-from sgl.grammar.service import CompileService
-from sgl.runtime.intake import Intake
+from sgl.grammar.automaton.closure import Closed, Standing, close
+from sgl.grammar.automaton.place import advance
+from sgl.grammar.matching.jump import cut
+from sgl.runtime.constraints.cursor import MAX_OPENED, ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
+from sgl.runtime.constraints.service import CompileService
+from sgl.runtime.requests.intake import Intake
 from sgl.runtime.runner import device_masks
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable

@@ -10,11 +10,11 @@ import pytest
 
 import sgl
 from sgl.errors import InvalidRequest, QueueFull, RequestAborted
-from sgl.lang import ir
-from sgl.lang.ir_check import Checker, Limits, program_from_wire
-from sgl.runtime import loop as loop_module
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.runtime.engine import Engine
-from sgl.runtime.slices import Slices
+from sgl.runtime.loop import loop as loop_module
+from sgl.runtime.loop.slices import Slices
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.program_client import SECONDS, Client, assert_idle, gen
 from tests.test_loop import Harness

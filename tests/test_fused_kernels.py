@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import tests.interpreter  # noqa: F401 - mends it
-from sgl.kernels import activation, linear, norm, qkv, rope, single
+from sgl.kernels.layers import activation, linear, norm, qkv, rope, single
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels import fused_triton, parts_triton, single_triton, staging_triton
+from sgl.kernels import staging_triton
+from sgl.kernels.layers import fused_triton, parts_triton, single_triton
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar import Matcher, Vocabulary
-from sgl.grammar.automaton import Automaton
-from sgl.grammar.charset import EVERY_CHAR, json_text
+from sgl.grammar.automaton.nfa import Builder, KeyOrder
+from sgl.grammar.automaton.pushdown import Automaton
+from sgl.grammar.automaton.tables import DEAD, UNKNOWN, Tables
+from sgl.grammar.automaton.values import value_node
 from sgl.grammar.compiler import compile as compile_grammar
-from sgl.grammar.expr import literal, union
-from sgl.grammar.jsontext import JSON_INTEGER, JSON_STRING, WHITESPACE
-from sgl.grammar.regex import compile_regex
+from sgl.grammar.regular.charset import EVERY_CHAR, json_text
+from sgl.grammar.regular.expr import literal, union
+from sgl.grammar.regular.regex import compile_regex
 from sgl.grammar.shape import Array, CountedString, KeyPattern, Object, Text
-from sgl.grammar.tables import DEAD, UNKNOWN, Tables
-from sgl.grammar.threads import Builder, KeyOrder
-from sgl.grammar.values import value_node
+from sgl.grammar.text.json import JSON_INTEGER, JSON_STRING, WHITESPACE
 from tests.grammar_oracles import piece_vocabulary, shape_matcher
 from tests.grammar_shapes import FixedSchema, admits, dumps, random_schema, random_values
 

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from sgl.errors import EngineDead, GrammarTooLarge, RegexSyntaxError
-from sgl.grammar import closers as closers_module
-from sgl.grammar import process
-from sgl.grammar.closers import Closers
-from sgl.grammar.closure import Closed
+from sgl.grammar.automaton.closure import Closed
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.process import Channel
-from sgl.grammar.service import CompileService
-from sgl.grammar.time_limit import OutOfTime
-from sgl.grammar.vocabulary import Vocabulary
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.runtime.constraints import closers as closers_module
+from sgl.runtime.constraints import process
+from sgl.runtime.constraints.closers import Closers
+from sgl.runtime.constraints.process import Channel
+from sgl.runtime.constraints.service import CompileService
+from sgl.time_limit import OutOfTime
 from tests.patience import PATIENCE
 
 

@@ -17,9 +17,9 @@ from sgl import grammar
 from sgl.errors import GrammarError, GrammarTooLarge, RegexSyntaxError, UnsupportedSchema
 from sgl.grammar import JSON_OBJECT, Grammar, Vocabulary
 from sgl.grammar.compiler import MAX_SOURCE, make_constraint
-from sgl.grammar.process import Channel
-from sgl.grammar.service import CompileService
-from sgl.grammar.time_limit import OutOfTime, check_time, collection_time, time_limit
+from sgl.runtime.constraints.process import Channel
+from sgl.runtime.constraints.service import CompileService
+from sgl.time_limit import OutOfTime, check_time, collection_time, time_limit
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
 from tests.patience import PATIENCE
 

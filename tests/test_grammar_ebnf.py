@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from sgl import grammar
 from sgl.errors import GrammarError, GrammarTooLarge
-from sgl.grammar import Grammar, Vocabulary, ebnf
+from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.service import CompileService
+from sgl.grammar.matching import ebnf_matcher as ebnf
+from sgl.runtime.constraints.service import CompileService
 from tests.cfg_oracle import Rules, can_go_on, matches, written
 from tests.patience import PATIENCE
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.json_generation import BYTES
 from sgl.errors import GrammarError
 from sgl.grammar import Grammar, compile
-from sgl.grammar.formats import FORMATS
+from sgl.grammar.text.formats import FORMATS
 from tests.json_random import accepts, text_of
 
 EXAMPLES = {

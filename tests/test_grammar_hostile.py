@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from sgl.errors import GrammarError, GrammarTooLarge, SglError
-from sgl.grammar import cursor, service
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.cursor import ALLOWANCE, ClosedGrammar, MatcherCursor
-from sgl.grammar.process import GrammarProcess
-from sgl.grammar.service import CompileService
-from sgl.runtime.waiting import when_done
+from sgl.runtime.constraints import cursor, service
+from sgl.runtime.constraints.cursor import ALLOWANCE, ClosedGrammar, MatcherCursor
+from sgl.runtime.constraints.process import GrammarProcess
+from sgl.runtime.constraints.service import CompileService
+from sgl.runtime.requests.waiting import when_done
 from tests.grammar_oracles import piece_vocabulary
 from tests.patience import PATIENCE
 

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.json_generation import BYTES
 from sgl.errors import UnsupportedSchema
 from sgl.grammar import compile
-from sgl.grammar.formats import FORMATS, KNOWN_BUT_UNDECIDABLE
-from sgl.grammar.json_document import Dialect
+from sgl.grammar.schema.document import Dialect
+from sgl.grammar.text.formats import FORMATS, KNOWN_BUT_UNDECIDABLE
 from tests.conftest import REPOSITORY
 
 DRAFTS = (4, 6, 7, 2019, 2020)

@@ -10,9 +10,9 @@ from fractions import Fraction
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sgl.grammar.expr import Expr, is_empty, matches
-from sgl.grammar.json_numbers import number_text
-from sgl.grammar.numbers import NumberSet, Range, make_set
+from sgl.grammar.regular.expr import Expr, is_empty, matches
+from sgl.grammar.text.decimals import NumberSet, Range, make_set
+from sgl.grammar.text.numbers import number_text
 
 BOUNDS = st.sampled_from(
     [Fraction(n, d) for n in range(-12, 13) for d in (1, 2, 10)] + [Fraction(1234), Fraction(-999)]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sgl import grammar
 from sgl.errors import GrammarTooLarge
-from sgl.grammar.budget import MAX_LENGTH
-from sgl.grammar.rope import MAX_TEXT, rope, shorter, times
+from sgl.grammar.matching.budget import MAX_LENGTH
+from sgl.grammar.regular.rope import MAX_TEXT, rope, shorter, times
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary, shape_matcher
 from tests.grammar_shapes import random_schema
 

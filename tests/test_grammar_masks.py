@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sgl import grammar
 from sgl.grammar import Vocabulary
-from sgl.grammar.charset import EVERY_CHAR, json_text
+from sgl.grammar.automaton.nfa import KeyOrder
+from sgl.grammar.regular.charset import EVERY_CHAR, json_text
 from sgl.grammar.shape import Array, CountedString
-from sgl.grammar.threads import KeyOrder
 from tests.conftest import REPOSITORY
 from tests.grammar_oracles import (
     accepted_one_by_one,
@@ -137,7 +137,7 @@ def test_masks_near_the_bounds_of_counted_arrays() -> None:
 
 
 def _one() -> Any:
-    from sgl.grammar.expr import literal
+    from sgl.grammar.regular.expr import literal
     from sgl.grammar.shape import Text
 
     return Text(literal(b"1"))

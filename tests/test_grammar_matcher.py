@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from sgl import grammar
 from sgl.grammar import Matcher, Vocabulary
-from sgl.grammar.budget import FAR
-from sgl.grammar.jump import Foreseen, Jump, cut, foresee, jump
-from sgl.grammar.threads import KeyOrder
+from sgl.grammar.automaton.nfa import KeyOrder
+from sgl.grammar.matching.budget import FAR
+from sgl.grammar.matching.jump import Foreseen, Jump, cut, foresee, jump
 from tests.conftest import REPOSITORY
 from tests.grammar_oracles import (
     accepted_one_by_one,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES
 from sgl.grammar import Matcher, compile
-from sgl.grammar.process import _closed
+from sgl.runtime.constraints.process import _closed
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
 from tests.json_random import text_of
 

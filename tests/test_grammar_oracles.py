@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from sgl.grammar.expr import difference, intersect, is_empty, matches
-from sgl.grammar.regex import compile_regex
+from sgl.grammar.regular.expr import difference, intersect, is_empty, matches
+from sgl.grammar.regular.regex import compile_regex
 
 outlines_core = pytest.importorskip("outlines_core")
 interegular = pytest.importorskip("interegular")

@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sgl.errors import GrammarError, RegexSyntaxError
-from sgl.grammar.expr import complement, difference, intersect, is_empty, matches, repeat, union
-from sgl.grammar.jsontext import string_body
-from sgl.grammar.regex import compile_regex, counted_regex
-from sgl.grammar.shortest import shortest
+from sgl.grammar.regular.expr import complement, difference, intersect, is_empty, matches, repeat, union
+from sgl.grammar.regular.regex import compile_regex, counted_regex
+from sgl.grammar.regular.shortest import shortest
+from sgl.grammar.text.json import string_body
 
 CHARS = 'abc01 _-.\n"\\é😀'
 TEXTS = st.text(alphabet=CHARS, max_size=8)

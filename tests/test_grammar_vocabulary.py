@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sgl.errors import TokenizerError
 from sgl.grammar import Vocabulary
-from sgl.grammar.trie import Trie
+from sgl.grammar.vocabulary.trie import Trie
 from tests.grammar_oracles import PIECES
 from tests.tiny_tokenizers import EOS, WITH_TABLE, WITHOUT_TABLE, WORDS
 

@@ -16,12 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl import grammar, native_code
-from sgl.grammar import Vocabulary, walk
-from sgl.grammar.automaton import Automaton
-from sgl.grammar.place import Place
-from sgl.grammar.threads import KeyOrder
-from sgl.grammar.time_limit import OutOfTime, time_limit
-from sgl.grammar.walk_plan import Mask, whole
+from sgl.grammar import Vocabulary
+from sgl.grammar.automaton.nfa import KeyOrder
+from sgl.grammar.automaton.place import Place
+from sgl.grammar.automaton.pushdown import Automaton
+from sgl.grammar.matching import walk
+from sgl.grammar.matching.walk_plan import Mask, whole
+from sgl.time_limit import OutOfTime, time_limit
 from tests.conftest import REPOSITORY
 from tests.grammar_oracles import likely, mask_of, piece_vocabulary, real_vocabulary, shape_matcher
 from tests.grammar_shapes import random_schema

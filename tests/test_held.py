@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from sgl.errors import InvalidRequest, QueueFull, SglError
-from sgl.lang import ir, nodes
-from sgl.lang.ir_check import Checker, program_from_wire
-from sgl.lang.nodes import Held
+from sgl.lang.ir import interpreter as nodes
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.check import Checker, program_from_wire
+from sgl.lang.ir.interpreter import Held
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs
 from tests.lang_mocks import MockBackend

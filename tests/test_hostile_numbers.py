@@ -11,12 +11,12 @@ import requests
 
 import sgl
 from sgl.errors import ConfigError, InvalidRequest, RequestTimeout
-from sgl.lang import ir
-from sgl.lang.ir_check import Checker, program_from_wire
-from sgl.lang.sampling import MAX_SECONDS
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.check import Checker, program_from_wire
+from sgl.lang.ir.sampling import MAX_SECONDS
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.timers import Timers
+from sgl.runtime.loop.timers import Timers
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.patience import PATIENCE
 from tests.program_client import SECONDS, Client, assert_idle

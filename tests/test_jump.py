@@ -15,10 +15,10 @@ import pytest
 from sgl import grammar
 from sgl.errors import GrammarError
 from sgl.grammar import Grammar, Vocabulary
-from sgl.grammar.closure import close
-from sgl.grammar.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
-from sgl.grammar.jump import Encode, _seam, cut
-from sgl.grammar.place import Place, advance
+from sgl.grammar.automaton.closure import close
+from sgl.grammar.automaton.place import Place, advance
+from sgl.grammar.matching.jump import Encode, _seam, cut
+from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY
 from tests.tiny_tokenizers import byte_level, sentencepiece

@@ -12,7 +12,7 @@ import pytest
 
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
-from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.patience import PATIENCE
 

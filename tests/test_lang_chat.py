@@ -8,8 +8,8 @@ import pytest
 
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
-from sgl.lang.chat import PrefixTemplate, as_template, jinja_template, register_chat_template, registry
-from sgl.lang.reasoning import FORMATS, ReasoningSplitter, split_reasoning
+from sgl.lang.ir.chat import PrefixTemplate, as_template, jinja_template, register_chat_template, registry
+from sgl.lang.ir.reasoning import FORMATS, ReasoningSplitter, split_reasoning
 from tests.lang_mocks import MockBackend
 
 CHATML = (

@@ -18,7 +18,7 @@ import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.backends.base import Backend
 from sgl.lang.backends.engine import engine_backend
-from sgl.lang.choices import METHODS, Scores, method_named
+from sgl.lang.ir.choices import METHODS, Scores, method_named
 from sgl.runtime.engine import Engine
 from tests.engine_calls import CallByCall
 

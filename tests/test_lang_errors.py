@@ -22,8 +22,8 @@ from sgl.errors import (
     RequestTimeout,
     SglError,
 )
-from sgl.lang import ir
 from sgl.lang.backends.base import Backend
+from sgl.lang.ir import nodes as ir
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.patience import PATIENCE
 from tests.test_lang_defects import SOON, within

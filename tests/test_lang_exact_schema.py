@@ -23,7 +23,7 @@ from pydantic import Field
 from benchmarks.json_generation import BYTES, random_text
 from sgl.errors import InvalidRequest
 from sgl.grammar import compile
-from sgl.lang.schema import typed
+from sgl.lang.typed.schema import typed
 from tests.json_random import accepts
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import sgl
+from sgl.compat.utils import dump_state_text
 from sgl.errors import BackendError, EngineDead, ProgramError, RequestAborted
-from sgl.lang import batch, ir
 from sgl.lang.backends.base import Backend
-from sgl.utils import dump_state_text
+from sgl.lang.ir import nodes as ir
+from sgl.lang.record import batch
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.patience import PATIENCE
 from tests.test_lang_errors import wait_until

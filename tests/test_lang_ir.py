@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import sgl
 from sgl.errors import InvalidRequest
-from sgl.lang import ir
-from sgl.lang.ir_check import Checker, Limits, json_schema, program_from_wire
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.check import Checker, Limits, json_schema, program_from_wire
 from tests.lang_mocks import MockBackend, ProgramBackend
 
 SCHEMA_FILE = Path(__file__).resolve().parent.parent / "docs" / "ir.schema.json"
@@ -31,7 +31,7 @@ SEGMENTS, HEADERS = validator("segment"), validator("program")
 
 
 def test_the_schema_file_is_the_schema() -> None:
-    """Regenerate: python -c "import json; from sgl.lang.ir_check import json_schema;
+    """Regenerate: python -c "import json; from sgl.lang.ir.check import json_schema;
     print(json.dumps(json_schema(), indent=1))" > docs/ir.schema.json"""
     assert json.loads(SCHEMA_FILE.read_text()) == json_schema()
     jsonschema.Draft202012Validator.check_schema(json_schema())

@@ -10,8 +10,8 @@ import pytest
 
 import sgl
 from sgl.errors import ProgramError
-from sgl.lang.choices import Scores
-from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.ir.choices import Scores
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 

@@ -18,8 +18,8 @@ import pytest
 
 import sgl
 from sgl.lang.backends.http import HttpClient
-from sgl.lang.choices import greedy_token_selection
-from sgl.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
+from sgl.lang.ir.choices import greedy_token_selection
+from sgl.lang.ir.nodes import REGEX_FLOAT, REGEX_INT, REGEX_STR
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.live_server import LiveServer
 from tests.patience import PATIENCE

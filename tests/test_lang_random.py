@@ -195,7 +195,7 @@ def append_ref(s: Any, name: str, how: str) -> None:
         return  # a list of branches
     if how == "plain":
         s += ref
-    elif isinstance(ref, sgl.lang.ir.Text):  # Python has the text already
+    elif isinstance(ref, sgl.lang.ir.nodes.Text):  # Python has the text already
         s += changed(ref.text, how)
     else:
         changes = {"split": ref.split(",", take=1), "slice": ref.slice(1, -1), "replace": ref.replace("a", "bb")}

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import sgl
-import sgl.lang.run as lang_run
-from sgl.lang import ir
-from sgl.lang.run import SEGMENT_NODES
+import sgl.lang.record.run as lang_run
+from sgl.lang.ir import nodes as ir
+from sgl.lang.record.run import SEGMENT_NODES
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.patience import PATIENCE
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sgl
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 from tests.lang_mocks import MockBackend, ProgramBackend
 
 

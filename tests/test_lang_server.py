@@ -12,7 +12,7 @@ from aiohttp import web
 import sgl
 from sgl.errors import BackendError, ProgramError
 from sgl.lang.backends.legacy import BaseBackend
-from sgl.lang.choices import ChoicesDecision
+from sgl.lang.ir.choices import ChoicesDecision
 from tests.fake_servers import FakeServer
 from tests.lang_mocks import text_hash
 from tests.test_lang_defects import SOON, within

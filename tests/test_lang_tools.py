@@ -13,7 +13,7 @@ import pytest
 
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
-from sgl.lang.tools import ToolCall, call_schema, calls_of, tools_of
+from sgl.lang.typed.tools import ToolCall, call_schema, calls_of, tools_of
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.patience import PATIENCE
 from tests.test_lang_defects import SOON, within

@@ -8,7 +8,7 @@ import pytest
 
 import sgl
 from sgl.errors import ProgramError
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.test_lang_requests import chat, few_shot, mixed, parallel, requests_of, tree_of_thought
 

@@ -15,7 +15,7 @@ import sgl
 from sgl.errors import ProgramError
 from sgl.lang.aio import io
 from sgl.lang.backends.legacy import BaseBackend
-from sgl.lang.steps import TextBackend
+from sgl.lang.backends.steps import TextBackend
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.test_lang_defects import SOON, within
 from tests.test_lang_errors import one_gen
@@ -104,7 +104,9 @@ def test_output_that_nobody_reads_keeps_nobody_waiting(wrapped: Any, monkeypatch
     monkeypatch.setattr("sys.stdout", Closed())
     monkeypatch.setattr("sys.stderr", Closed())
     monkeypatch.setattr(sgl.global_config, "verbosity", 2)
-    monkeypatch.setattr("sgl.lang.batch._progress", lambda total: SimpleNamespace(update=Closed().write, close=int))
+    monkeypatch.setattr(
+        "sgl.lang.record.batch._progress", lambda total: SimpleNamespace(update=Closed().write, close=int)
+    )
     state = one_gen.run(backend=wrapped(MockBackend(lambda *_: "ok")))
     assert within(SOON, lambda: state["x"]) == "ok"
     within(SOON, state.sync)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import sgl
-from sgl import utils
+from sgl.compat import utils
+from sgl.compat.test_utils import add_common_sglang_args_and_parse, select_sglang_backend
 from sgl.errors import BackendError, ConfigError
 from sgl.lang.backends.launch import Runtime
-from sgl.test.test_utils import add_common_sglang_args_and_parse, select_sglang_backend
 from tests.fake_servers import FakeServer
 from tests.lang_mocks import MockBackend
 

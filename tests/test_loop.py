@@ -12,16 +12,16 @@ import pytest
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout
 from sgl.runtime.batch import Batch
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.loop import EngineLoop
+from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.submission import Output, Submission
+from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.scheduler import Limits, Scheduler
-from sgl.runtime.submission import Output, Submission
 from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.token_bytes import TokenTable
-from sgl.runtime.thread import EngineThread
 from tests.mock_runner import VOCAB, MockPending, MockRunner, expected_output
 from tests.patience import PATIENCE
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import sgl
-from sgl.lang import batch
-from sgl.lang.pool import BodyPool
+from sgl.lang.record import batch
+from sgl.lang.record.pool import BodyPool
 from sgl.machine_limits import Memory, address_space_left, memory_limit, num_processors
 from sgl.runtime import startup
 from sgl.runtime.engine import Engine

@@ -12,14 +12,15 @@ import torch
 
 import tests.interpreter  # noqa: F401 - mends it
 from sgl.grammar import Grammar, Vocabulary, compile
-from sgl.grammar.automaton import Automaton
-from sgl.grammar.closure import complete
-from sgl.grammar.jsontext import WHITESPACE
-from sgl.grammar.place import Place, advance, start_of
-from sgl.grammar.threads import Builder
-from sgl.grammar.values import value_node
-from sgl.kernels import mask, sampling
-from sgl.kernels.mask_layout import MAX_OPEN, Places
+from sgl.grammar.automaton.closure import complete
+from sgl.grammar.automaton.nfa import Builder
+from sgl.grammar.automaton.place import Place, advance, start_of
+from sgl.grammar.automaton.pushdown import Automaton
+from sgl.grammar.automaton.values import value_node
+from sgl.grammar.text.json import WHITESPACE
+from sgl.kernels.mask import ops as mask
+from sgl.kernels.mask.layout import MAX_OPEN, Places
+from sgl.kernels.sampling import ops as sampling
 from sgl.runtime.batch import Batch, RowSetup
 from sgl.runtime.runner.device_grammars import (
     automaton_tensors,
@@ -45,7 +46,7 @@ def kernels(request: pytest.FixtureRequest) -> ModuleType:
     """The same functions twice: plain torch on the CPU, and the Triton kernels."""
     if request.param == "torch":
         return mask
-    from sgl.kernels import mask_triton
+    from sgl.kernels.mask import triton as mask_triton
 
     return mask_triton
 
@@ -266,7 +267,7 @@ def test_a_batch_without_constraints_is_left_alone(kernels: ModuleType) -> None:
 @needs_triton
 @pytest.mark.parametrize("vocab_size", [5, 4096, 9001])
 def test_one_pass_draws_what_masking_and_sampling_draw(vocab_size: int) -> None:
-    from sgl.kernels import sampling_triton
+    from sgl.kernels.sampling import triton as sampling_triton
 
     generator = np.random.default_rng(vocab_size)
     logits = torch.from_numpy(generator.normal(0, 4, (6, vocab_size)).astype(np.float32))
@@ -293,7 +294,7 @@ def test_one_pass_draws_what_masking_and_sampling_draw(vocab_size: int) -> None:
 
 @needs_triton
 def test_many_rows_are_drawn_several_blocks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sgl.kernels import sampling_triton
+    from sgl.kernels.sampling import triton as sampling_triton
 
     monkeypatch.setattr(sampling_triton, "_BLOCK", 16)
     generator = torch.Generator().manual_seed(0)
@@ -309,7 +310,7 @@ def test_many_rows_are_drawn_several_blocks_at_a_time(monkeypatch: pytest.Monkey
 
 @needs_triton
 def test_where_nothing_is_allowed_the_first_token_is_drawn_and_nothing_is_read_behind() -> None:
-    from sgl.kernels import sampling_triton
+    from sgl.kernels.sampling import triton as sampling_triton
 
     logits = torch.randn(2, 70, device=ON_GPU)
     masks = torch.zeros(1, 3, dtype=torch.int32, device=ON_GPU)

@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from sgl.kernels import linear as linear_module
 from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
-from sgl.kernels.linear import PackedMatrix, linear, prepare
-from sgl.kernels.norm import add_rms_norm, rms_norm
-from sgl.kernels.rope import apply_rotary, rotary_rows
+from sgl.kernels.layers import linear as linear_module
+from sgl.kernels.layers.linear import PackedMatrix, linear, prepare
+from sgl.kernels.layers.norm import add_rms_norm, rms_norm
+from sgl.kernels.layers.rope import apply_rotary, rotary_rows
 from sgl.runtime.model import decoder as decoder_module
 from sgl.runtime.model import weights as weights_module
 from sgl.runtime.model.config import ModelConfig

@@ -16,10 +16,10 @@ from tokenizers import processors
 
 import sgl
 import sgl.errors
-import sgl.lang.choices
+import sgl.lang.ir.choices
 from sgl.errors import InvalidRequest, ProgramError, RequestTimeout
-from sgl.lang import ir
 from sgl.lang.backends.engine import EngineBackend, engine_backend
+from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
 from tests.engine_calls import CallByCall
 from tests.program_client import PRINTABLE, SECONDS, Client, assert_idle, gen
@@ -509,7 +509,7 @@ SELECTS = [
 
 
 @pytest.mark.parametrize(("prompt", "choices"), SELECTS)
-@pytest.mark.parametrize("method", sorted(sgl.lang.choices.METHODS))
+@pytest.mark.parametrize("method", sorted(sgl.lang.ir.choices.METHODS))
 def test_select_scores_equal_those_of_score(
     merging: Engine, prompt: str, choices: tuple[str, ...], method: str
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
 from tests.program_client import PRINTABLE, SECONDS, Client, assert_idle, gen
 from tests.tiny_models import tiny_checkpoint

@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from sgl.kernels import sampling
+from sgl.kernels.sampling import ops as sampling
 from sgl.runtime.batch import FROM_DEVICE, Batch, Logprobs, RowSetup, StepResult
 from sgl.runtime.runner import results
 from sgl.runtime.runner.pack import Uploader

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sgl
 from sgl.errors import InvalidRequest
-from sgl.lang.tools import CallNotation, call_notation
+from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.calls import AnswerSplitter, Piece, call_constraint
 from sgl.runtime.server.chat import prompt_ids

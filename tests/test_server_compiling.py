@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sgl.grammar.process import GrammarProcess
+from sgl.runtime.constraints.process import GrammarProcess
 from sgl.runtime.engine import Engine
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.patience import PATIENCE

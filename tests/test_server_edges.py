@@ -21,7 +21,7 @@ import requests
 
 from sgl.cli.logs import configure_logging
 from sgl.errors import InvalidRequest, RequestTimeout
-from sgl.grammar import child
+from sgl.runtime import child
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.errors import json_bytes, json_response
 from sgl.runtime.server.openapi import _STATUSES
@@ -389,10 +389,11 @@ def test_helpers_import_nothing_from_the_working_folder(tmp_path: Path) -> None:
     for name in ("selectors", "socket", "pickle", "numpy", "pydantic", "sgl", "pickletools", "usercustomize"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r} + '\\n')\n")
     code = (
-        "import selectors, socket, pickle, numpy, sgl.grammar.process, sgl.runtime.server.body_process, pickletools"
+        "import selectors, socket, pickle, numpy, pickletools, "
+        "sgl.runtime.constraints.process, sgl.runtime.server.body_process"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", "import subprocess, sys; from sgl.grammar import child; sys.path.insert(0, ''); "
+        [sys.executable, "-P", "-c", "import subprocess, sys; from sgl.runtime import child; sys.path.insert(0, ''); "
          f"sys.exit(subprocess.run(child.command({code!r})).returncode)"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
         env={"PYTHONPATH": str(Path(child.__file__).resolve().parents[2])},

@@ -15,10 +15,10 @@ import pytest
 
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
-from sgl.runtime import aside
 from sgl.runtime.engine import Engine
-from sgl.runtime.intake import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS, Ask
-from sgl.runtime.native import NativeResult
+from sgl.runtime.requests import aside
+from sgl.runtime.requests.intake import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS, Ask
+from sgl.runtime.requests.native import NativeResult
 from sgl.runtime.server import encoding, openai
 from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -115,7 +115,7 @@ def test_engines_refuse_them_too_and_score_any_number_of_candidates(engine: Engi
 
 def test_a_list_of_prompts_counts_as_one_answer_of_a_server(engine: Engine) -> None:
     """In process, lists may be as long as memory lasts."""
-    from sgl.runtime.intake import check_num_logprobs, num_logprobs
+    from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
 
     arguments = {"prompt": ["hello"] * 20, "sampling_params": LONG, "return_logprob": True}
     prepared = engine.prepare(**arguments, token_ids_logprob=GIVEN)

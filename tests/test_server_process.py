@@ -29,7 +29,7 @@ from sgl.cli.logs import configure_logging
 from sgl.cli.options import configs, option_docs
 from sgl.errors import ConfigError, ContextTooLong, EngineDead, QueueFull, SglError
 from sgl.runtime.config import EngineConfig, ServerConfig
-from sgl.runtime.loop import EngineLoop
+from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.service import Service
 from tests.live_server import chat_checkpoint

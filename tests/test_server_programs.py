@@ -15,7 +15,7 @@ import requests
 
 import sgl
 from sgl.errors import ContextTooLong, ProgramError
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs as programs_module
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint

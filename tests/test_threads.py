@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.runner import threads as threads_module
 from sgl.runtime.runner.threads import MANY_MULTIPLICATIONS, StepThreads
-from sgl.runtime.thread import EngineThread
 from tests.patience import PATIENCE
 
 

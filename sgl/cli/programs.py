@@ -17,11 +17,11 @@ from rich.console import Console
 
 from sgl.cli.options import check_output
 from sgl.errors import ConfigError, InvalidRequest, ProgramError
-from sgl.lang import ir
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.backends.launch import Runtime
 from sgl.lang.backends.server import RuntimeEndpoint
 from sgl.lang.config import backend_of, fallback_model, set_default_backend
+from sgl.lang.ir import nodes as ir
 
 
 def run(options: SimpleNamespace) -> int:

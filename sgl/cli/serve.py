@@ -17,8 +17,8 @@ from rich.console import Console
 from sgl.cli.logs import configure_logging
 from sgl.cli.options import configs
 from sgl.errors import ConfigError, InvalidRequest
-from sgl.lang.chat import jinja_template
-from sgl.lang.reasoning import reasoning_format
+from sgl.lang.ir.chat import jinja_template
+from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.serve import listen, serve_until_stopped

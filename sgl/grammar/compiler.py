@@ -13,22 +13,22 @@ from functools import partial
 from typing import Any, Literal
 
 from sgl.errors import GrammarError, GrammarTooLarge
-from sgl.grammar.automaton import MAX_STATES, Automaton
-from sgl.grammar.budget import Budget
-from sgl.grammar.ebnf import compile_ebnf, is_lark
-from sgl.grammar.expr import Expr, is_empty, words
-from sgl.grammar.json_report import Dropped
-from sgl.grammar.json_schema import compile_schema
-from sgl.grammar.jsontext import WHITESPACE
-from sgl.grammar.masks import MaskCache
-from sgl.grammar.matcher import Matcher
-from sgl.grammar.regex import compile_regex, counted_regex
-from sgl.grammar.structural_tag import Structure, read_structural_tag, structural_tag_node
-from sgl.grammar.tag_formats import format_node
-from sgl.grammar.threads import Builder, CountedText, KeyOrder, Node
-from sgl.grammar.time_limit import check_size
-from sgl.grammar.values import value_node
-from sgl.grammar.vocabulary import Vocabulary
+from sgl.grammar.automaton.nfa import Builder, CountedText, KeyOrder, Node
+from sgl.grammar.automaton.pushdown import MAX_STATES, Automaton
+from sgl.grammar.automaton.structural_tag import Structure, read_structural_tag, structural_tag_node
+from sgl.grammar.automaton.tag_formats import format_node
+from sgl.grammar.automaton.values import value_node
+from sgl.grammar.matching.budget import Budget
+from sgl.grammar.matching.ebnf_matcher import compile_ebnf, is_lark
+from sgl.grammar.matching.masks import MaskCache
+from sgl.grammar.matching.matcher import Matcher
+from sgl.grammar.regular.expr import Expr, is_empty, words
+from sgl.grammar.regular.regex import compile_regex, counted_regex
+from sgl.grammar.schema.compile import compile_schema
+from sgl.grammar.schema.report import Dropped
+from sgl.grammar.text.json import WHITESPACE
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.time_limit import check_size
 
 Whitespace = Literal["compact", "flexible"]
 AdditionalProperties = Literal["closed", "schema"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sgl.grammar.expr import Expr
+from sgl.grammar.regular.expr import Expr
 
 
 class Schema(Protocol):

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import overlap
 
 _BLOCK = 1024
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sgl.lang.agent import agent
-from sgl.lang.choices import (
+from sgl.lang.config import flush_cache, get_server_info, global_config, set_default_backend
+from sgl.lang.ir.choices import (
     greedy_token_selection,
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from sgl.lang.config import flush_cache, get_server_info, global_config, set_default_backend
-from sgl.lang.expr import (
+from sgl.lang.record.agent import agent
+from sgl.lang.record.expr import (
     assistant,
     assistant_begin,
     assistant_end,
@@ -27,9 +27,9 @@ from sgl.lang.expr import (
     user_end,
     video,
 )
-from sgl.lang.function import SglFunction, function
-from sgl.lang.state import AsyncProgramState, ProgramState
-from sgl.lang.tools import describe_tools
+from sgl.lang.record.function import SglFunction, function
+from sgl.lang.record.state import AsyncProgramState, ProgramState
+from sgl.lang.typed.tools import describe_tools
 
 __all__ = [
     "AsyncProgramState",

@@ -11,6 +11,7 @@ from typing import Any
 from sgl.errors import ConfigError, ProgramError
 from sgl.lang.backends.base import Backend
 from sgl.lang.backends.engine import backend_of_model, engine_backend
+from sgl.lang.environment import environment
 
 
 @dataclass
@@ -95,8 +96,3 @@ def get_server_info(backend: Any = None) -> dict[str, Any] | None:
     if backend is None and global_config.default_backend is None:
         return None
     return backend_of(backend).get_server_info()
-
-
-def environment(variable: str) -> str | None:
-    """What the environment says of a key; the language reads it nowhere else."""
-    return os.environ.get(variable)

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from sgl.errors import ConfigError, nearest_name
-from sgl.lang.sampling import MAX_SECONDS
+from sgl.lang.ir.sampling import MAX_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -20,25 +20,25 @@ from functools import cached_property, partial
 from typing import Any
 
 from sgl.errors import EngineDead, InvalidRequest
-from sgl.lang import ir
-from sgl.lang.chat import ChatTemplate, RenderedTemplate
-from sgl.lang.nodes import HeldTogether
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import ChatTemplate, RenderedTemplate
+from sgl.lang.ir.interpreter import HeldTogether
 from sgl.runtime import startup
 from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.home import Home
-from sgl.runtime.intake import Ask, Intake
-from sgl.runtime.loop import EngineLoop
-from sgl.runtime.native import Call
-from sgl.runtime.outlet import AsyncSink, Outlet, Sink, ThreadSink
-from sgl.runtime.prepared import Prepared
+from sgl.runtime.loop.home import Home
+from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
+from sgl.runtime.requests.intake import Ask, Intake
+from sgl.runtime.requests.native import Call
+from sgl.runtime.requests.outlet import AsyncSink, Outlet, Sink, ThreadSink
+from sgl.runtime.requests.prepared import Prepared
+from sgl.runtime.requests.waiting import all_done
 from sgl.runtime.sampling_params import SamplingParams
-from sgl.runtime.thread import EngineThread
-from sgl.runtime.waiting import all_done
 
 Params = SamplingParams | Mapping[str, Any]
 Result = dict[str, Any]
@@ -225,7 +225,7 @@ class Engine:
             self._loop.abort_and_wait(uids)
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
-        """Start a program beside the scheduler: segments in, events out, as `sgl.lang.ir` describes them. Events
+        """Start a program beside the scheduler: segments in, events out, as `sgl.lang.ir.nodes` describes them. Events
         come on the engine's thread, so the sink must not block. Raises InvalidRequest."""
         self._home.check()
         return ProgramSession(self._program_services, program, sink)

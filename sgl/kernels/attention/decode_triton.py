@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import overlap
 
 _WARPS = 2
 _STAGES = 5  # page numbers, and two tiles of keys and values on their way

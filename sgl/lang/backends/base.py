@@ -1,7 +1,7 @@
 """What a program runs on: the one interface between the language and whatever executes it.
 
 A `Backend` opens sessions; a `Session` takes segments and answers with events. Backends that only know single calls
-derive from `sgl.lang.steps.TextBackend`, which interprets segments for them.
+derive from `sgl.lang.backends.steps.TextBackend`, which interprets segments for them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 
 
 class Session(Protocol):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sgl.errors import ProgramError
-from sgl.lang import ir
-from sgl.lang.chat import ChatTemplate, as_template
-from sgl.lang.choices import Scores
-from sgl.lang.steps import Completion, GenParams, Prompt, StepSession, TextBackend
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, StepSession, TextBackend
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import ChatTemplate, as_template
+from sgl.lang.ir.choices import Scores
 
 MAX_SEGMENTS = 200  # of a dry run; a loop that waits for a certain value ends here
 _VALUES = {"int": "0", "float": "0.0", "bool": "True", "str": '""'}

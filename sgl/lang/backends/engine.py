@@ -10,8 +10,8 @@ import threading
 from functools import cache
 from typing import Any
 
-from sgl.lang import ir
 from sgl.lang.backends.base import Backend, Session
+from sgl.lang.ir import nodes as ir
 
 _locks: dict[
     int, threading.Lock

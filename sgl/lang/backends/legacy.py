@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from sgl.errors import BackendError
-from sgl.lang import ir
 from sgl.lang.aio import outcome
-from sgl.lang.chat import ChatTemplate, get_chat_template
-from sgl.lang.choices import ChoicesDecision, method_named
-from sgl.lang.sampling import RENAMED
-from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import ChatTemplate, get_chat_template
+from sgl.lang.ir.choices import ChoicesDecision, method_named
+from sgl.lang.ir.sampling import RENAMED
 
 _NAMES = {name: original for original, name in RENAMED.items()}
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sgl.errors import BackendError, ConfigError, InvalidRequest
-from sgl.lang import ir
 from sgl.lang.backends.http import HttpClient
 from sgl.lang.backends.refusals import LIMITS, OPTIONAL, Refusals
-from sgl.lang.chat import ChatTemplate, as_template
-from sgl.lang.choices import Scores
-from sgl.lang.config import environment
-from sgl.lang.sampling import DEFAULTS
-from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
-from sgl.lang.tools import call_schema
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.environment import environment
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import ChatTemplate, as_template
+from sgl.lang.ir.choices import Scores
+from sgl.lang.ir.sampling import DEFAULTS
+from sgl.lang.typed.tools import call_schema
 
 COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
 _ELSEWHERE = "Or run the program where selects are exact: on `sgl serve`, SGLang or vLLM"

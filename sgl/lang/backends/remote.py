@@ -12,10 +12,10 @@ from typing import Any
 
 from sgl import errors
 from sgl.errors import BackendError, InvalidRequest, SglError
-from sgl.lang import ir
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient, retry_delay
-from sgl.lang.nodes import as_known
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.interpreter import as_known
 
 MAX_PAUSE = 1.0  # seconds between two tries to go on listening: servers do not keep what nobody listens to for long
 

@@ -12,15 +12,15 @@ from functools import partial
 from typing import Any, ClassVar
 
 from sgl.errors import BackendError, InvalidRequest, SglError
-from sgl.lang import ir
 from sgl.lang.aio import io
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient
 from sgl.lang.backends.remote import RemoteSession
-from sgl.lang.chat import ChatTemplate, as_template, jinja_template, registry
-from sgl.lang.choices import Scores
-from sgl.lang.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
-from sgl.lang.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import ChatTemplate, as_template, jinja_template, registry
+from sgl.lang.ir.choices import Scores
+from sgl.lang.ir.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
 
 FIRST_SECONDS = 30.0  # for the first answer, which costs a server nothing
 

@@ -12,13 +12,13 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from sgl.kernels.activation import silu_and_mul
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
-from sgl.kernels.linear import launches_overlap, linear, linear_add, linear_overlapped
-from sgl.kernels.norm import add_rms_norm, rms_norm
-from sgl.kernels.qkv import rotate_and_store
-from sgl.kernels.rope import rotary_rows
-from sgl.kernels.single import project, project_add_, project_gated
+from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.linear import launches_overlap, linear, linear_add, linear_overlapped
+from sgl.kernels.layers.norm import add_rms_norm, rms_norm
+from sgl.kernels.layers.qkv import rotate_and_store
+from sgl.kernels.layers.rope import rotary_rows
+from sgl.kernels.layers.single import project, project_add_, project_gated
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table

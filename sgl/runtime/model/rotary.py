@@ -1,7 +1,7 @@
 """How the frequencies of rotary position embedding are scaled: a config's rope parameters to a table by position.
 
 Formulas as in transformers' modeling_rope_utils: linear (position interpolation), dynamic NTK, llama3, and YaRN
-(arXiv 2309.00071). The kernels that rotate are in sgl/kernels/rope.py.
+(arXiv 2309.00071). The kernels that rotate are in sgl/kernels/layers/rope.py.
 """
 
 from __future__ import annotations

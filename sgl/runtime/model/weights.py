@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from sgl.kernels.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
+from sgl.kernels.layers.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
 from sgl.runtime.model.config import ModelConfig
 
 _MATRICES = ("qkv", "output", "gate_up", "down")

@@ -17,17 +17,17 @@ from functools import partial
 from typing import TypeVar
 
 from sgl.errors import EngineDead, RequestTimeout, SglError
-from sgl.lang import ir
-from sgl.lang.chat import ChatTemplate
-from sgl.lang.nodes import Held, HeldTogether, Steps, Turns
-from sgl.runtime.intake import Intake
-from sgl.runtime.loop import EngineLoop
-from sgl.runtime.outlet import Outlet
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import ChatTemplate
+from sgl.lang.ir.interpreter import Held, HeldTogether, Steps, Turns
+from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.submission import Output, Submission
+from sgl.runtime.loop.timers import Timer
 from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import Encoder
+from sgl.runtime.requests.intake import Intake
+from sgl.runtime.requests.outlet import Outlet
 from sgl.runtime.scheduler.leases import Leases
-from sgl.runtime.submission import Output, Submission
-from sgl.runtime.timers import Timer
 
 logger = logging.getLogger(__name__)
 

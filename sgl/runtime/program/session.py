@@ -1,7 +1,7 @@
 """A program on an engine: its gens and selects as requests, its constants as their prompts.
 
 Constants are only noted down: they become part of the next gen's or select's prompt, and cost nothing where none
-follows. What the other nodes mean says `sgl.lang.nodes`; `machine` keeps the streams going.
+follows. What the other nodes mean says `sgl.lang.ir.interpreter`; `machine` keeps the streams going.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.lang import ir
-from sgl.lang.chat import as_template
-from sgl.lang.choices import Scores, method_named
-from sgl.lang.ir_check import Checker, Limits, program_from_wire
-from sgl.lang.nodes import Interpreter, Steps
-from sgl.lang.sampling import logprob_options, native_sampling
-from sgl.lang.tools import CallNotation, call_tag
-from sgl.runtime.aside import FEW
-from sgl.runtime.intake import Ask, check_num_logprobs, num_logprobs
-from sgl.runtime.native import NativeResult
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import as_template
+from sgl.lang.ir.check import Checker, Limits, program_from_wire
+from sgl.lang.ir.choices import Scores, method_named
+from sgl.lang.ir.interpreter import Interpreter, Steps
+from sgl.lang.ir.sampling import logprob_options, native_sampling
+from sgl.lang.typed.tools import CallNotation, call_tag
+from sgl.runtime.loop.submission import Submission
 from sgl.runtime.program.machine import Machine, Services
 from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
+from sgl.runtime.requests.aside import FEW
+from sgl.runtime.requests.intake import Ask, check_num_logprobs, num_logprobs
+from sgl.runtime.requests.native import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
-from sgl.runtime.submission import Submission
 
 INLINE_CHARACTERS = 512
 """A text up to so long is encoded on the loop's thread (0.2 ms), a longer one elsewhere."""

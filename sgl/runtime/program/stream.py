@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sgl.lang import nodes
-from sgl.lang.nodes import Piece
-from sgl.runtime.native import NativeResult
+from sgl.lang.ir import interpreter as nodes
+from sgl.lang.ir.interpreter import Piece
+from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
+from sgl.runtime.requests.native import NativeResult
 from sgl.runtime.scheduler.leases import Lease
-from sgl.runtime.submission import Output, Submission
 
 
 class Stream(nodes.Stream):

@@ -18,8 +18,8 @@ from operator import itemgetter
 
 import numpy as np
 
-from sgl.lang.nodes import Piece
-from sgl.lang.tools import CallNotation, call_notation
+from sgl.lang.ir.interpreter import Piece
+from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.text.tokenizer import Tokenizer
 

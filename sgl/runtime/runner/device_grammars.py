@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl.grammar import closure
-from sgl.grammar.automaton import Automaton
-from sgl.grammar.place import Place
-from sgl.grammar.tables import COUNT_SHIFT
-from sgl.grammar.vocabulary import Vocabulary
-from sgl.kernels.mask_layout import (
+from sgl.grammar.automaton import closure
+from sgl.grammar.automaton.place import Place
+from sgl.grammar.automaton.pushdown import Automaton
+from sgl.grammar.automaton.tables import COUNT_SHIFT
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.kernels.mask.layout import (
     ENDLESS,
     GATE_BIT,
     MAX_SYMBOLS,

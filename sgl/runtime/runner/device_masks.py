@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl.grammar.closure import MAX_BYTES, Closed, Standing
-from sgl.grammar.cursor import MAX_DEPTH, MAX_OPENED
-from sgl.grammar.vocabulary import Vocabulary
-from sgl.kernels.mask import find_masks_
-from sgl.kernels.mask_layout import MAX_OPEN, AutomatonTensors, GrammarTensors, Places
+from sgl.grammar.automaton.closure import MAX_BYTES, MAX_DEPTH, MAX_OPENED, Closed, Standing
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.kernels.mask.layout import MAX_OPEN, AutomatonTensors, GrammarTensors, Places
+from sgl.kernels.mask.ops import find_masks_
 from sgl.kernels.staging import ALIGNMENT, Uploader, carve
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.runner.device_grammars import addresses_of, places_arrays, vocabulary_tensors

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl.kernels import sampling
+from sgl.kernels.sampling import ops as sampling
 from sgl.kernels.staging import numpy_dtype
 from sgl.runtime.batch import Batch, Int32Array, Int64Array, Logprobs, StepResult
 from sgl.runtime.runner.pack import Uploader

@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from sgl.grammar.closure import Standing
-from sgl.grammar.vocabulary import Vocabulary
+from sgl.grammar.automaton.closure import Standing
+from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
 from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask
 from sgl.runtime.model.decoder import Decoder

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sgl.grammar.vocabulary import Vocabulary
-from sgl.kernels import sampling
-from sgl.kernels.mask import apply_token_mask_
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.kernels.mask.ops import apply_token_mask_
+from sgl.kernels.sampling import ops as sampling
 from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
@@ -187,7 +187,7 @@ class Sampler:
     ) -> torch.Tensor:
         """Tokens of request rows `index`, int64 [S], noted in `next_tokens`, in one pass over the logits; on a GPU. Of
         what they may be only masks count: rows that are allowed, and which each of the S has."""
-        from sgl.kernels import sampling_triton
+        from sgl.kernels.sampling import triton as sampling_triton
 
         parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
         return sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))

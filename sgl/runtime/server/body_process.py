@@ -18,7 +18,7 @@ import subprocess
 from typing import Any
 
 from sgl.errors import InvalidRequest
-from sgl.grammar.child import command
+from sgl.runtime.child import command
 from sgl.runtime.server.bodies import Body, parse
 
 logger = logging.getLogger(__name__)

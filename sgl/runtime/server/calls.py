@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.lang.reasoning import ReasoningSplitter, half_tag
-from sgl.lang.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
+from sgl.lang.ir.reasoning import ReasoningSplitter, half_tag
+from sgl.lang.typed.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
 from sgl.runtime.server.protocol import AllowedToolChoice, ChatBody, ChosenTool, Function
 
 Sure: TypeAlias = Literal["all", "tags"] | None

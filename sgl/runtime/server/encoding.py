@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from sgl.runtime.aside import FEW, aside
+from sgl.runtime.requests.aside import FEW, aside
 from sgl.runtime.server.errors import json_response
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=str)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from aiohttp import web
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.aside import FEW, aside
-from sgl.runtime.native import failure_of
+from sgl.runtime.requests.aside import FEW, aside
+from sgl.runtime.requests.native import failure_of
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.errors import described, json_response
 from sgl.runtime.server.fields import Lenient

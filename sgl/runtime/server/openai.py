@@ -12,10 +12,10 @@ from typing import Any
 from aiohttp import web
 
 from sgl.errors import InvalidRequest, SglError
-from sgl.lang.tools import CallNotation, call_notation
-from sgl.runtime.aside import aside
-from sgl.runtime.intake import MAX_LOGPROBS, MAX_TOP_LOGPROBS
-from sgl.runtime.native import failure_of
+from sgl.lang.typed.tools import CallNotation, call_notation
+from sgl.runtime.requests.aside import aside
+from sgl.runtime.requests.intake import MAX_LOGPROBS, MAX_TOP_LOGPROBS
+from sgl.runtime.requests.native import failure_of
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.answers import Answers, Choice, Completion, Ending, Result, TokenIds, Turn, usage
 from sgl.runtime.server.calls import AnswerSplitter, call_constraint

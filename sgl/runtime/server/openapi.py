@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from sgl.lang import ir_check
+from sgl.lang.ir import check as ir_check
 from sgl.runtime.server.service import VERSION, Route
 
 _REFERENCE = "#/components/schemas/{model}"

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from sgl.errors import InvalidRequest, RequestTimeout
-from sgl.lang.sampling import MAX_SECONDS
+from sgl.lang.ir.sampling import MAX_SECONDS
 
 _LEAST = 1e-3  # seconds that the engine is given: it says best what there was until then
 _GRACE = 0.1  # by which it may be late with that

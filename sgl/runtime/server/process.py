@@ -20,14 +20,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Literal
 
 from sgl.errors import EngineDead, SglError
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig, working_folder_left_out
+from sgl.runtime.loop.submission import Detail, Output
 from sgl.runtime.model.checkpoint import checkpoint_folder
-from sgl.runtime.native import Call, Header, NativeResult
+from sgl.runtime.requests.native import Call, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.identity import request_id, working_for
 from sgl.runtime.server.watchdog import TICK_SECONDS, Watchdog
-from sgl.runtime.submission import Detail, Output
 from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -27,10 +27,10 @@ from aiohttp import web
 from pydantic import Field
 
 from sgl.errors import InvalidRequest, QueueFull, RequestAborted, SglError
-from sgl.lang import ir
-from sgl.lang.chat import registry
-from sgl.lang.ir_check import Checker, program_from_wire
-from sgl.lang.sampling import MAX_WHOLE
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import registry
+from sgl.lang.ir.check import Checker, program_from_wire
+from sgl.lang.ir.sampling import MAX_WHOLE
 from sgl.runtime.server import sse
 from sgl.runtime.server.errors import NotThere, error_body, json_response
 from sgl.runtime.server.fields import Strict

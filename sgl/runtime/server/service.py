@@ -18,7 +18,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from sgl.errors import EngineDead, InvalidRequest
-from sgl.lang.ir_check import Limits
+from sgl.lang.ir.check import Limits
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.server.bodies import Body

@@ -34,17 +34,17 @@ from functools import partial
 from typing import Any
 
 from sgl.errors import SglError
-from sgl.lang import ir
+from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.intake import check_num_logprobs, num_logprobs
-from sgl.runtime.prepared import Prepared
+from sgl.runtime.loop.submission import Output
 from sgl.runtime.program.session import ProgramSession
+from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
+from sgl.runtime.requests.prepared import Prepared
+from sgl.runtime.requests.waiting import check, when_done
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
-from sgl.runtime.submission import Output
-from sgl.runtime.waiting import check, when_done
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,52 @@
+"""The original language's names of modules, so that programs written for it find what they import.
+
+An import of one of these names gives the module here that has its contents; nothing is loaded before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+MODULES: Final = {
+    "sgl.lang.backend": "sgl.compat",
+    "sgl.lang.backend.base_backend": "sgl.lang.backends.legacy",
+    "sgl.lang.backend.runtime_endpoint": "sgl.compat.runtime_endpoint",
+    "sgl.lang.chat_template": "sgl.lang.ir.chat",
+    "sgl.lang.choices": "sgl.lang.ir.choices",
+    "sgl.lang.interpreter": "sgl.lang.record.state",
+    "sgl.test": "sgl.compat",
+    "sgl.test.test_programs": "sgl.compat.test_programs",
+    "sgl.test.test_utils": "sgl.compat.test_utils",
+    "sgl.utils": "sgl.compat.utils",
+}
+"""The original's name, and ours."""
+
+
+class _Names:
+    """Finds and loads the modules above, as `importlib` asks of those in `sys.meta_path`."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in MODULES else None  # type: ignore[arg-type]  # a loader by its methods
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(MODULES[spec.name])
+        spec.loader_state = module.__spec__  # in whose place importlib puts `spec`
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None, "importlib has just set it"
+        module.__spec__ = module.__spec__.loader_state
+
+
+def install() -> None:
+    """Make the names importable."""
+    finders: list[Any] = sys.meta_path
+    if not any(isinstance(finder, _Names) for finder in finders):
+        finders.insert(0, _Names())

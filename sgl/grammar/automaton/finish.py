@@ -1,0 +1,430 @@
+"""A short way to the end of a document from any place in it.
+
+The text is the shortest in bytes but for two choices, where looking for the best would take for ever: which keys of
+an object come first, and how a key may go on whose text matters. It is consistent: what is left of it after some of its
+bytes is what is found there. It may be longer than memory, so it is a rope (`rope.py`). `budget.py` counts its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any
+
+from sgl.errors import GrammarTooLarge
+from sgl.grammar.automaton.arrays import AfterItem, ArrayPlan, Items, NextItem
+from sgl.grammar.automaton.nfa import After, Closing, Counted, CountedText, Lexeme, Node, NotedText, Opening, Thread
+from sgl.grammar.automaton.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen
+from sgl.grammar.automaton.place import NO_NOTES, Notes, Place
+from sgl.grammar.automaton.pushdown import Automaton
+from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText
+from sgl.grammar.automaton.values import ValueNode
+from sgl.grammar.regular.expr import Expr, difference, words
+from sgl.grammar.regular.rope import MAX_TEXT, Rope, rope, shorter, times
+from sgl.grammar.regular.shortest import shortest, shortest_rope
+from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text
+from sgl.time_limit import check_time
+
+_MAX_KNOWN = 5_000
+_NOTHING = rope()
+_BRACE, _BRACKET = rope(b"}"), rope(b"]")
+
+
+class Finish:
+    """Finds the ends of documents of one automaton. What it does raises GrammarTooLarge where that is too hard."""
+
+    def __init__(self, automaton: Automaton) -> None:
+        self.automaton = automaton
+        self.builder = automaton.builder
+        self._values: dict[tuple[Schema, str], Rope] = {}
+        self._guesses: dict[tuple[Schema, str], Rope | None] | None = None
+        """While values are being worked out that may hold one another: the best known so far."""
+        self._known: dict[tuple[Thread, int, int, Notes], Rope | None] = {}
+        self._keys_left: dict[tuple[ObjectPlan, Seen, bytes], Rope] = {}
+        """Of objects where no undeclared key has been used that may not come again: what `_keys` found."""
+        self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}
+        """The same of arrays and `_next_items`."""
+        self._most_from: dict[int, int] = {}
+        self._most_behind: dict[int, int] = {}
+        self.longest: tuple[str, int] | None = None
+        """The keyword that asked for the longest text, and how much it asks for."""
+        self._notes = NO_NOTES
+        """Of the frame that is being brought to its end."""
+
+    def end(self, place: Place) -> Rope:
+        """What brings the document to its end."""
+        with _bounded_depth():
+            return self._end(place)
+
+    def most_within(self, state: int) -> int:
+        """How many bytes suffice, whatever was counted, to end the frame that a state stands in."""
+        ends: dict[int, Rope] = {}
+        self._notes = NO_NOTES
+        with _bounded_depth():
+            for origin, thread in self.automaton.members[state]:
+                _keep_shorter(ends, origin, self._thread(thread, 0, 0))
+        return max((end.size for end in ends.values()), default=0)
+
+    def most_from(self, state: int) -> int:
+        """The same, whichever of the readings that stand there is the only one to go on."""
+        found = self._most_from.get(state)
+        if found is None:
+            self._notes = NO_NOTES
+            with _bounded_depth():
+                ends = [self._thread(thread, 0, 0) for _, thread in self.automaton.members[state]]
+            found = self._most_from[state] = max((end.size for end in ends if end is not None), default=0)
+        return found
+
+    def most_behind(self, symbol: int) -> int:
+        """The same behind a frame that was pushed as `symbol`, of the frame around it."""
+        found = self._most_behind.get(symbol)
+        if found is None:
+            self._notes = NO_NOTES
+            with _bounded_depth():
+                nodes = {node for callers in self.automaton.callers[symbol] for _, node in callers}
+                ends = [self._node(node, 0) for node in nodes]
+            found = self._most_behind[symbol] = max((end.size for end in ends if end is not None), default=0)
+        return found
+
+    def _end(self, place: Place) -> Rope:
+        ends: dict[int, Rope] = {}  # by origin: up to the end of the frame
+        for origin, thread in self.automaton.members[place.state]:
+            self._notes = place.notes
+            key = thread, place.char_count, place.item_count, place.notes
+            if key not in self._known:
+                _make_room(self._known)
+                self._known[key] = self._thread(thread, place.char_count, place.item_count)
+            _keep_shorter(ends, origin, self._known[key])
+        frame = place.stack
+        while frame is not None:
+            check_time()
+            outer_ends: dict[int, Rope] = {}
+            self._notes = frame.notes
+            callers = self.automaton.callers[frame.symbol]
+            for origin, text in ends.items():
+                for outer, node in callers[origin]:
+                    _keep_shorter(outer_ends, outer, _joined(text, self._node(node, frame.item_count)))
+            ends, frame = outer_ends, frame.parent
+        assert ends, "every place can be completed"
+        found = _shortest_of(ends.values())
+        assert found is not None, "every place can be completed"
+        return found
+
+    def _thread(self, thread: Thread, chars: int, items: int) -> Rope | None:
+        """From inside a lexeme to the end of the frame. None, here and below: not known yet."""
+        match thread:
+            case Lexeme():
+                target = thread.target
+                if isinstance(target, Closing):
+                    return shortest_rope(thread.expr)
+                if isinstance(target, Opening):
+                    bracket = shortest(thread.expr)
+                    assert bracket is not None
+                    inner = self._value(target.schema, bracket[-1:].decode())
+                    return _joined(bracket[:-1], inner, self._node(target.then, items))
+                return _joined(shortest_rope(thread.expr), self._node(target, items))
+            case FirstEnd():
+                return _joined(shortest_rope(thread.expr), self._node(thread.then, items))
+            case Counted():
+                text = thread.text
+                self._asks("minLength", text.low)
+                rest = _NOTHING if thread.rest is None else shortest_rope(thread.rest)
+                return _joined(rest, _times(text.char, text.low - chars), self._node(text.then, items))
+            case DeclaredKeys():
+                candidates = [index for _, index in thread.names[thread.low : thread.high]]
+                index = self._best_declared(thread.plan, candidates)
+                return _joined(
+                    memoryview(thread.plan.names[index])[thread.depth :],
+                    self._declared(thread.plan, thread.seen, index),
+                )
+            case NotedText():
+                read, used = self._notes
+                last = _unused(thread.expr, [one[len(read) :] for one in used if one.startswith(read)])
+                if last is None:
+                    return None
+                self._notes = Notes(b"", used | {read + last})
+                return _joined(last, b'"', shortest(thread.after), self._node(thread.then, items))
+        return _NOTHING  # finished
+
+    def _node(self, node: Node, items: int) -> Rope | None:
+        """From between lexemes to the end of the frame; `items` commas were read of it."""
+        match node:
+            case ValueNode():
+                return _joined(self._value(node.schema), self._node(node.then, items))
+            case After():
+                return _joined(shortest_rope(node.expr), self._node(node.then, items))
+            case CountedText():
+                self._asks("minLength", node.low)
+                return _joined(_times(node.char, node.low), self._node(node.then, items))
+            case KeyNode():
+                return self._keys(node.plan, node.seen, b"", self._notes.used)
+            case AfterProperty():
+                if node.plan.may_close(node.seen):
+                    return _BRACE
+                return self._keys(node.plan, node.seen, b',"', self._notes.used)
+            case AfterItem():
+                return self._items(node.plan, node.items, items)
+            case FreeText():
+                if node.then is not None:
+                    return self._node(node.then, items)
+            case NextItem():
+                return self._next_items(
+                    node.plan, node.items, items + 1, self._notes.used
+                )  # its comma is yet to come
+        threads = node.threads()
+        return _shortest_of(self._thread(thread, 0, items) for thread in threads) if threads else _NOTHING
+
+    def _value(self, schema: Schema, bracket: str = "") -> Rope | None:
+        """The shortest value, or the shortest that opens with `bracket`."""
+        key = schema, bracket
+        found = self._values.get(key)
+        if found is not None:
+            return found
+        if self._guesses is not None:
+            return self._guesses.setdefault(key, None)
+        guesses = self._guesses = {key: None}
+        try:
+            self._settle(guesses)
+        finally:
+            self._guesses = None
+        self._values.update({one: text for one, text in guesses.items() if text is not None})
+        found = self._values.get(key)
+        assert found is not None, "shapes have values"
+        return found
+
+    def _settle(self, guesses: dict[tuple[Schema, str], Rope | None]) -> None:
+        """Work out all values that one may hold: each round knows those that are nested deeper, until none gets
+        shorter. What was met last comes first, as it is what others hold."""
+        is_settled = False
+        while not is_settled:
+            order = list(guesses)
+            for one in order:  # which grows
+                if guesses[one] is None:
+                    self._guess(guesses, one)
+                    order += list(guesses)[len(order) :]
+            is_settled = True
+            for one in reversed(order):
+                before = guesses[one]
+                is_settled &= _is_same(before, self._guess(guesses, one))
+            is_settled &= len(order) == len(guesses)
+
+    def _guess(self, guesses: dict[tuple[Schema, str], Rope | None], one: tuple[Schema, str]) -> Rope | None:
+        check_time()
+        found = guesses[one] = _shortest_of(self._shape(shape) for shape in _shapes(*one))
+        return found
+
+    def _asks(self, keyword: str, number: int) -> None:
+        if number > MAX_TEXT and (self.longest is None or number > self.longest[1]):
+            self.longest = keyword, number
+
+    def _shape(self, shape: Shape) -> Rope | None:
+        match shape:
+            case Text():
+                return shortest_rope(shape.expr)
+            case CountedString():
+                self._asks("minLength", shape.min_length)
+                return _joined(b'"', _times(shape.char, shape.min_length), b'"')
+            case Object():
+                plan = self.builder.one(ObjectPlan, self.builder, shape)
+                if plan.may_close(plan.start):
+                    return rope(b"{}")
+                return _joined(b"{", self._keys(plan, plan.start, b'"', frozenset()))
+            case Array():
+                self._asks("minItems", shape.min_items)
+                items = self.builder.one(ArrayPlan, self.builder, shape)
+                may_close = any(
+                    isinstance(thread, Lexeme) and isinstance(thread.target, Closing)
+                    for thread in items.threads_at_start()
+                )
+                if may_close:
+                    return rope(b"[]")
+                return _joined(b"[", self._next_items(items, items.start, 0, frozenset()))
+
+    def _keys(self, plan: ObjectPlan, seen: Seen, before: bytes, used: frozenset[bytes]) -> Rope | None:
+        """The properties that are still needed, at least one, and the closing brace; `before` comes first. `used` are
+        undeclared keys that may not come again."""
+        is_kept = not used and self._guesses is None
+        steps: list[tuple[tuple[ObjectPlan, Seen, bytes] | None, Rope]] = []
+        end: Rope | None = None
+        while end is None:
+            check_time()
+            key = plan, seen, before
+            end = self._keys_left.get(key) if is_kept else None
+            if end is not None:
+                break
+            declared, required = self._next_declared(plan, seen)
+            if required is not None:
+                name, value = plan.names[required], self._property(plan, required)
+                seen = plan.with_declared(seen, required)
+            else:
+                found = [
+                    (plan.names[i], value, plan.with_declared(seen, i))
+                    for i in declared
+                    if (value := self._property(plan, i)) is not None
+                ]
+                found += self._undeclared(plan, seen, used)
+                if seen.met != plan.every_met:  # only an undeclared key can bring what must exist
+                    found = [way for way in found if way[2].met != seen.met]
+                if not found:
+                    return None
+                name, value, seen = min(found, key=lambda way: (-way[2].met, len(way[0]) + way[1].size))
+                used |= {name[:-1]}
+            step = _joined(before, name, shortest(plan.after_quote), value)
+            if step is None:
+                return None
+            steps.append((key if is_kept and (plan.in_order or not steps) else None, step))
+            is_kept = is_kept and not used
+            before = b',"'
+            if plan.may_close(seen):
+                end = _BRACE
+        for key_of_step, step in reversed(steps):
+            end = rope(step, end)
+            if key_of_step is not None:
+                _make_room(self._keys_left)
+                self._keys_left[key_of_step] = end
+        return end
+
+    def _next_declared(self, plan: ObjectPlan, seen: Seen) -> tuple[list[int], int | None]:
+        """The declared keys that may come next, and the first required one; the others are left out if there is one."""
+        if not (plan.in_order or plan.is_counted or plan.shape.exists):
+            missing = plan.required_mask & ~seen.keys
+            if missing:
+                return [], (missing & -missing).bit_length() - 1
+        declared = plan.declared_at(seen)
+        return declared, next((i for i in declared if plan.required_mask >> i & 1), None)
+
+    def _property(self, plan: ObjectPlan, index: int) -> Rope | None:
+        return self._value(plan.shape.properties[index][1])
+
+    def _undeclared(self, plan: ObjectPlan, seen: Seen, used: frozenset[bytes]) -> list[tuple[bytes, Rope, Seen]]:
+        """Key with its closing quote, value and what has been seen behind it, of each kind of undeclared key."""
+        found = []
+        for key, schema, met in plan.undeclared_at(seen):
+            value = self._value(schema)
+            if value is None:
+                continue
+            text = _unused(key, used) if plan.is_noted(seen) else shortest(key)
+            if text is not None:
+                found.append((text + b'"', value, plan.with_undeclared(seen, met)))
+        return found
+
+    def _best_declared(self, plan: ObjectPlan, candidates: list[int]) -> int:
+        required = [i for i in candidates if plan.required_mask >> i & 1]
+        if required:
+            return min(required)
+        return min(candidates, key=lambda i: (len(plan.names[i]) + _size(self._property(plan, i)), i))
+
+    def _declared(self, plan: ObjectPlan, seen: Seen, index: int) -> Rope | None:
+        """From behind the key of a declared property to the end of the object."""
+        after = AfterProperty(plan, plan.with_declared(seen, index))
+        return _joined(shortest(plan.after_quote), self._property(plan, index), self._node(after, 0))
+
+    def _items(self, plan: ArrayPlan, items: Items, commas: int) -> Rope | None:
+        """From behind an item to the end of the array."""
+        is_done = commas + 1 >= plan.shape.min_items if plan.counts_commas else plan.may_close(items)
+        return _BRACKET if is_done else _joined(b",", self._next_items(plan, items, commas + 1, self._notes.used))
+
+    def _next_items(self, plan: ArrayPlan, items: Items, commas: int, used: frozenset[bytes]) -> Rope | None:
+        """The items that are still needed, at least one, and the closing bracket. `used` are strings that may not come
+        again.
+        """
+        contains, noted = plan.shape.contains, plan.shape.noted
+        is_kept = noted is None and self._guesses is None
+        steps: list[tuple[tuple[ArrayPlan, Items, int], Rope]] = []
+        end: Rope | None = None
+        while end is None:
+            check_time()
+            key = plan, items, commas if plan.counts_commas else 0
+            end = self._items_left.get(key) if is_kept else None
+            if end is not None:
+                break
+            choices = plan.choices(items)
+            if contains is not None and items.matching < contains.min_count:
+                choices = choices[:1]  # what matches comes first
+            if noted is not None:
+                string = _unused(noted, used)
+                if string is None:
+                    return None
+                used |= {string}
+                texts: list[tuple[Rope | None, Items]] = [(rope(b'"', string, b'"'), after) for _, after in choices]
+            else:
+                texts = [(self._value(schema), after) for schema, after in choices]
+            known = [(text, after) for text, after in texts if text is not None]
+            if not known:
+                return None
+            item, items = min(known, key=lambda choice: choice[0].size)
+            if noted is None and plan.counts_commas and items.length >= len(plan.shape.prefix):
+                more = max(plan.shape.min_items - 1 - commas, 0)
+                rest = self._value(plan.shape.items) if more and plan.shape.items is not None else _NOTHING
+                if rest is None:
+                    return None
+                steps.append((key, rope(item, times(rope(b",", rest), more))))
+                end = _BRACKET
+            elif commas + 1 >= plan.shape.min_items if plan.counts_commas else plan.may_close(items):
+                steps.append((key, item))
+                end = _BRACKET
+            else:
+                steps.append((key, rope(item, b",")))
+            commas += 1
+        for key, step in reversed(steps):
+            end = rope(step, end)
+            if is_kept:
+                _make_room(self._items_left)
+                self._items_left[key] = end
+        return end
+
+
+@contextmanager
+def _bounded_depth() -> Iterator[None]:
+    try:
+        yield
+    except RecursionError as error:
+        raise GrammarTooLarge("a value is nested too deeply", states=0, limit=0) from error
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    if len(known) >= _MAX_KNOWN:
+        known.clear()
+
+
+def _shapes(schema: Schema, bracket: str) -> list[Shape]:
+    kind = {"{": Object, "[": Array}.get(bracket, object)
+    return [shape for shape in schema.alternatives() if isinstance(shape, kind)]
+
+
+def _unused(expr: Expr, used: Iterable[bytes]) -> bytes | None:
+    """The shortest text that is none of some."""
+    return shortest(difference(expr, words(used)))
+
+
+def _times(char: Expr, number: int) -> Rope:
+    text = shortest_rope(char)
+    assert text is not None
+    return times(text, number)
+
+
+def _is_same(one: Rope | None, other: Rope | None) -> bool:
+    if one is None or other is None or one.size != other.size:
+        return one is other
+    return not one.is_short or one.text() == other.text()
+
+
+def _size(text: Rope | None) -> int:
+    return 0 if text is None else text.size
+
+
+def _joined(*parts: bytes | memoryview | Rope | None) -> Rope | None:
+    known = [part for part in parts if part is not None]
+    return rope(*known) if len(known) == len(parts) else None
+
+
+def _shortest_of(texts: Iterable[Rope | None]) -> Rope | None:
+    return reduce(shorter, texts, None)
+
+
+def _keep_shorter(ends: dict[int, Rope], origin: int, text: Rope | None) -> None:
+    """Of two as long the first in order: the members of a state have none, and what is found may not hang on theirs."""
+    kept = shorter(text, ends.get(origin))
+    if kept is not None:
+        ends[origin] = kept

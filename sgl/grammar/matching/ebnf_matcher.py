@@ -1,0 +1,287 @@
+"""Context-free grammars in EBNF or Lark's notation, through llguidance, behind the interface of `Grammar`.
+
+llguidance is an optional extra. Its matchers walk tokens, not bytes, and know no token budget.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import lru_cache
+from time import thread_time
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.ebnf.cfg import MAX_RULES, Cfg
+from sgl.grammar.ebnf.reader import MAX_SOURCE, read_ebnf
+from sgl.grammar.matching.matcher import Matcher
+from sgl.grammar.regular.charset import CharSet
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.time_limit import check_size
+
+T = TypeVar("T")
+Int32Array = npt.NDArray[np.int32]
+_NUM_MORE = 257  # tokens that llguidance is told of beyond the vocabulary
+_MAX_FORCED = 4096
+_LARK_START = re.compile(r"^[ \t]*[?!]*start[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:=)", re.MULTILINE)
+_LARK_NESTING = re.compile(r"[:(\[]")
+_STACK_BYTES = 128 << 20  # 8 KB for each of MAX_RULES; what is not used takes no memory
+_STACK_SIZE = threading.Lock()  # is the process's, while a thread starts
+_MOST_SECONDS = 0.1
+"""CPU time of one mask, or of accepting one token. It grows from token to token where a text has ever more readings, so
+that the first which takes more takes little more."""
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "step_max_items": 100_000,  # in one mask. JSON and programming languages need 50,000
+    "step_lexer_fuel": 100_000,
+    "max_lexer_states": 50_000,  # at 1 to 2 KB
+}
+_OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # every way to cut forced text into tokens is allowed
+
+
+class EbnfMatcher(Matcher):
+    """As `Matcher`, over llguidance. What that gives up on is not accepted, and the text stays as it was."""
+
+    def __init__(self, first: Any, vocabulary: Vocabulary) -> None:
+        """first: llguidance's matcher at the start of the text, never advanced."""
+        self._first = first
+        self._current: Any = None  # `_found`, unless the text is to be read again for it
+        self._vocabulary = vocabulary
+        self._ids: list[int] = []  # what `_found` has consumed
+        self._steps: list[int] = []  # how many of them each accepted step brought
+        self._is_finished = False
+
+    @property
+    def _found(self) -> Any:
+        """llguidance's matcher behind the text."""
+        if self._current is None:
+            self._current = self._first.deep_copy()
+            if self._ids:
+                self._current.consume_tokens(self._ids)
+        return self._current
+
+    def accept(self, token_id: int) -> bool:
+        """As `Matcher.accept`. Raises GrammarError where llguidance cannot tell."""
+        if self._is_finished or not 0 <= token_id < self._vocabulary.size:
+            return False
+        if token_id in self._vocabulary.eos_ids:
+            if not self.is_accepting():
+                return False
+            self._steps.append(0)
+            self._is_finished = True
+            return True
+        if not self._vocabulary.token_bytes[token_id]:
+            return False
+        began = thread_time()
+        is_allowed = self._accept_all([token_id])
+        if is_allowed and thread_time() - began > _MOST_SECONDS:
+            self.rollback(1)
+            raise _too_ambiguous()
+        return is_allowed
+
+    def accept_bytes(self, data: bytes) -> bool:
+        """As `Matcher.accept_bytes`; False too where llguidance cannot tell."""
+        try:
+            return not self._is_finished and self._accept_all([self._vocabulary.size + byte for byte in data])
+        except GrammarError:
+            return False
+
+    def _accept_all(self, ids: list[int]) -> bool:
+        taken = self._found.try_consume_tokens(ids)
+        failure = _failure(self._found) if self._found.is_error() else None
+        if taken < len(ids) or failure is not None:
+            self._go_back_by(taken)
+            if failure is not None:
+                raise failure
+            return False
+        self._ids += ids
+        self._steps.append(len(ids))
+        return True
+
+    def _go_back_by(self, num_tokens: int) -> None:
+        """Undo what `_found` consumed beyond `_ids`. Not all that llguidance reads can be taken back: then it reads
+        the text again, once somebody asks for more of it; most have failed for good."""
+        if num_tokens and not self._found.is_error():
+            self._found.rollback(num_tokens)
+        if self._found.is_error():
+            self._current = None
+
+    def mask(self, remaining: int | None = None) -> Int32Array:
+        """As `Matcher.mask`, and always another array; `remaining` restricts nothing. Raises GrammarError."""
+        row = self._row()[: self._vocabulary.words] & _with_bytes(self._vocabulary)
+        if not self._is_finished and self.is_accepting():
+            for token_id in self._vocabulary.eos_ids:
+                row.view(np.uint8)[token_id // 8] |= 1 << token_id % 8
+        return row
+
+    def _row(self) -> Int32Array:
+        """The mask of the vocabulary and of the tokens behind it. Raises GrammarError."""
+        row = np.zeros((self._vocabulary.size + _NUM_MORE + 31) // 32, np.int32)
+        if not self._is_finished:
+            began = thread_time()
+            self._found.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if self._found.is_error():
+                failure = _failure(self._found)
+                self._go_back_by(0)
+                raise failure
+            if thread_time() - began > _MOST_SECONDS:
+                raise _too_ambiguous()
+        return row
+
+    def is_accepting(self) -> bool:
+        """As `Matcher.is_accepting`."""
+        return self._is_finished or bool(self._found.is_accepting())
+
+    def is_finished(self) -> bool:
+        """As `Matcher.is_finished`."""
+        return self._is_finished
+
+    def forced_bytes(self) -> bytes:
+        """As `Matcher.forced_bytes`."""
+        return b"" if self.is_accepting() else bytes(self._found.compute_ff_bytes())[:_MAX_FORCED]
+
+    def next_bytes(self) -> Iterable[int]:
+        """As `Matcher.next_bytes`. Raises GrammarError."""
+        bits = np.unpackbits(self._row().view(np.uint8), bitorder="little")
+        found: list[int] = bits[self._vocabulary.size :][:256].nonzero()[0].tolist()
+        return found
+
+    def shortest_end(self) -> bytes:
+        """Unknown: raises GrammarError."""
+        raise GrammarError("llguidance does not know how a text can be ended")
+
+    def rollback(self, num_steps: int) -> None:
+        """As `Matcher.rollback`."""
+        if not 0 <= num_steps <= len(self._steps):
+            raise ValueError(f"{num_steps} steps cannot be taken back, {len(self._steps)} were accepted")
+        if num_steps:
+            num_tokens = sum(self._steps[-num_steps:])
+            del self._steps[-num_steps:]
+            del self._ids[len(self._ids) - num_tokens :]
+            self._is_finished = False
+            self._go_back_by(num_tokens)
+
+    def copy(self) -> EbnfMatcher:
+        """As `Matcher.copy`."""
+        other = EbnfMatcher.__new__(EbnfMatcher)
+        other.__dict__.update(self.__dict__, _current=self._found.deep_copy())
+        other._ids, other._steps = self._ids.copy(), self._steps.copy()
+        return other
+
+
+def compile_ebnf(source: str, vocabulary: Vocabulary) -> EbnfMatcher:
+    """A matcher at the start of the text. Raises GrammarError, also where llguidance is not installed."""
+    tokenizer = _tokenizer(vocabulary)
+    import llguidance
+
+    if is_lark(source):
+        check_size(len(source), MAX_SOURCE, "the grammar has more than {} characters")
+        check_size(len(_LARK_NESTING.findall(source)), MAX_RULES, "the grammar has more than {} rules and groups")
+        lark = source
+    else:
+        rules = read_ebnf(source)
+        rules.simplify()
+        lark = lark_of(rules)
+    given = llguidance.LLMatcher.grammar_from_lark(lark + _OPTIONS)
+    limits = llguidance.LLParserLimits(**_LIMITS)
+    found = _on_a_deep_stack(lambda: llguidance.LLMatcher(tokenizer, given, log_level=0, limits=limits))
+    if found.is_error():
+        raise GrammarError(f"the grammar cannot be compiled: {_error_of(found)}")
+    return EbnfMatcher(found, vocabulary)
+
+
+def _on_a_deep_stack(function: Callable[[], T]) -> T:
+    """The result of a function that calls itself for each rule within a rule: on an ordinary stack, 3,000 of them end
+    the process."""
+    done: Future[T] = Future()
+    with _STACK_SIZE:
+        before = threading.stack_size(_STACK_BYTES)
+        thread = threading.Thread(target=lambda: done.set_result(function()), name="sgl-ebnf")
+        thread.start()
+        threading.stack_size(before)
+    thread.join()
+    return done.result()
+
+
+def is_lark(source: str) -> bool:
+    """Whether a grammar is written in Lark's notation: it defines no rule by ::=, or it defines a rule `start`."""
+    return "::=" not in source or _LARK_START.search(source) is not None
+
+
+def lark_of(rules: Cfg) -> str:
+    """Rules in Lark's notation, each of whose terminals is one character: llguidance reads a lexeme as far as it goes,
+    and one character goes nowhere, so that its parser decides everything."""
+    names = ["start", *(f"r{number}" for number in range(1, len(rules.rules)))]
+    lines = [f"{_terminal_name(i)}: /{_class_of(chars)}/" for i, chars in enumerate(rules.terminals)]
+    for name, alternatives in zip(names, rules.rules, strict=True):
+        each = [" ".join([names[s] if s >= 0 else _terminal_name(~s) for s in one]) for one in alternatives]
+        lines.append(f"{name}: {' | '.join(each)}")
+    return "\n".join(lines)
+
+
+def _terminal_name(number: int) -> str:
+    return f"T{number}"
+
+
+def _class_of(chars: CharSet) -> str:
+    ranges = (f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in chars)
+    return f"[{''.join(ranges)}]"
+
+
+def _failure(found: Any) -> GrammarError:
+    """What llguidance gave up for."""
+    message = _error_of(found)
+    if "Too many items" in message or "items; max is" in message:
+        return _too_ambiguous()
+    return GrammarError(f"llguidance gave up: {message}")
+
+
+def _too_ambiguous() -> GrammarTooLarge:
+    message = "the grammar has too many readings of the text: make it less ambiguous"
+    return GrammarTooLarge(message, states=_LIMITS["step_max_items"], limit=_LIMITS["step_max_items"])
+
+
+def _error_of(found: Any) -> str:
+    """What llguidance says, without its own state."""
+    return str(found.get_error()).partition("\n<state>")[0].strip()
+
+
+class _Tokens:
+    """What llguidance asks of a tokenizer: the vocabulary, and behind it a token for each byte and the end of texts."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        size = vocabulary.size
+        has_bytes = [*map(bool, vocabulary.token_bytes), *[True] * 256, False]
+        texts = [*vocabulary.token_bytes, *[bytes([byte]) for byte in range(256)], b""]
+        self.tokens = [text or b"<%d>" % token_id for token_id, text in enumerate(texts)]
+        self.special_token_ids = [token_id for token_id, has in enumerate(has_bytes) if not has]
+        self.eos_token_id = size + 256
+        self.bos_token_id = None
+        self._first_byte_id = size
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        return [self._first_byte_id + byte for byte in data]
+
+
+@lru_cache(maxsize=4)
+def _with_bytes(vocabulary: Vocabulary) -> Int32Array:
+    """The tokens that have bytes, packed as a mask: Lark may name others, which no constraint allows."""
+    bits = np.zeros(32 * vocabulary.words, np.bool_)
+    bits[: vocabulary.size] = vocabulary.lengths > 0
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(vocabulary: Vocabulary) -> Any:
+    try:
+        import llguidance
+        from llguidance import TokenizerWrapper
+    except ImportError as error:
+        raise GrammarError("ebnf needs llguidance: install sgl[ebnf]") from error
+    return llguidance.LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)))

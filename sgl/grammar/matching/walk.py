@@ -1,0 +1,202 @@
+"""Which tokens may come next at a place: the vocabulary walked through the automaton, in C where it can be compiled.
+
+`walk_reference.py` is the definition of a walk, and does it where there is no compiler. The automaton may still be
+growing: the C stops where nobody has asked yet, and goes on there. Called by `masks.py`, which keeps the masks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl import native_code
+from sgl.grammar.automaton.place import Place
+from sgl.grammar.automaton.pushdown import ENDLESS, Automaton
+from sgl.grammar.automaton.tables import Tables
+from sgl.grammar.matching import walk_reference
+from sgl.grammar.matching.walk_plan import ANY_COUNT, Mask, Plan, allow, make_plan
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.time_limit import check_time
+
+_STEPS: Final = 1 << 17  # nodes between two looks at the time
+_DONE, _EXPAND, _RETURN, _FRAMES, _GROUPS, _TIME, _PLAIN = range(7)
+_NONE, _ALLOWED, _STAYS = range(1, 4)  # what plain characters do in a state
+logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def compiled() -> ctypes.CDLL | None:
+    """walk.c; None where it cannot be had, which is logged once."""
+    try:
+        return native_code.load(Path(__file__).with_suffix(".c"), {"sgl_walk": "pi:i"})
+    except native_code.CannotCompile as error:
+        logger.warning("token masks will take several times as long, nothing is compiled for them: %s", error)
+        return None
+
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class _Walk(ctypes.Structure):
+    """`Walk` of walk.c."""
+
+    _fields_ = [
+        (name, kind)
+        for kind, names in (
+            (_POINTER, "entries symbols gates returns classes"),
+            (_LONG, "width results"),
+            (_POINTER, "nodes rest plain_before rest_of plain_tokens plain starts regions stack"),
+            (_LONG, "num_starts num_regions num_stack chars items"),
+            (_POINTER, "mask seen group_of frames groups bounds at"),
+            (_LONG, "max_frames num_frames max_groups num_groups num_closed"),
+            (_INT, "on_place unused"),
+            (_LONG, "next_start node end back back_end state symbol result"),
+        )
+        for name in names.split()
+    ]
+
+
+class Walker:
+    """Walks one vocabulary through one automaton, again and again in the same memory: not from two threads at once."""
+
+    def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
+        self._automaton = automaton
+        self._vocabulary = vocabulary
+        vocabulary.work_out()  # outside of any mask's time limit
+        self._fields = _Walk(max_frames=32, max_groups=32)
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        """What the fields point to."""
+        longest = vocabulary.max_token_len  # no token closes more frames
+        self._keep(
+            at=np.zeros((longest + 1, 6), np.int32),
+            stack=np.zeros((longest, 2), np.int32),
+            bounds=np.zeros((longest + 2, 2), np.int64),
+            frames=np.zeros((32, 6), np.int32),
+            groups=np.zeros((32, 5), np.int32),
+            seen=np.zeros(0, np.int32),
+            plain=np.zeros(0, np.int32),
+        )
+
+    def walk(self, place: Place, *, grouped: bool = False) -> Mask:
+        """The tokens that the grammar allows at a place; if `grouped`, by the place that each leads to as well. Raises
+        GrammarTooLarge, OutOfTime among them."""
+        plan = make_plan(self._automaton, self._vocabulary, place)
+        library = compiled()
+        if library is None:
+            found = walk_reference.walk(self._automaton, self._vocabulary, place, plan, grouped=grouped)
+        else:
+            found = self._run(library, place, plan, grouped=grouped)
+        if found.group_of is not None:
+            plain = self._vocabulary.plain_tokens
+            bounds: Any = (
+                np.flatnonzero(np.diff(plain.chars[: plan.num_plain])) + 1 if self._automaton.has_counters else []
+            )
+            for tokens in np.split(plain.tokens[: plan.num_plain], bounds):
+                if len(tokens):
+                    found.add_group(tokens)
+        twins = self._vocabulary.twins
+        if len(twins):
+            first, other = twins.T
+            allow(found.row, other[found.row[first >> 5] >> (first & 31) & 1 == 1])
+            if found.group_of is not None:
+                found.group_of[other] = found.group_of[first]
+        return found
+
+    def _run(self, library: ctypes.CDLL, place: Place, plan: Plan, *, grouped: bool) -> Mask:
+        fields, arrays, tables = self._fields, self._arrays, self._automaton.tables
+        run, address = library.sgl_walk, ctypes.addressof(fields)
+        stack, frame, number = arrays["stack"], place.stack, 0
+        while frame is not None and number < len(stack):
+            stack[number] = frame.symbol, frame.item_count
+            frame, number = frame.parent, number + 1
+        arrays["bounds"][: number + 2] = ANY_COUNT
+        arrays["bounds"][0] = plan.chars
+        arrays["seen"][:] = 0
+        regions = np.array(plan.regions, np.int64)
+        group_of = np.full(self._vocabulary.size, -1, np.int32) if grouped else None
+        plain = self._vocabulary.plain_tokens
+        has_plain = plan.trie is not plain.rest
+        self._keep(
+            rest=plain.rest.nodes,
+            plain_before=plain.before if has_plain else None,
+            rest_of=plain.rest_of,
+            plain_tokens=plain.in_order,
+        )
+        self._keep(nodes=plan.trie.nodes, starts=plan.starts, regions=regions, mask=plan.row, group_of=group_of)
+        fields.num_starts, fields.num_regions, fields.num_stack = len(plan.starts), len(regions), number
+        fields.chars, fields.items = place.char_count, place.item_count
+        fields.num_frames = fields.num_groups = fields.num_closed = fields.on_place = 0
+        fields.next_start = fields.node = fields.end = fields.back = 0
+        while True:
+            if tables.entries is not arrays.get("entries") or tables.returns is not arrays.get("returns"):
+                self._point_to(tables)
+            why = run(address, _STEPS)
+            if why == _DONE:
+                break
+            if why == _EXPAND:
+                self._automaton.expand(fields.state)
+            elif why == _RETURN:
+                self._automaton.returned(fields.symbol, fields.result)
+            elif why == _FRAMES:
+                self._grow("frames", 2 * fields.max_frames)
+                fields.max_frames *= 2
+            elif why == _GROUPS:
+                self._grow("groups", 2 * fields.max_groups)
+                fields.max_groups *= 2
+            elif why == _PLAIN:
+                arrays["plain"][fields.state] = self._plain(fields.state)
+            else:
+                check_time()
+        arrays["seen"][plan.seen] = 1
+        chars, *items = arrays["bounds"][: fields.num_closed + 2].tolist()
+        return Mask(
+            row=plan.row,
+            chars=tuple(chars),
+            items=list(map(tuple, items)),
+            seen=np.flatnonzero(arrays["seen"]).astype(np.int32),
+            opened=list(map(tuple, arrays["frames"][: fields.num_frames, :2].tolist())),
+            longest_word=plan.longest_word,
+            group_of=group_of,
+            firsts=arrays["groups"][: fields.num_groups, 3].tolist(),
+        )
+
+    def _point_to(self, tables: Tables) -> None:
+        self._keep(entries=tables.entries, symbols=tables.symbols, gates=tables.gates, returns=tables.returns)
+        self._keep(classes=tables.classes)
+        self._fields.width, self._fields.results = tables.entries.shape[1], tables.returns.shape[1]
+        self._grow("seen", len(tables.entries))
+        self._grow("plain", len(tables.entries))
+
+    def _plain(self, state: int) -> int:
+        """Whether plain characters may go on there without end, and whether they leave it as it is."""
+        automaton = self._automaton
+        if automaton.plain_limit(state) != ENDLESS:
+            return _NONE
+        steady = automaton.steady(state)
+        is_counted = steady is None or automaton.tables.entries[state, automaton.tables.class_of[0x20]] != state
+        return _ALLOWED if is_counted else _STAYS
+
+    def _keep(self, **arrays: npt.NDArray[Any] | None) -> None:
+        """Let fields point to arrays."""
+        for name, array in arrays.items():
+            if array is None:
+                self._arrays.pop(name, None)
+                setattr(self._fields, name, None)
+            elif self._arrays.get(name) is not array:
+                assert array.flags.c_contiguous
+                self._arrays[name] = array
+                setattr(self._fields, name, array.ctypes.data)
+
+    def _grow(self, name: str, length: int) -> None:
+        """Make room in an array, which stays as it is."""
+        old = self._arrays[name]
+        if len(old) < length:
+            new = np.zeros((length, *old.shape[1:]), old.dtype)
+            new[: len(old)] = old
+            self._keep(**{name: new})

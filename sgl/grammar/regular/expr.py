@@ -1,0 +1,448 @@
+"""Regular expressions over bytes, with symbolic derivatives: the lexemes of every grammar.
+
+An expression is hash-consed, so equal ones are one object and a state of an automaton is an expression.
+`Expr.arcs()` gives its derivatives by disjoint sets of bytes, computed on first use: nothing is determinised up
+front, a bounded repeat of any size costs nothing to build, and intersection and complement are ordinary nodes
+(Brzozowski 1964; Owens, Reppy and Turon 2009). A set of bytes is an int of 256 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import Final
+
+from sgl.grammar.regular.byteset import ALL_BYTES, refine
+from sgl.grammar.regular.expr_leaves import (
+    EMPTY,
+    ENDLESS,
+    EPSILON,
+    Arcs,
+    ByteSet,
+    Expr,
+    Words,
+    byte_set,
+    intern,
+    literal,
+    words,
+)
+from sgl.time_limit import check_size, check_time
+
+__all__ = [
+    "ANYTHING",
+    "EMPTY",
+    "EPSILON",
+    "Arcs",
+    "ByteSet",
+    "Compound",
+    "Expr",
+    "Words",
+    "byte_set",
+    "complement",
+    "concat",
+    "difference",
+    "grouped",
+    "intersect",
+    "is_empty",
+    "literal",
+    "matches",
+    "repeat",
+    "union",
+    "words",
+]
+EXPLORE_LIMIT: Final = 20_000
+"""How many derivatives a search may look at before it gives up with GrammarTooLarge."""
+
+
+class Compound(Expr):
+    """An expression of others. `_derive` may lead to empty languages where it is boolean."""
+
+    __slots__ = ()
+
+    def arcs(self) -> Arcs:
+        if self.known_arcs is None or not self.is_pruned:
+            check_time()
+            arcs = self.raw_arcs()
+            if self.is_boolean:
+                arcs = tuple(arc for arc in arcs if not is_empty(arc[1]))
+                self.known_arcs = arcs  # other threads may do the same meanwhile
+                self.is_pruned = True
+            return arcs
+        return self.known_arcs
+
+
+class Concat(Compound):
+    """`head` then `tail`; the head is never itself a concatenation."""
+
+    __slots__ = ("head", "tail")
+
+    def __init__(self, head: Expr, tail: Expr) -> None:
+        super().__init__(
+            head.nullable and tail.nullable,
+            head.is_boolean or tail.is_boolean,
+            head.least + tail.least,
+            min(head.most + tail.most, ENDLESS),
+        )
+        self.head = head
+        self.tail = tail
+
+    def _derive(self) -> Arcs:
+        tail = self.tail
+        arcs = tuple((mask, _distribute(target, tail)) for mask, target in self.head.arcs())
+        if self.head.nullable:
+            return merge_arcs((arcs, tail.arcs()))
+        return arcs
+
+    def __repr__(self) -> str:
+        return f"({self.head!r}·{self.tail!r})"
+
+
+class Union(Compound):
+    """Any of `members`: at least two, none of them a union, in the order of their making."""
+
+    __slots__ = ("members",)
+
+    def __init__(self, members: tuple[Expr, ...]) -> None:
+        super().__init__(
+            any(e.nullable for e in members),
+            any(e.is_boolean for e in members),
+            min(e.least for e in members),
+            max(e.most for e in members),
+        )
+        self.members = members
+
+    def _derive(self) -> Arcs:
+        return merge_arcs([member.arcs() for member in self.members])
+
+    def __repr__(self) -> str:
+        return "(" + "|".join(map(repr, self.members)) + ")"
+
+
+class Repeat(Compound):
+    """`body` from `low` to `high` times; no upper bound if that is None."""
+
+    __slots__ = ("body", "high", "low")
+
+    def __init__(self, body: Expr, low: int, high: int | None) -> None:
+        most = ENDLESS if high is None else min(high * body.most, ENDLESS)
+        super().__init__(low == 0 or body.nullable, body.is_boolean, low * body.least, most)
+        self.body = body
+        self.low = low
+        self.high = high
+
+    def _derive(self) -> Arcs:
+        rest = repeat(self.body, max(self.low - 1, 0), None if self.high is None else self.high - 1)
+        return tuple((mask, _distribute(target, rest)) for mask, target in self.body.arcs())
+
+    def __repr__(self) -> str:
+        return f"{self.body!r}{{{self.low},{'' if self.high is None else self.high}}}"
+
+
+class Intersection(Compound):
+    """All of `members` at once."""
+
+    __slots__ = ("members",)
+
+    def __init__(self, members: tuple[Expr, ...]) -> None:
+        least, most = max(e.least for e in members), min(e.most for e in members)
+        super().__init__(all(e.nullable for e in members), True, least, most)
+        self.members = members
+
+    def _derive(self) -> Arcs:
+        cells: list[tuple[int, list[Expr]]] = [(ALL_BYTES, [])]
+        for member in self.members:
+            arcs = member.arcs()
+            cells = [
+                (both, [*targets, target])
+                for mask, targets in cells
+                for other, target in arcs
+                if (both := mask & other)
+            ]
+        return grouped((mask, intersect(*targets)) for mask, targets in cells)
+
+    def __repr__(self) -> str:
+        return "(" + "&".join(map(repr, self.members)) + ")"
+
+
+class Complement(Compound):
+    """Every string of bytes that is not in `body`."""
+
+    __slots__ = ("body",)
+
+    def __init__(self, body: Expr) -> None:
+        super().__init__(not body.nullable, True, int(body.nullable), ENDLESS)
+        self.body = body
+
+    def _derive(self) -> Arcs:
+        rest = ALL_BYTES
+        arcs = []
+        for mask, target in self.body.arcs():
+            rest &= ~mask
+            arcs.append((mask, complement(target)))
+        if rest:
+            arcs.append((rest, ANYTHING))
+        return grouped(arcs)
+
+    def __repr__(self) -> str:
+        return f"~{self.body!r}"
+
+
+def concat(*parts: Expr) -> Expr:
+    """The parts one after another."""
+    result = EPSILON
+    for part in reversed(parts):
+        result = _concat(part, result)
+    return result
+
+
+def _concat(head: Expr, tail: Expr) -> Expr:
+    if head is EMPTY or tail is EMPTY:
+        return EMPTY
+    if head is EPSILON:
+        return tail
+    if tail is EPSILON:
+        return head
+    pending = []
+    while isinstance(head, Concat):
+        pending.append(head.head)
+        head = head.tail
+    pending.append(head)
+    while pending:
+        head = pending.pop()
+        if isinstance(head, Repeat) and isinstance(tail, Repeat) and head.body is tail.body:
+            high = None if head.high is None or tail.high is None else head.high + tail.high
+            tail = repeat(head.body, head.low + tail.low, high)
+            continue
+        tail = intern(Concat, head, tail)
+    return tail
+
+
+def _distribute(head: Expr, tail: Expr) -> Expr:
+    """head·tail as a union of simple terms: a derivative is a set of linear forms, and their number stays small."""
+    if isinstance(head, Union):
+        return union(*[_concat(member, tail) for member in head.members])
+    return _concat(head, tail)
+
+
+def union(*members: Expr) -> Expr:
+    """Any of the members."""
+    flat: dict[Expr, None] = {}
+    single_bytes = 0
+    for member in members:
+        for part in member.members if isinstance(member, Union) else (member,):
+            if isinstance(part, ByteSet):
+                single_bytes |= part.mask
+            elif part is ANYTHING:
+                return ANYTHING
+            elif part is not EMPTY:
+                flat[part] = None
+    if single_bytes:
+        flat[byte_set(single_bytes)] = None
+    if len(flat) < 2:
+        return next(iter(flat), EMPTY)
+    flat = _merge_repeats(flat)
+    if EPSILON in flat and len(flat) > 1 and any(part.nullable for part in flat if part is not EPSILON):
+        del flat[EPSILON]
+    if len(flat) == 1:
+        return next(iter(flat))
+    ordered = tuple(sorted(flat, key=_by_serial))
+    return intern(Union, ordered)
+
+
+def _by_serial(expr: Expr) -> int:
+    return expr.serial
+
+
+def _merge_repeats(parts: dict[Expr, None]) -> dict[Expr, None]:
+    """x{a,b}·y | x{c,d}·y = x{min,max}·y where the ranges touch: ambiguous bounded repeats do not multiply."""
+    groups: dict[tuple[Expr, Expr], list[Repeat]] = {}
+    for part in parts:
+        head, tail = (part.head, part.tail) if isinstance(part, Concat) else (part, EPSILON)
+        if isinstance(head, Repeat):
+            groups.setdefault((head.body, tail), []).append(head)
+    if all(len(heads) < 2 for heads in groups.values()):
+        return parts
+    merged = dict(parts)
+    for (body, tail), heads in groups.items():
+        if len(heads) < 2:
+            continue
+        for head in heads:
+            del merged[_concat(head, tail)]
+        spans = sorted((head.low, ENDLESS if head.high is None else head.high) for head in heads)
+        joined = [spans[0]]
+        for low, high in spans[1:]:
+            if low <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], high))
+            else:
+                joined.append((low, high))
+        for low, high in joined:
+            merged[_concat(repeat(body, low, None if high == ENDLESS else high), tail)] = None
+    return merged
+
+
+def repeat(body: Expr, low: int, high: int | None) -> Expr:
+    """`body` from `low` to `high` times (None: any number of times)."""
+    if high is not None and high < low:
+        return EMPTY
+    if high == 0 or body is EPSILON:
+        return EPSILON
+    if body is EMPTY:
+        return EPSILON if low == 0 else EMPTY
+    if low == 1 and high == 1:
+        return body
+    if body.nullable:
+        low = 0
+    if (
+        isinstance(body, Repeat)
+        and body.low <= 1
+        and body.high is None
+        and (high is None or high >= 1)
+        and low <= 1
+    ):
+        # (x*)* = x*, (x+)* = x*, (x*)+ = x*, (x+){1,n} = x+
+        return repeat(body.body, min(body.low, low), None)
+    if isinstance(body, Repeat) and body.low == 0 and body.high is not None and low == 0 and high is not None:
+        return repeat(body.body, 0, body.high * high)  # (x{0,a}){0,b} = x{0,ab}
+    if isinstance(body, Union) and EPSILON in body.members:
+        return repeat(union(*[part for part in body.members if part is not EPSILON]), 0, high)
+    return intern(Repeat, body, low, high)
+
+
+def intersect(*members: Expr) -> Expr:
+    """What all members share."""
+    flat: dict[Expr, None] = {}
+    for member in members:
+        if member is EMPTY:
+            return EMPTY
+        for part in member.members if isinstance(member, Intersection) else (member,):
+            if part is not ANYTHING:
+                flat[part] = None
+    if len(flat) < 2:
+        return next(iter(flat), ANYTHING)
+    if max(part.least for part in flat) > min(part.most for part in flat):
+        return EMPTY
+    for part in flat:
+        if part is EPSILON:
+            return EPSILON if all(other.nullable for other in flat) else EMPTY
+        if isinstance(part, Complement) and part.body in flat:
+            return EMPTY
+        texts = _few_texts(part)
+        if texts is not None:
+            others = [other for other in flat if other is not part]
+            return words(text for text in texts if all(matches(other, text) for other in others))
+    ordered = tuple(sorted(flat, key=_by_serial))
+    return intern(Intersection, ordered)
+
+
+def _few_texts(expr: Expr) -> list[bytes] | None:
+    """All strings of an expression that is a plain list of at most 1,000."""
+    if isinstance(expr, Words) and expr.high - expr.low <= 1000:
+        return [word[expr.depth :] for word in expr.words[expr.low : expr.high]]
+    return None
+
+
+def complement(body: Expr) -> Expr:
+    """Every string of bytes, well-formed or not, that is not in `body`."""
+    if body is EMPTY:
+        return ANYTHING
+    if body is ANYTHING:
+        return EMPTY
+    if isinstance(body, Complement):
+        return body.body
+    return intern(Complement, body)
+
+
+def difference(left: Expr, right: Expr) -> Expr:
+    """What is in `left` and not in `right`."""
+    return intersect(left, complement(right))
+
+
+ANYTHING: Final[Expr] = Repeat(byte_set(ALL_BYTES), 0, None)
+
+
+def matches(expr: Expr, text: bytes) -> bool:
+    """Whether `text` is in the language."""
+    for i, byte in enumerate(text):
+        if expr.is_boolean and expr.known_arcs is None:
+            # Asking each part takes less than deriving the whole, which is for one use.
+            match expr:
+                case Intersection():
+                    check_time()
+                    return all(matches(member, text[i:]) for member in expr.members)
+                case Union():
+                    check_time()
+                    return any(matches(member, text[i:]) for member in expr.members)
+                case Complement():
+                    return not matches(expr.body, text[i:])
+        elif isinstance(expr, Words):
+            return expr.holds(text[i:])
+        known = expr.known_arcs is not None or not expr.is_boolean
+        for mask, target in expr.arcs() if known else expr._derive():
+            if mask >> byte & 1:
+                expr = target
+                break
+        else:
+            return False
+    return expr.nullable
+
+
+def is_empty(expr: Expr) -> bool:
+    """Whether nothing is in the language; exact. Raises GrammarTooLarge past EXPLORE_LIMIT derivatives."""
+    if expr.known_empty is None:
+        expr.known_empty = _explore_empty(expr)
+    return expr.known_empty
+
+
+def _explore_empty(start: Expr) -> bool:
+    if isinstance(start, Concat):
+        return is_empty(start.head) or is_empty(start.tail)
+    if isinstance(start, Union):
+        return all(is_empty(member) for member in start.members)
+    if isinstance(start, Repeat):
+        return start.low > 0 and is_empty(start.body)
+    if start.nullable:
+        return False
+    parents: dict[Expr, Expr | None] = {start: None}
+    # What may be nearest to its end comes first: products with bounds on lengths are large, most of their ways long.
+    heap = [(start.least, 0, start)]
+    while heap:
+        check_size(len(parents), EXPLORE_LIMIT, "an intersection or complement has more than {} derivatives")
+        check_time()
+        expr = heappop(heap)[2]
+        for _, target in expr.raw_arcs():
+            if target.nullable or target.known_empty is False:
+                step: Expr | None = expr
+                target.known_empty = False
+                while step is not None:
+                    step.known_empty = False
+                    step = parents[step]
+                return False
+            if target not in parents and not target.known_empty:
+                parents[target] = expr
+                heappush(heap, (target.least, -len(parents), target))
+    for expr in parents:
+        expr.known_empty = True
+    return True
+
+
+def merge_arcs(lists: Iterable[Arcs]) -> Arcs:
+    """The arcs of a union: bytes that several lists have lead to the union of the targets."""
+    cells: list[tuple[int, list[Expr]]] = []
+    covered = 0
+    for arcs in lists:
+        for mask, target in arcs:
+            if mask & covered:
+                refine(cells, mask, target)
+            else:
+                cells.append((mask, [target]))
+            covered |= mask
+    return grouped((mask, targets[0] if len(targets) == 1 else union(*targets)) for mask, targets in cells)
+
+
+def grouped(arcs: Iterable[tuple[int, Expr]]) -> Arcs:
+    """Arcs with those to one target drawn together, and those that lead nowhere left out."""
+    by_target: dict[Expr, int] = {}
+    for mask, target in arcs:
+        if target is not EMPTY:
+            by_target[target] = by_target.get(target, 0) | mask
+    return tuple((mask, target) for target, mask in by_target.items())

@@ -1,0 +1,254 @@
+"""Sets of JSON arrays: conjunctions of what schemas say about items by position, closed under intersection and, but
+for uniqueItems, complement.
+
+Like objects, a case keeps the blocks that the schemas wrote and `resolve` merges them position by position once the
+case is final. Children are formulas. The evaluator calls all of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sgl.grammar.regular.expr import Expr
+from sgl.grammar.regular.shortest import num_texts
+from sgl.grammar.schema.formula import FALSE, TRUE, Formula, Formulas, Undecidable, lower_of
+from sgl.grammar.shape import Array, Contains, Schema
+
+FEW_ITEMS: Final = 64
+"""uniqueItems over a tuple is written out if it leaves at most this many arrays."""
+MOST_NOTED: Final = 1000
+"""How many different strings minItems may ask for."""
+ENOUGH_TEXTS: Final = 10_000
+"""No array has more different items than this, so it never runs out of so many strings."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Items:
+    """What one schema says about items: by position, and for all behind."""
+
+    prefix: tuple[Formula, ...] = ()
+    rest: Formula = TRUE
+
+    def at(self, index: int) -> Formula:
+        """What the item at a position must be."""
+        return self.prefix[index] if index < len(self.prefix) else self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Of the items from `start` on, `low` to `high` belong to `value`."""
+
+    start: int
+    value: Formula
+    low: int
+    high: int | None
+
+    def is_void(self) -> bool:
+        """Whether its bounds exclude each other."""
+        return self.high is not None and self.low > self.high
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedItems:
+    """The items that some keyword has looked at, for unevaluatedItems: a prefix, and those of some formulas."""
+
+    prefix: int = 0
+    everything: bool = False
+    matching: tuple[Formula, ...] = ()
+
+    def __or__(self, other: EvaluatedItems) -> EvaluatedItems:
+        matching = tuple(dict.fromkeys((*self.matching, *other.matching)))
+        return EvaluatedItems(max(self.prefix, other.prefix), self.everything or other.everything, matching)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayCase:
+    """Arrays of `low` to `high` items that satisfy all blocks and counts; `unique` is the pointer of a uniqueItems
+    that demands distinct items."""
+
+    blocks: tuple[Items, ...] = ()
+    low: int = 0
+    high: int | None = None
+    counts: tuple[Count, ...] = ()
+    unique: str | None = None
+    evaluated: EvaluatedItems = EvaluatedItems()
+
+    def demands(self) -> frozenset[object]:
+        """As `Case.demands`."""
+        return frozenset((*self.blocks, *self.counts, *([] if self.unique is None else [self.unique])))
+
+    def is_void(self) -> bool:
+        """As `Case.is_void`."""
+        return self.high is not None and self.low > self.high
+
+    def at(self, index: int, formulas: Formulas) -> Formula:
+        """What the item at a position must be."""
+        return formulas.both(*[block.at(index) for block in self.blocks])
+
+    def needed(self, formulas: Formulas, sides: tuple[ArrayCase, ...] = ()) -> Iterator[Formula]:
+        """As `Case.needed`."""
+        length = max((len(block.prefix) for block in self.blocks), default=0)
+        return (self.at(index, formulas) for index in range(min(self.low, length + 1)))
+
+    def join(self, other: ArrayCase, formulas: Formulas) -> ArrayCase:
+        """As `Case.join`."""
+        return ArrayCase(
+            tuple(dict.fromkeys((*self.blocks, *other.blocks))),
+            max(self.low, other.low),
+            lower_of(self.high, other.high),
+            tuple(dict.fromkeys((*self.counts, *other.counts))),
+            other.unique if self.unique is None else self.unique,  # the root's pointer is empty
+            self.evaluated | other.evaluated,
+        )
+
+    def outside(self, formulas: Formulas) -> tuple[ArrayCase, ...]:
+        """As `Case.outside`."""
+        if self.unique is not None:
+            reason = "it stands under a negation, and arrays with items that repeat are no regular set"
+            raise Undecidable("uniqueItems", reason, self.unique)
+        result: list[ArrayCase] = []
+        for block in self.blocks:
+            for index, value in enumerate(block.prefix):
+                wrong = formulas.negate(value)
+                if wrong is not FALSE:
+                    result.append(ArrayCase((Items((*[TRUE] * index, wrong)),), low=index + 1))
+            wrong = formulas.negate(block.rest)
+            if wrong is TRUE:
+                result.append(ArrayCase(low=len(block.prefix) + 1))
+            elif wrong is not FALSE:
+                result.append(ArrayCase(counts=(Count(len(block.prefix), wrong, 1, None),)))
+        if self.low > 0:
+            result.append(ArrayCase(high=self.low - 1))
+        if self.high is not None:
+            result.append(ArrayCase(low=self.high + 1))
+        for count in self.counts:
+            if count.low > 0:
+                result.append(ArrayCase(counts=(replace(count, low=0, high=count.low - 1),)))
+            if count.high is not None:
+                result.append(ArrayCase(counts=(replace(count, low=count.high + 1, high=None),)))
+        return tuple(result)
+
+    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ArrayCase:
+        """As `Case.with_unevaluated`."""
+        seen = self.evaluated
+        if seen.everything:
+            return self
+        block = Items((TRUE,) * seen.prefix, formulas.either(unevaluated, *seen.matching))
+        return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedItems(everything=True))
+
+    def not_looked_at(self) -> ArrayCase:
+        """As `Case.not_looked_at`."""
+        return replace(self, evaluated=EvaluatedItems())
+
+
+ANY_ARRAY: Final = ArrayCase()
+
+
+class Resolver:
+    """Turns cases into shapes, some of whose items may turn out to have no values.
+
+    `single_values` splits a formula into its values if it has finitely many, all scalars; `all_strings` gives the
+    bodies of its values if they are strings.
+    """
+
+    def __init__(
+        self,
+        formulas: Formulas,
+        schema_of: Callable[[Formula], Schema],
+        single_values: Callable[[Formula], list[Formula] | None],
+        all_strings: Callable[[Formula], Expr | None],
+    ) -> None:
+        self.formulas = formulas
+        self.schema_of = schema_of
+        self.single_values = single_values
+        self.all_strings = all_strings
+
+    def shapes(self, case: ArrayCase) -> Iterator[Array]:
+        """One shape, unless distinct items are written out. Raises Undecidable."""
+        formulas = self.formulas
+        counts = _merge_counts(case.counts)
+        length = max([len(block.prefix) for block in case.blocks] + [count.start for count in counts], default=0)
+        if case.high is not None:
+            length = min(length, case.high)
+        prefix = tuple(case.at(index, formulas) for index in range(length))
+        rest = case.at(length, formulas) if case.high is None or case.high > length else FALSE
+        if FALSE in prefix:
+            prefix, rest = prefix[: prefix.index(FALSE)], FALSE
+        high = lower_of(case.high, len(prefix)) if rest is FALSE else case.high
+        while prefix and prefix[-1] is rest and not counts:
+            prefix = prefix[:-1]
+        is_void = (high is not None and case.low > high) or any(count.is_void() for count in counts)
+        if is_void:
+            return
+        if case.unique is not None and (high is None or high > 1):
+            if counts:
+                raise Undecidable("uniqueItems", "distinct items together with contains", case.unique)
+            yield from self._distinct(case, prefix, rest, high)
+            return
+        if len(counts) > 1:
+            raise Undecidable("contains", "several counts of different items in one array")
+        contains = self._contains(prefix, rest, counts[0]) if counts else None
+        yield Array(tuple(map(self.schema_of, prefix)), self.schema_of(rest), case.low, high, contains)
+
+    def _contains(self, prefix: tuple[Formula, ...], rest: Formula, count: Count) -> Contains:
+        both, other = self.formulas.both, self.formulas.negate(count.value)
+        matching: list[Formula] = []
+        others: list[Formula] = []
+        for index, item in enumerate((*prefix, rest)):
+            is_counted = index >= count.start
+            matching.append(both(item, count.value) if is_counted else FALSE)
+            others.append(both(item, other) if is_counted and count.high is not None else item)
+        return Contains(
+            tuple(map(self.schema_of, matching)), tuple(map(self.schema_of, others)), count.low, count.high
+        )
+
+    def _distinct(
+        self, case: ArrayCase, prefix: tuple[Formula, ...], rest: Formula, high: int | None
+    ) -> Iterator[Array]:
+        """Arrays of distinct items, where the items have finitely many values or are strings."""
+        if prefix:
+            yield from self._distinct_tuples(case, prefix, rest)
+            return
+        values, texts = self.single_values(rest), None
+        if values is not None:
+            high = lower_of(high, len(values))
+        else:
+            texts = self.all_strings(rest)
+            if texts is None:
+                reason = "items that are neither strings nor finitely many scalars"
+                raise Undecidable("uniqueItems", reason, case.unique)
+            if case.low > MOST_NOTED:
+                raise Undecidable("uniqueItems", f"more than {MOST_NOTED} different strings", case.unique)
+            available = num_texts(texts, ENOUGH_TEXTS)
+            high = lower_of(high, available if available < ENOUGH_TEXTS else None)
+        if high is None or case.low <= high:
+            distinct = None if values is None else tuple(map(self.schema_of, values))
+            yield Array((), self.schema_of(rest), case.low, high, distinct=distinct, noted=texts)
+
+    def _distinct_tuples(self, case: ArrayCase, prefix: tuple[Formula, ...], rest: Formula) -> Iterator[Array]:
+        written: list[tuple[Formula, ...]] = [()]
+        lengths = [written]
+        for item in prefix:
+            values = self.single_values(item)
+            if rest is not FALSE or values is None:
+                raise Undecidable("uniqueItems", "a tuple whose items are not finitely many scalars", case.unique)
+            written = [(*array, value) for array in written for value in values if value not in array]
+            if len(written) > FEW_ITEMS:
+                raise Undecidable("uniqueItems", f"a tuple of more than {FEW_ITEMS} combinations", case.unique)
+            lengths.append(written)
+        for length, arrays in enumerate(lengths):
+            if case.low <= length:
+                for array in arrays:
+                    yield Array(tuple(map(self.schema_of, array)), None, length, length)
+
+
+def _merge_counts(counts: tuple[Count, ...]) -> list[Count]:
+    """One count for each start and value, and none that holds anyway."""
+    merged: dict[tuple[int, Formula], Count] = {}
+    for count in counts:
+        old = merged.get((count.start, count.value), count)
+        least, most = max(old.low, count.low), lower_of(old.high, count.high)
+        merged[count.start, count.value] = Count(count.start, count.value, least, most)
+    return [count for count in merged.values() if count.low > 0 or count.high is not None]

@@ -1,0 +1,344 @@
+"""The schema compiler: from a JSON Schema to the shapes of its values.
+
+Walks from the root over every formula that a value can reach, settles what cannot be enforced, finds out which
+formulas have values at all, and hands out shapes on demand. The grammar compiler calls `compile_schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import or_
+from typing import Final
+
+from sgl.errors import GrammarError
+from sgl.grammar.regular.expr import EMPTY, Expr, union, words
+from sgl.grammar.regular.shortest import num_texts
+from sgl.grammar.schema import objects as json_objects
+from sgl.grammar.schema.arrays import ArrayCase, Resolver
+from sgl.grammar.schema.document import IN_PLACE, Dialect, Document, dialect_of
+from sgl.grammar.schema.formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula, TooManyCases, Undecidable
+from sgl.grammar.schema.keywords import KindSet
+from sgl.grammar.schema.objects import ObjectCase
+from sgl.grammar.schema.reader import NeedsTracking, Subschema
+from sgl.grammar.schema.report import Dropped, Report
+from sgl.grammar.schema.sets import Sets, as_cases
+from sgl.grammar.schema.strings import StringSet
+from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text, num_spots
+from sgl.grammar.text.decimals import NumberSet
+from sgl.grammar.text.json import string_of
+from sgl.grammar.text.numbers import number_text
+from sgl.time_limit import check_size
+
+MOST_FORMULAS: Final = 50_000
+"""How many different sets of values a schema may speak of, each with the sets that it is put together from."""
+
+MOST_COUNTED_KEYS: Final = 1000
+"""How many undeclared keys minProperties may ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSchema:
+    """The values that a schema allows, and what of it is not enforced."""
+
+    root: Schema
+    dropped: tuple[Dropped, ...]
+
+
+def compile_schema(
+    schema: object, *, lenient: bool = False, any_spelling: bool = False, closes_objects: bool = False
+) -> CompiledSchema:
+    """Compile a schema of any draft from 4 to 2020-12.
+
+    What cannot be enforced raises UnsupportedSchema, or is dropped if `lenient`. `any_spelling` also allows numbers
+    with exponents and trailing zeros. `closes_objects` leaves undeclared keys out of objects for which, all schemas
+    taken together, keys are declared and nothing is said of others. Raises GrammarTooLarge past the limits on size and
+    time, and GrammarError where no value at all satisfies the schema.
+    """
+    if not isinstance(schema, dict | bool):
+        raise GrammarError(f"a JSON Schema is an object or a boolean, not {type(schema).__name__}")
+    for is_tracking in (False, True):
+        report = Report(lenient=lenient)
+        dialect = dialect_of(schema)
+        if dialect is None:
+            report.problem("", "$schema", "no draft from 4 to 2020-12 has this address")
+        sets = Sets(Document(schema, dialect or Dialect()), report, is_tracking=is_tracking)
+        try:
+            root = _Compilation(sets, any_spelling, closes_objects).root()
+        except NeedsTracking:
+            continue
+        except UnicodeEncodeError as error:
+            raise GrammarError(f"the schema holds half of a surrogate pair, which has no UTF-8: {error}") from error
+        return CompiledSchema(root, report.records())
+    raise AssertionError("nothing asks for tracking while everything is tracked")
+
+
+@dataclass(slots=True, eq=False)
+class _Values:
+    """The values of one formula: a Schema."""
+
+    formula: Formula
+    compilation: _Compilation
+    text: Expr = EMPTY
+    counted: list[CountedString] = field(default_factory=list)
+    nested: list[Object | Array] = field(default_factory=list)
+    """With children of which not all may have values."""
+    users: list[_Values] = field(default_factory=list)
+    shapes: tuple[Shape, ...] | None = None
+
+    def alternatives(self) -> tuple[Shape, ...]:
+        if self.shapes is None:
+            self.shapes = tuple(self.compilation.shapes(self))
+        return self.shapes
+
+
+class _Compilation:
+    """One walk over a document. `values` grows until it holds every formula that a value may be held to."""
+
+    def __init__(self, sets: Sets, any_spelling: bool, closes_objects: bool) -> None:
+        self.sets = sets
+        self.any_spelling = any_spelling
+        self.closes_objects = closes_objects
+        self.values: dict[Formula, _Values] = {}
+        self.inhabited: set[Schema] = set()
+        self.arrays = Resolver(sets.formulas, self._of, self._single_values, self._all_strings)
+        self._unseen: list[_Values] = []
+        self._size = 0
+
+    def root(self) -> Schema:
+        document = self.sets.reader.document
+        root = self._of(self.sets.reader.formula(document.root))
+        while self._unseen:
+            self._look_into(self._unseen.pop())
+        self._find_inhabited()
+        if root not in self.inhabited:
+            raise GrammarError("no JSON value satisfies this schema")
+        return root
+
+    def _of(self, formula: Formula) -> _Values:
+        found = self.values.get(formula)
+        if found is None:
+            found = self.values[formula] = _Values(formula, self)
+            self._unseen.append(found)
+            self._size += 1 + len(formula.members)
+            check_size(self._size, MOST_FORMULAS, "the schema speaks of more than {} sets of values")
+        return found
+
+    def _look_into(self, values: _Values) -> None:
+        """Work out the sets of a formula, and meet those of its children."""
+        formula = values.formula
+        self.sets.formulas.start_work()
+        literals, numbers, strings = self._scalars(formula)
+        texts = [
+            words(literal.encode() for literal in literals),
+            number_text(numbers, any_spelling=self.any_spelling),
+        ]
+        for part in strings.parts:
+            shape = part.shape()
+            if isinstance(shape, CountedString):
+                values.counted.append(shape)
+            else:
+                texts.append(shape.expr)
+        values.text = union(*texts)
+        for case in chain(*[as_cases(self._set(formula, kind)) for kind in (OBJECT, ARRAY)]):
+            if isinstance(case, ObjectCase):
+                values.nested += self._objects(formula, case)
+            elif isinstance(case, ArrayCase):
+                values.nested += self._arrays(formula, case)
+        for child in dict.fromkeys(child for shape in values.nested for child in _children(shape)):
+            assert isinstance(child, _Values)
+            child.users.append(values)
+
+    def _set(self, formula: Formula, kind: int) -> KindSet:
+        """The values of one kind of a formula, and those that it excludes if that takes too many alternatives."""
+        try:
+            return self.sets.of(formula, kind).value
+        except TooManyCases as error:
+            rest = self.sets.formulas.without_negations(formula)
+            if rest is formula:
+                raise
+            self._refuse(formula, None, f"{error}, where what it excludes is asked for")
+            return self.sets.of(rest, kind).value
+
+    def _scalars(self, formula: Formula) -> tuple[frozenset[str], NumberSet, StringSet]:
+        """The literals, numbers and strings of a formula."""
+        literals, numbers, strings = (self._set(formula, kind) for kind in (LITERAL, NUMBER, STRING))
+        assert isinstance(literals, frozenset)
+        assert isinstance(numbers, NumberSet)
+        assert isinstance(strings, StringSet)
+        return literals, numbers, strings
+
+    def _objects(self, formula: Formula, case: ObjectCase) -> list[Object]:
+        try:
+            return list(json_objects.resolve(case, self.sets.formulas, self._of))
+        except TooManyCases as error:
+            self._refuse(formula, None, str(error))
+            return list(json_objects.resolve(replace(case, exists=()), self.sets.formulas, self._of))
+
+    def _arrays(self, formula: Formula, case: ArrayCase) -> list[Array]:
+        try:
+            return list(self.arrays.shapes(case))
+        except Undecidable as error:
+            if error.path is None:
+                self._refuse(formula, error.keyword, error.reason)
+            else:
+                self.sets.report.problem(error.path, error.keyword, error.reason)
+            if error.keyword == "uniqueItems":
+                return self._arrays(formula, replace(case, unique=None))
+            return self._arrays(formula, replace(case, counts=case.counts[:-1]))
+
+    def _refuse(self, formula: Formula, keyword: str | None, reason: str) -> None:
+        """Report a keyword, or else the combinator, of the place in the schema that a formula comes from, as near as is
+        known."""
+        places: list[Subschema] = []
+        stack = [formula]
+        while stack:
+            here = stack.pop()
+            if isinstance(here, Subschema):
+                places.append(here)
+            else:
+                stack.extend(reversed(here.members))
+        place = next(iter(places), None)
+        if keyword is None:
+            place = next((one for one in places if one.operator == "schema"), place)
+            keyword = next((name for name in IN_PLACE if place is not None and name in place.keywords), "not")
+        self.sets.report.problem("" if place is None else place.location.path(), keyword, reason)
+
+    def _single_values(self, formula: Formula) -> list[Formula] | None:
+        """A formula of finitely many scalars as formulas of one value each, or None."""
+        formulas = self.sets.formulas
+        literals, numbers, strings = self._scalars(formula)
+        if self._set(formula, OBJECT) or self._set(formula, ARRAY) or numbers.ranges:
+            return None
+        texts: list[str] = []
+        for part in strings.parts:
+            found = None if part.body is None else json_objects.few_words(part.language(), json_objects.FEW_KEYS)
+            if found is None:
+                return None
+            texts += map(string_of, found)
+        values = [formulas.values({("literal", name): _LITERALS[name]}) for name in sorted(literals)]
+        values += [formulas.values({("number", number): number}) for number in sorted(numbers.values)]
+        return values + [formulas.values({("string", text): text}) for text in sorted(texts)]
+
+    def _all_strings(self, formula: Formula) -> Expr | None:
+        """The bodies of the values of a formula if all are strings, else None."""
+        if any(self._set(formula, kind) for kind in (LITERAL, NUMBER, OBJECT, ARRAY)):
+            return None
+        return self._scalars(formula)[2].bodies()
+
+    # Which formulas have values
+
+    def _find_inhabited(self) -> None:
+        """The least fixed point: a value is finite, so what needs itself to exist does not."""
+        waiting = list(self.values.values())
+        while waiting:
+            values = waiting.pop()
+            if values not in self.inhabited and self._has_values(values):
+                self.inhabited.add(values)
+                waiting += values.users
+
+    def _has_values(self, values: _Values) -> bool:
+        if values.text is not EMPTY or values.counted:
+            return True
+        return any(
+            self._is_possible(shape) if isinstance(shape, Object) else self._most_items(shape) is not None
+            for shape in values.nested
+        )
+
+    def _is_possible(self, shape: Object) -> bool:
+        """Whether there are such objects."""
+        inhabited, low, high = self.inhabited, shape.min_properties, shape.max_properties
+        num_inhabited = sum(value in inhabited for _, value in shape.properties)
+        if any(value not in inhabited for name, value in shape.properties if name in shape.required):
+            return False
+        if any(demand.value not in inhabited for demand in shape.exists):
+            return False
+        if high is not None and max(low, len(shape.required) + len(shape.exists)) > high:
+            return False
+        if low <= len(shape.required):
+            return True
+        available = num_inhabited
+        for pattern in shape.patterns:
+            if available < low and pattern.value in inhabited:
+                found = num_texts(pattern.key, min(low, MOST_COUNTED_KEYS + 1))
+                check_size(found, MOST_COUNTED_KEYS, "minProperties asks for more than {} undeclared keys")
+                available += found
+        return available >= low
+
+    def _most_items(self, shape: Array) -> float | None:
+        """The largest number of items that such arrays can have; None if there are no such arrays."""
+        length, contains = shape.min_items, shape.contains
+        can_be = [item in self.inhabited for item in (*shape.prefix, shape.items)]
+        if contains is not None:
+            can_match = [item in self.inhabited for item in contains.matching]
+            can_differ = [item in self.inhabited for item in contains.other]
+            can_be = list(map(or_, can_match, can_differ))
+            last = len(can_be) - 1
+            while length < last and num_spots(can_match, 0, length) < contains.min_count:
+                length += 1
+            lacking = contains.min_count - num_spots(can_match, 0, length)
+            if lacking > 0:
+                if not can_match[last]:
+                    return None
+                length += lacking
+            forced = length - num_spots(can_differ, 0, length)
+            if contains.max_count is not None and forced > contains.max_count:
+                return None
+        most = _ENDLESS if shape.max_items is None else float(shape.max_items)
+        most = min(most, can_be.index(False) if False in can_be else _ENDLESS)
+        return most if length <= most else None
+
+    # Shapes
+
+    def shapes(self, values: _Values) -> Iterator[Shape]:
+        """What `Schema.alternatives` promises."""
+        if values.text is not EMPTY:
+            yield Text(values.text)
+        yield from values.counted
+        for shape in values.nested:
+            if isinstance(shape, Array):
+                most = self._most_items(shape)
+                if most is not None:
+                    yield self._array(shape, most)
+            elif self._is_possible(shape):
+                properties = tuple(pair for pair in shape.properties if pair[1] in self.inhabited)
+                patterns = tuple(pattern for pattern in shape.patterns if pattern.value in self.inhabited)
+                if (
+                    self.closes_objects and shape.is_about_declared
+                ):  # behind all merging, so that it empties nothing
+                    patterns = ()
+                yield replace(shape, properties=properties, patterns=patterns)
+
+    def _array(self, shape: Array, most: float) -> Array:
+        high = None if most == _ENDLESS else int(most)
+        contains = shape.contains
+        if contains is not None:
+            matching, other = map(self._only_inhabited, (contains.matching, contains.other))
+            contains = replace(contains, matching=matching, other=other)
+        prefix = shape.prefix[:high]
+        (items,) = self._only_inhabited((shape.items,))
+        return replace(
+            shape,
+            prefix=prefix,
+            items=items if high is None or high > len(prefix) else None,
+            max_items=high,
+            contains=contains,
+        )
+
+    def _only_inhabited(self, items: tuple[Schema | None, ...]) -> tuple[Schema | None, ...]:
+        return tuple(item if item in self.inhabited else None for item in items)
+
+
+_LITERALS: Final = {"null": None, "true": True, "false": False}
+_ENDLESS: Final = float("inf")
+
+
+def _children(shape: Object | Array) -> Iterator[Schema]:
+    if isinstance(shape, Object):
+        yield from (value for _, value in shape.properties)
+        yield from (pattern.value for pattern in (*shape.patterns, *shape.exists))
+    else:
+        counted = () if shape.contains is None else (*shape.contains.matching, *shape.contains.other)
+        spots = (*shape.prefix, shape.items, *counted, *(shape.distinct or ()))
+        yield from (item for item in spots if item is not None)

@@ -1,0 +1,331 @@
+"""Formulas over JSON values: what a schema says before it is worked out, as hash-consed Boolean expressions.
+
+A formula is a subschema, a set of plain values, a fact about objects or arrays, or a combination of formulas. Equal
+formulas of one compilation are one object, which is what makes recursive schemas finite. The evaluator works them
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from functools import reduce
+from operator import or_
+from typing import Final, Literal, Protocol, Self
+
+from sgl.errors import GrammarTooLarge
+from sgl.grammar.schema.report import Dropped
+from sgl.grammar.text.decimals import exact, sized
+from sgl.time_limit import check_time
+
+LITERAL, NUMBER, STRING, OBJECT, ARRAY = KINDS = range(5)
+"""The kinds of JSON values; null, true and false are literals."""
+ALL_KINDS: Final = 31
+TAGS: Final = ("literal", "number", "string", "object", "array")
+"""What values of each kind are called in their frozen form."""
+
+CASES_LIMIT: Final = 256
+"""How many alternatives one object may have before the schema is refused as too large."""
+WORK_LIMIT: Final = 3_000_000
+"""How many keys and blocks may be looked at to combine the alternatives of one formula: some seconds of work."""
+
+Operator = Literal["true", "false", "leaf", "schema", "and", "or", "one", "not"]
+Frozen = tuple[str, object]
+
+
+class Formula:
+    """A set of JSON values by its definition: a leaf of some class, or a combination of `members`.
+
+    `kinds` is a mask of the kinds that may occur in it.
+    """
+
+    __slots__ = ("kinds", "members", "operator")
+
+    def __init__(self, operator: Operator, members: tuple[Formula, ...] = (), kinds: int = ALL_KINDS) -> None:
+        self.operator = operator
+        self.members = members
+        self.kinds = kinds
+
+
+class Values(Formula):
+    """Exactly these values, by their frozen form."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Mapping[Frozen, object]) -> None:
+        super().__init__("leaf", kinds=sum(1 << TAGS.index(tag) for tag in {tag for tag, _ in values}))
+        self.values = values
+
+
+class Unknown(Formula):
+    """What cannot be told, since something was dropped."""
+
+    __slots__ = ("problem",)
+
+    def __init__(self, problem: Dropped) -> None:
+        super().__init__("leaf")
+        self.problem = problem
+
+
+class OneOf(Formula):
+    """What belongs to one member and to no other; `path` is where that stands in the schema."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, members: tuple[Formula, ...], path: str) -> None:
+        super().__init__("one", members, _kinds_of_any(members))
+        self.path = path
+
+
+class Case(Protocol):
+    """Objects or arrays that satisfy several demands at once; a set of objects or arrays is a union of cases."""
+
+    @property
+    def blocks(self) -> tuple[object, ...]:
+        """What schemas say about the values in it."""
+
+    @property
+    def low(self) -> int:
+        """The least number of keys or items."""
+
+    @property
+    def high(self) -> int | None:
+        """The most."""
+
+    @property
+    def evaluated(self) -> object:
+        """The keys or items that some keyword has looked at, for unevaluated*."""
+
+    def demands(self) -> frozenset[object]:
+        """Everything else that it asks for, as parts that can be compared."""
+
+    def is_void(self) -> bool:
+        """Whether its bounds exclude each other."""
+
+    def needed(self, formulas: Formulas, sides: tuple[Self, ...] = ()) -> Iterable[Formula]:
+        """The formulas of values that must be there; in a join of `sides`, those in which all have a say."""
+
+    def join(self, other: Self, formulas: Formulas) -> Self | None:
+        """What both share; None if that is plainly nothing."""
+
+    def outside(self, formulas: Formulas) -> tuple[Self, ...]:
+        """All others, as a union of cases. Raises Undecidable where that is none."""
+
+    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> Self:
+        """The case with everything that nothing has looked at held to a formula."""
+
+    def not_looked_at(self) -> Self:
+        """The case as if nothing had been looked at."""
+
+
+Cases = tuple[Case, ...]
+
+
+def lower_of(left: int | None, right: int | None) -> int | None:
+    """The lower of two upper bounds, None being none."""
+    return right if left is None else left if right is None else min(left, right)
+
+
+class Undecidable(Exception):
+    """A case asks for something that no shape expresses: the keyword, and the pointer if it is known."""
+
+    def __init__(self, keyword: str, reason: str, path: str | None = None) -> None:
+        super().__init__(reason)
+        self.keyword = keyword
+        self.reason = reason
+        self.path = path
+
+
+def _kinds_of_any(members: Iterable[Formula]) -> int:
+    return reduce(or_, (member.kinds for member in members), 0)
+
+
+class TooManyCases(GrammarTooLarge):
+    """The alternatives of one value multiply out of hand; lenient compilation may leave out the combinator."""
+
+
+def too_many_cases() -> TooManyCases:
+    """The error for a product of alternatives past CASES_LIMIT."""
+    return TooManyCases(
+        f"the combinators of this schema multiply to more than {CASES_LIMIT} alternatives",
+        states=CASES_LIMIT,
+        limit=CASES_LIMIT,
+    )
+
+
+TRUE: Final = Formula("true")
+FALSE: Final = Formula("false", kinds=0)
+
+
+class Formulas:
+    """Makes formulas, each once, simplified as far as costs nothing."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, Formula] = {}
+        self.blocks: dict[tuple[str, Formula], object] = {}
+        """Shared parts of objects, kept for whoever makes them."""
+        self._work = 0
+
+    def start_work(self) -> None:
+        """Begin to work out another formula."""
+        self._work = 0
+
+    def work(self, amount: int) -> None:
+        """Count work, in blocks and keys looked at. Raises TooManyCases past the limit."""
+        check_time()
+        self._work += amount
+        if self._work > WORK_LIMIT:
+            self._work = 0  # what is left out instead may take as much again
+            raise too_many_cases()
+
+    def values(self, values: Mapping[Frozen, object]) -> Formula:
+        """Exactly these values, given by their frozen form."""
+        if not values:
+            return FALSE
+        key = frozenset(values)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = Values(dict(values))
+        return found
+
+    def both(self, *formulas: Formula) -> Formula:
+        """What all formulas share."""
+        if len(formulas) == 1:
+            return formulas[0]
+        if len(formulas) == 2:
+            left, right = formulas
+            if left is TRUE or left is right:
+                return right
+            if right is TRUE:
+                return left
+        flat: dict[Formula, None] = {}
+        for formula in formulas:
+            if formula is FALSE:
+                return FALSE
+            if formula.operator == "and":
+                flat.update(dict.fromkeys(formula.members))
+            elif formula is not TRUE:
+                flat[formula] = None
+        for member in flat:
+            if isinstance(member, Values):
+                flat = self._sift_values(flat)
+                break
+        kinds = ALL_KINDS
+        for member in flat:
+            kinds &= member.kinds
+            if member.operator == "not" and member.members[0] in flat:
+                return FALSE
+        if not kinds:
+            return FALSE
+        return self._combine("and", tuple(flat), kinds) if flat else TRUE
+
+    def _sift_values(self, flat: dict[Formula, None]) -> dict[Formula, None]:
+        """Draw plain values together, and take out those that a sibling excludes."""
+        values: dict[Frozen, object] | None = None
+        excluded: set[Frozen] = set()
+        rest: dict[Formula, None] = {}
+        for member in flat:
+            if isinstance(member, Values):
+                chosen = member.values if values is None else values
+                values = {key: item for key, item in chosen.items() if key in member.values}
+            elif member.operator == "not" and isinstance(member.members[0], Values):
+                excluded.update(member.members[0].values)
+            else:
+                rest[member] = None
+        assert values is not None
+        left = {key: item for key, item in values.items() if key not in excluded}
+        return {self.values(left): None, **rest}
+
+    def either(self, *formulas: Formula) -> Formula:
+        """What belongs to any of the formulas."""
+        flat: dict[Formula, None] = {}
+        merged: dict[Frozen, object] = {}
+        for formula in formulas:
+            if formula is TRUE:
+                return TRUE
+            for part in formula.members if formula.operator == "or" else (formula,):
+                if isinstance(part, Values):
+                    merged.update(part.values)
+                else:
+                    flat[part] = None
+        return self.either_in_full([*flat, self.values(merged)])
+
+    def either_in_full(self, formulas: Iterable[Formula]) -> Formula:
+        """As `either`, but every alternative is kept even if another swallows it."""
+        alive = tuple(dict.fromkeys(formula for formula in formulas if formula is not FALSE))
+        return self._combine("or", alive, _kinds_of_any(alive)) if alive else FALSE
+
+    def exactly_one(self, *formulas: Formula, path: str) -> Formula:
+        """What belongs to one of the formulas and to no other; `path` is where they stand, for messages."""
+        alive = tuple(formula for formula in formulas if formula is not FALSE)
+        if len(alive) < 2:
+            return alive[0] if alive else FALSE
+        found = self._made.get(("one", alive))
+        if found is None:
+            found = self._made["one", alive] = OneOf(alive, path)
+        return found
+
+    def negate(self, formula: Formula) -> Formula:
+        """Everything else."""
+        if formula is TRUE:
+            return FALSE
+        if formula is FALSE:
+            return TRUE
+        if formula.operator == "not":
+            return formula.members[0]
+        found = self._made.get(("not", formula))
+        if found is None:
+            found = self._made["not", formula] = Formula("not", (formula,))
+        return found
+
+    def without_negations(self, formula: Formula) -> Formula:
+        """A formula that holds wherever another does: what that excludes is left out."""
+        if formula.operator == "not":
+            return TRUE
+        if formula.operator not in ("and", "or"):
+            return formula
+        members = map(self.without_negations, formula.members)
+        return self.both(*members) if formula.operator == "and" else self.either(*members)
+
+    def _combine(self, operator: Literal["and", "or"], members: tuple[Formula, ...], kinds: int) -> Formula:
+        """The conjunction or union of different members, at least one."""
+        if len(members) == 1:
+            return members[0]
+        key = (operator, frozenset(members))
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = Formula(operator, members, kinds)
+        return found
+
+
+def freeze(value: object) -> Frozen:
+    """A JSON value as something hashable that is equal for equal values: 1 and 1.0 are, 1 and true are not.
+
+    Raises ValueError for numbers that are too large or no numbers, and TypeError for what is not JSON.
+    """
+    if isinstance(value, str):
+        return ("string", value)
+    if value is None or isinstance(value, bool):
+        return ("literal", "null" if value is None else "true" if value else "false")
+    if isinstance(value, int):
+        return ("number", sized(value))
+    if isinstance(value, float):
+        try:
+            return ("number", exact(value))
+        except OverflowError:
+            raise ValueError("an infinite number") from None
+    if isinstance(value, Fraction):
+        return ("number", value)
+    if isinstance(value, list):
+        return ("array", tuple(freeze(item) for item in value))
+    if isinstance(value, dict):
+        return ("object", frozenset((key, freeze(item)) for key, item in value.items()))
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def frozen_values(values: Iterable[object]) -> dict[Frozen, object]:
+    """Values by their frozen form, in order and without repetition."""
+    result: dict[Frozen, object] = {}
+    for value in values:
+        result.setdefault(freeze(value), value)
+    return result

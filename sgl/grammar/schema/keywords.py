@@ -1,0 +1,248 @@
+"""What the keywords of one subschema say by themselves, as sets: one set for each kind of value.
+
+Keywords are checked as they are read; a malformed one is reported and left out. How keywords refer to other schemas
+for the same value is the reader's business. The evaluator calls this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Final, NamedTuple, Protocol, Self, TypeVar
+
+from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.grammar.schema.arrays import ANY_ARRAY, ArrayCase, Count, EvaluatedItems, Items
+from sgl.grammar.schema.formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Cases, Formula
+from sgl.grammar.schema.objects import ANY_OBJECT, Block, EvaluatedKeys, ObjectCase
+from sgl.grammar.schema.reader import TYPES, Subschema
+from sgl.grammar.schema.report import Dropped
+from sgl.grammar.schema.strings import EVERY_STRING, Strings, StringSet, make_strings, not_in, pattern_strings
+from sgl.grammar.text.decimals import EVERY_NUMBER, INTEGERS, PLAIN_INTEGERS, NumberSet, Range, exact, make_set
+from sgl.grammar.text.formats import KNOWN_BUT_UNDECIDABLE, LONGEST, format_text
+
+
+class Scalars(Protocol):
+    """A set of literals, numbers or strings; false if it is empty. Only sets of one kind meet."""
+
+    def __and__(self, other: Self, /) -> Self: ...
+
+    def __or__(self, other: Self, /) -> Self: ...
+
+
+KindSet = Scalars | Cases
+EVERY_LITERAL: Final = frozenset(("null", "true", "false"))
+EVERYTHING: Final[tuple[KindSet, ...]] = (EVERY_LITERAL, EVERY_NUMBER, EVERY_STRING, (ANY_OBJECT,), (ANY_ARRAY,))
+NOTHING: Final[tuple[KindSet, ...]] = (frozenset(), NumberSet(), StringSet(), (), ())
+_OF_OTHERS: Final = ("additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties")
+_T = TypeVar("_T")
+
+
+class Known(NamedTuple):
+    """The values of one kind in a formula; a superset of them if `problem` names something that was dropped."""
+
+    value: KindSet
+    problem: Dropped | None = None
+
+
+class Keywords:
+    """The values of a subschema's keywords; `problem` is the first that was dropped.
+
+    `strings_of` gives the strings of a formula, for propertyNames.
+    """
+
+    def __init__(self, subschema: Subschema, strings_of: Callable[[Formula], Known]) -> None:
+        self.schema = subschema.schema
+        self.keywords = subschema.keywords
+        self.location = subschema.location
+        self.child = subschema.child
+        self.types = subschema.types
+        self.report = subschema.reader.report
+        self.is_tracking = subschema.reader.is_tracking
+        self.strings_of = strings_of
+        self.problem: Dropped | None = None
+
+    def set_of(self, kind: int) -> Known:
+        """The values of one kind that the keywords allow."""
+        names = self.types
+        if names is None:
+            self.malformed("type", f"{self.schema['type']!r} names no type of JSON values")
+            names = frozenset(TYPES)
+        value = NOTHING[kind]
+        if kind == LITERAL:
+            others = [text for text in EVERY_LITERAL if ("null" if text == "null" else "boolean") not in names]
+            value = EVERY_LITERAL.difference(others)
+        elif kind == NUMBER and not names.isdisjoint(("number", "integer")):
+            integers = PLAIN_INTEGERS if self.location.resource.dialect.draft == 4 else INTEGERS
+            value = self._numbers(EVERY_NUMBER if "number" in names else integers)
+        elif kind == STRING and "string" in names:
+            value = self._strings()
+        elif kind == OBJECT and "object" in names:
+            value = (self._objects(),)
+        elif kind == ARRAY and "array" in names:
+            value = (self._arrays(),)
+        return Known(value, self.problem)
+
+    def has(self, keyword: str) -> bool:
+        """Whether the keyword is there and means something in this draft."""
+        return keyword in self.keywords
+
+    def raw(self, keyword: str) -> object:
+        """Its value as it stands; None where it is absent."""
+        return self.schema[keyword] if keyword in self.keywords else None
+
+    def malformed(self, keyword: str, reason: str, cause: Exception | None = None) -> None:
+        """The keyword cannot be enforced; go on without it, if at all."""
+        self._note(self.report.problem(self.location.path(), keyword, reason, cause))
+
+    def of_type(self, keyword: str, expected: type[_T], default: _T) -> _T:
+        """Its value, or the default where it is absent or malformed."""
+        value = self.raw(keyword)
+        if value is None:
+            return default
+        if not isinstance(value, expected):
+            self.malformed(keyword, f"{expected.__name__} is expected, not {type(value).__name__}")
+            return default
+        return value
+
+    def count(self, keyword: str) -> int | None:
+        """A number that is not negative; None where it is absent or malformed."""
+        value = self.raw(keyword)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            self.malformed(keyword, "a number of things is expected")
+            return None
+        return value
+
+    def strings(self, keyword: str) -> list[str]:
+        """A list of strings, empty where it is absent or malformed."""
+        value = self.of_type(keyword, list, [])
+        if not all(isinstance(item, str) for item in value):
+            self.malformed(keyword, "a list of names is expected")
+            return []
+        return value
+
+    def number(self, keyword: str) -> Fraction | None:
+        """An exact number; None where it is absent, malformed or a boolean."""
+        value = self.raw(keyword)
+        if value is None or isinstance(value, bool):
+            return None
+        if not isinstance(value, int | float):
+            self.malformed(keyword, "a number is expected")
+            return None
+        try:
+            return exact(value)
+        except (ValueError, OverflowError) as error:
+            self.malformed(keyword, str(error), error)
+            return None
+
+    def pattern(self, keyword: str, pattern: object) -> Strings | None:
+        """The strings in which a pattern matches; None, and reported, where it cannot be compiled."""
+        if not isinstance(pattern, str):
+            self.malformed(keyword, "a pattern is a string")
+            return None
+        try:
+            return pattern_strings(pattern)
+        except (RegexSyntaxError, GrammarTooLarge) as error:
+            self.malformed(keyword, f"pattern {pattern!r}: {error}", error)
+            return None
+
+    def _note(self, problem: Dropped | None) -> None:
+        self.problem = self.problem or problem
+
+    def _numbers(self, result: NumberSet) -> NumberSet:
+        low, high = self.number("minimum"), self.number("maximum")
+        over, below = self.number("exclusiveMinimum"), self.number("exclusiveMaximum")
+        is_over, is_below = self.raw("exclusiveMinimum") is True, self.raw("exclusiveMaximum") is True  # draft 4
+        for part in (Range(low, high, is_over, is_below), Range(over, below, over is not None, below is not None)):
+            if part != Range():
+                result &= make_set([part])
+        step = self.number("multipleOf")
+        if step is not None:
+            if step <= 0:
+                self.malformed("multipleOf", "a number greater than 0 is expected")
+            else:
+                result &= make_set([Range(multiple_of=step)])
+        return result
+
+    def _strings(self) -> StringSet:
+        strings = Strings(low=self.count("minLength") or 0, high=self.count("maxLength"))
+        if self.has("pattern"):
+            matching = self.pattern("pattern", self.raw("pattern"))
+            if matching is not None:
+                strings &= matching
+        if self.has("format"):
+            name = self.of_type("format", str, "")
+            path = self.location.path()
+            if not self.location.resource.dialect.asserts_formats:
+                self.report.note(path, "format", f"{name!r} is an annotation in the draft that $schema declares")
+            elif name in KNOWN_BUT_UNDECIDABLE:
+                self.malformed("format", f"{name!r}: {KNOWN_BUT_UNDECIDABLE[name]}")
+            else:
+                body = format_text(name)
+                if body is None:
+                    self.report.note(path, "format", f"{name!r} is no format of JSON Schema")
+                else:
+                    strings &= Strings(body=body, high=LONGEST.get(name))
+        return make_strings([strings])
+
+    def _objects(self) -> ObjectCase:
+        names = {name: self.child("properties", name) for name in self.of_type("properties", dict, {})}
+        patterns = []
+        rest = self.child("additionalProperties") if self.has("additionalProperties") else TRUE
+        for pattern in self.of_type("patternProperties", dict, {}):
+            keys = self.pattern("patternProperties", pattern)
+            if keys is None:
+                rest = TRUE  # it may be about keys of that pattern
+            else:
+                patterns.append((keys.language(), self.child("patternProperties", pattern)))
+        blocks = []
+        is_about_others = any(map(self.has, _OF_OTHERS))
+        if names or patterns or rest is not TRUE or is_about_others:
+            blocks.append(Block(names, tuple(patterns), rest, bool(names), is_about_others))
+        if self.has("propertyNames"):
+            known = self.strings_of(self.child("propertyNames"))
+            assert isinstance(known.value, StringSet)
+            self._note(known.problem)
+            if known.value != EVERY_STRING:
+                blocks.append(Block(patterns=((not_in(known.value.bodies()), FALSE),)))
+        required = tuple(dict.fromkeys(self.strings("required")))
+        low, high = self.count("minProperties") or 0, self.count("maxProperties")
+        if self.is_tracking:
+            looks_at_all = self.has("additionalProperties")
+            evaluated = EvaluatedKeys(frozenset(names), frozenset(key for key, _ in patterns), looks_at_all)
+            return ObjectCase(tuple(blocks), required, low, high, evaluated=evaluated)
+        if not (blocks or required or low) and high is None:
+            return ANY_OBJECT
+        return ObjectCase(tuple(blocks), required, low, high)
+
+    def _arrays(self) -> ArrayCase:
+        prefix: tuple[Formula, ...] = ()
+        behind = "items"
+        for keyword in ("prefixItems", "items"):
+            members = self.raw(keyword)
+            if isinstance(members, list):
+                prefix = tuple(self.child(keyword, index) for index in range(len(members)))
+                behind = "items" if keyword == "prefixItems" else "additionalItems"
+            elif keyword == "prefixItems" and self.has(keyword):
+                self.malformed(keyword, "a list of schemas is expected")
+        looks_at_all = self.has(behind) and not isinstance(self.raw(behind), list)
+        rest = self.child(behind) if looks_at_all else TRUE
+        blocks = (Items(prefix, rest),) if prefix or rest is not TRUE else ()
+        counts: tuple[Count, ...] = ()
+        if self.has("contains"):
+            least = self.count("minContains")
+            counts = (Count(0, self.child("contains"), 1 if least is None else least, self.count("maxContains")),)
+        unique = self.location.path() if self.of_type("uniqueItems", bool, False) else None
+        low, high = self.count("minItems") or 0, self.count("maxItems")
+        if self.is_tracking:
+            matching = self.location.resource.dialect.draft >= 2020
+            evaluated = EvaluatedItems(
+                len(prefix), looks_at_all, tuple(count.value for count in counts if matching)
+            )
+            return ArrayCase(blocks, low, high, counts, unique, evaluated)
+        if not (blocks or counts or low) and high is None and unique is None:
+            return ANY_ARRAY
+        return ArrayCase(blocks, low, high, counts, unique)

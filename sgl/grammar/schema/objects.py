@@ -1,0 +1,377 @@
+"""Sets of JSON objects: conjunctions of what schemas say about keys, closed under intersection and complement.
+
+A case is kept as the list of blocks that the schemas wrote (properties, patterns, the rest), which makes merging
+free; `resolve` turns it into declared keys, disjoint key patterns and existence demands once it is final. Children
+are formulas. The evaluator calls all of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, product
+from math import prod
+from typing import Final, NamedTuple
+
+from sgl.grammar.regular.byteset import bytes_of
+from sgl.grammar.regular.expr import Expr, difference, intersect, is_empty, matches, union, words
+from sgl.grammar.schema.formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_cases
+from sgl.grammar.shape import KeyPattern, Object, Schema
+from sgl.grammar.text.json import CANONICAL_BODY, string_body, string_of
+from sgl.time_limit import check_size
+
+FEW_KEYS: Final = 64
+"""A key pattern with at most this many keys is written out as declared keys."""
+
+
+MOST_CELLS: Final = 64
+"""How many kinds of undeclared keys, by the patterns that they match, one object may have."""
+_SPLIT_WORK: Final = 4000
+"""What it costs to split a language of keys by a pattern, as work of `Formulas`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """What one schema says about values by their keys: by name, by pattern (all that match apply), and for the
+    rest."""
+
+    names: Mapping[str, Formula] = field(default_factory=dict)
+    patterns: tuple[tuple[Expr, Formula], ...] = ()
+    rest: Formula = TRUE
+    is_declaring: bool = False
+    """Whether `properties` wrote the names."""
+    is_about_others: bool = False
+    """Whether the schema speaks of keys that it does not name, if only to allow them."""
+
+    def under(self, name: str, formulas: Formulas) -> Formula:
+        """What the value of a key must be."""
+        own = self.names.get(name)
+        if not self.patterns:
+            return self.rest if own is None else own
+        found = [] if own is None else [own]
+        body = string_body(name)
+        found += [value for key, value in self.patterns if matches(key, body)]
+        return formulas.both(*found) if found else self.rest
+
+
+class Keys(NamedTuple):
+    """The keys whose canonical texts are in a language, but for some."""
+
+    language: Expr = CANONICAL_BODY
+    but: frozenset[str] = frozenset()
+
+    def has(self, name: str) -> bool:
+        """Whether a key is one of them."""
+        return name not in self.but and (
+            self.language is CANONICAL_BODY or matches(self.language, string_body(name))
+        )
+
+    def texts(self) -> Expr:
+        """The language of all of them."""
+        return difference(self.language, words(map(string_body, self.but))) if self.but else self.language
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedKeys:
+    """The keys that some keyword has looked at, for unevaluatedProperties."""
+
+    names: frozenset[str] = frozenset()
+    patterns: frozenset[Expr] = frozenset()
+    everything: bool = False
+
+    def __or__(self, other: EvaluatedKeys) -> EvaluatedKeys:
+        return EvaluatedKeys(
+            self.names | other.names, self.patterns | other.patterns, self.everything or other.everything
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectCase:
+    """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of
+    `exists` some key that matches with a value that does."""
+
+    blocks: tuple[Block, ...] = ()
+    required: tuple[str, ...] = ()
+    low: int = 0
+    high: int | None = None
+    exists: tuple[tuple[Keys, Formula], ...] = ()
+    evaluated: EvaluatedKeys = EvaluatedKeys()
+
+    def demands(self) -> frozenset[object]:
+        """As `Case.demands`."""
+        return frozenset((*self.blocks, *self.required, *self.exists))
+
+    def is_void(self) -> bool:
+        """As `Case.is_void`."""
+        return self.high is not None and max(self.low, len(self.required)) > self.high
+
+    def under(self, name: str, formulas: Formulas) -> Formula:
+        """What the value of a key must be."""
+        return formulas.both(*[block.under(name, formulas) for block in self.blocks])
+
+    def needed(self, formulas: Formulas, sides: tuple[ObjectCase, ...] = ()) -> Iterator[Formula]:
+        """As `Case.needed`."""
+        names = list(self.required)
+        for side in sides:
+            named = side.named
+            if named is not None:  # what it only asks for is left to others
+                names = [name for name in names if name in named or name not in side.required]
+        formulas.work(len(self.blocks) * len(names))
+        return (self.under(name, formulas) for name in names)
+
+    @property
+    def is_about_declared(self) -> bool:
+        """Whether keys are declared, and nothing at all is said of others."""
+        if any(block.is_about_others or block.patterns or block.rest is not TRUE for block in self.blocks):
+            return False
+        declared = set(chain(*[block.names for block in self.blocks if block.is_declaring]))
+        return bool(declared) and declared.issuperset(self.required) and self.low <= len(self.required)
+
+    @cached_property
+    def named(self) -> frozenset[str] | None:
+        """The keys of which something is said; None if it is also said of undeclared ones."""
+        if any(block.patterns or block.rest is not TRUE for block in self.blocks):
+            return None
+        return frozenset(chain(*[block.names for block in self.blocks]))
+
+    def join(self, other: ObjectCase, formulas: Formulas) -> ObjectCase | None:
+        """As `Case.join`."""
+        required = dict.fromkeys((*self.required, *other.required))
+        blocks = dict.fromkeys((*self.blocks, *other.blocks))
+        exists = dict.fromkeys((*self.exists, *other.exists))
+        for keys, value in list(exists):
+            names = _closed_names(blocks)
+            if names is None:
+                break
+            # Only a key that a closed block names can meet the demand: none, one, or one of several.
+            able = [name for name in names if keys.has(name) and not _clash(blocks, name, value, formulas)]
+            if not able:
+                return None
+            if len(able) == 1:
+                del exists[keys, value]
+                required[able[0]] = None
+                if value is not TRUE:
+                    blocks[_one_key(able[0], value, formulas)] = None
+        return ObjectCase(
+            tuple(blocks),
+            tuple(required),
+            max(self.low, other.low),
+            lower_of(self.high, other.high),
+            tuple(exists),
+            self.evaluated | other.evaluated,
+        )
+
+    def outside(self, formulas: Formulas) -> tuple[ObjectCase, ...]:
+        """As `Case.outside`."""
+        result: list[ObjectCase] = []
+        absent = dict.fromkeys(self.required)
+        for block in self.blocks:
+            for violation in _violations(block, formulas):
+                (name,) = violation.required or (None,)
+                if name in absent:  # it may as well be missing
+                    del absent[name]
+                    violation = replace(violation, required=())
+                result.append(violation)
+        result.extend(ObjectCase((_one_key(name, FALSE, formulas),)) for name in absent)
+        if self.low > 0:
+            result.append(ObjectCase(high=self.low - 1))
+        if self.high is not None:
+            result.append(ObjectCase(low=self.high + 1))
+        for key, value in self.exists:
+            result.append(ObjectCase((Block(patterns=((key.texts(), formulas.negate(value)),)),)))
+        return tuple(result)
+
+    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ObjectCase:
+        """As `Case.with_unevaluated`."""
+        seen = self.evaluated
+        if seen.everything:
+            return self
+        names = dict.fromkeys(sorted(seen.names), TRUE)
+        patterns = tuple((key, TRUE) for key in seen.patterns)
+        block = Block(names, patterns, unevaluated, is_about_others=True)
+        return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedKeys(everything=True))
+
+    def not_looked_at(self) -> ObjectCase:
+        """As `Case.not_looked_at`."""
+        return replace(self, evaluated=EvaluatedKeys())
+
+
+ANY_OBJECT: Final = ObjectCase()
+
+
+def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
+    """The keys that a block without patterns allows to have values, if there is such a block that allows no others."""
+    closed = [block for block in blocks if block.rest is FALSE and not block.patterns]
+    if not closed:
+        return None
+    least = min(closed, key=lambda block: len(block.names))
+    return [name for name, value in least.names.items() if value is not FALSE]
+
+
+def _clash(blocks: Iterable[Block], name: str, value: Formula, formulas: Formulas) -> bool:
+    return formulas.both(value, *[block.under(name, formulas) for block in blocks]) is FALSE
+
+
+def _one_key(name: str, value: Formula, formulas: Formulas) -> Block:
+    """The block that speaks of one key only: the same one each time, so that cases can be compared."""
+    key = (name, value)
+    found = formulas.blocks.get(key)
+    if found is None:
+        found = formulas.blocks[key] = Block({name: value})
+    assert isinstance(found, Block)
+    return found
+
+
+def _violations(block: Block, formulas: Formulas) -> Iterator[ObjectCase]:
+    """The ways in which an object can break a block: one key with a wrong value is enough."""
+    for name in block.names:
+        wrong = formulas.negate(block.under(name, formulas))
+        if wrong is not FALSE:
+            yield ObjectCase(() if wrong is TRUE else (_one_key(name, wrong, formulas),), required=(name,))
+    for key, value in block.patterns:
+        wrong = formulas.negate(value)
+        if wrong is not FALSE:
+            yield ObjectCase(exists=((Keys(key), wrong),))
+    wrong = formulas.negate(block.rest)
+    if wrong is not FALSE:
+        others = CANONICAL_BODY
+        if block.patterns:
+            others = difference(others, union(*[key for key, _ in block.patterns]))
+        yield ObjectCase(exists=((Keys(others, frozenset(block.names)), wrong),))
+
+
+def _without(names: list[str], keys: Expr) -> Expr:
+    """A language of keys without some names."""
+    bodies = [body for body in map(string_body, names) if keys is CANONICAL_BODY or matches(keys, body)]
+    return difference(keys, words(bodies)) if bodies else keys
+
+
+def resolve(case: ObjectCase, formulas: Formulas, schema_of: Callable[[Formula], Schema]) -> Iterator[Object]:
+    """The case as shapes, some of whose values may turn out to have none: one shape, unless existence demands can be
+    met by several declared keys or patterns."""
+    names: dict[str, Formula] = {}
+    for block in case.blocks:
+        for name in block.names:
+            if name not in names:
+                names[name] = case.under(name, formulas)
+    demanded_keys = [few_words(keys.texts(), FEW_KEYS) or [] for keys, _ in case.exists]
+    for name in (*case.required, *map(string_of, chain(*demanded_keys))):
+        if name not in names:
+            names[name] = case.under(name, formulas)
+    cells = _cells(case, list(names), formulas)
+    required = frozenset(case.required)
+    if any(names[name] is FALSE for name in required):
+        return
+    for cell in list(cells):
+        few = few_words(cell[0], FEW_KEYS) if cell[1] is not TRUE or case.low else None
+        if few is not None:
+            cells.remove(cell)
+            names.update((string_of(body), cell[1]) for body in few)
+    ways = [_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists]
+    if prod(map(len, ways)) > CASES_LIMIT:
+        raise too_many_cases()
+    patterns = tuple(KeyPattern(key, schema_of(value)) for key, value in cells)
+    for choice in product(*ways):
+        formulas.work(len(names))
+        chosen = dict(names)
+        demanded = set(required)
+        exists: dict[tuple[Expr, Formula], None] = {}
+        for place, value in choice:
+            if isinstance(place, str):
+                chosen[place] = formulas.both(chosen[place], value)
+                demanded.add(place)
+            else:
+                exists[place, value] = None
+        properties = tuple((name, schema_of(value)) for name, value in chosen.items())
+        for together in _joint(list(exists), formulas):
+            demands = tuple(KeyPattern(key, schema_of(value)) for key, value in together)
+            yield Object(
+                properties, frozenset(demanded), patterns, case.low, case.high, demands, case.is_about_declared
+            )
+
+
+def _joint(demands: list[tuple[Expr, Formula]], formulas: Formulas) -> Iterator[tuple[tuple[Expr, Formula], ...]]:
+    """Every way in which different keys, or one key for several of them, can meet existence demands."""
+    if not demands:
+        yield ()
+        return
+    (key, value), *rest = demands
+    for others in _joint(rest, formulas):
+        yield ((key, value), *others)
+        for i, (other_key, other_value) in enumerate(others):
+            both_keys, both = intersect(key, other_key), formulas.both(value, other_value)
+            if both is not FALSE and not is_empty(both_keys):
+                yield (*others[:i], (both_keys, both), *others[i + 1 :])
+
+
+def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple[Expr, Formula]]:
+    """The undeclared keys in disjoint languages, each with what all blocks say about its values."""
+    patterns = list(dict.fromkeys(key for block in case.blocks for key, _ in block.patterns))
+    parts: list[tuple[Expr, frozenset[Expr]]] = [(CANONICAL_BODY, frozenset())]
+    for pattern in patterns:
+        split: list[tuple[Expr, frozenset[Expr]]] = []
+        for keys, inside in parts:
+            formulas.work(_SPLIT_WORK)
+            both, rest = intersect(keys, pattern), difference(keys, pattern)
+            if not is_empty(both):
+                split.append((both, inside | {pattern}))
+            if not is_empty(rest):
+                split.append((rest, inside))
+        parts = split
+        check_size(len(parts), MOST_CELLS, "patternProperties overlap in more than {} ways")
+    cells: dict[Formula, list[Expr]] = {}
+    for keys, inside in parts:
+        found = []
+        for block in case.blocks:
+            applying = [value for key, value in block.patterns if key in inside]
+            found += applying or [block.rest]
+        value = formulas.both(*found) if found else TRUE
+        if value is FALSE:
+            continue
+        keys = _without(names, keys)
+        if not is_empty(keys):
+            cells.setdefault(value, []).append(keys)
+    return [(union(*keys), value) for value, keys in cells.items()]
+
+
+def _ways_to_exist(
+    names: dict[str, Formula],
+    cells: list[tuple[Expr, Formula]],
+    keys: Keys,
+    value: Formula,
+    formulas: Formulas,
+) -> list[tuple[str | Expr, Formula]]:
+    """The declared keys and the parts of undeclared ones that can meet an existence demand."""
+    ways: list[tuple[str | Expr, Formula]] = []
+    for name, own in names.items():
+        if keys.has(name) and formulas.both(own, value) is not FALSE:
+            ways.append((name, value))
+    for texts, own in cells:
+        both = formulas.both(own, value)
+        if both is not FALSE:
+            shared = intersect(texts, keys.texts())
+            if not is_empty(shared):
+                ways.append((shared, both))
+    return ways
+
+
+def few_words(expr: Expr, limit: int) -> list[bytes] | None:
+    """All strings of a language if it has at most `limit` and they are short; None otherwise."""
+    found: list[bytes] = []
+    stack = [(expr, b"")]
+    steps = 0
+    while stack:
+        here, text = stack.pop()
+        steps += 1
+        if steps > 16 * limit or len(text) > limit:
+            return None
+        if here.nullable:
+            found.append(text)
+            if len(found) > limit:
+                return None
+        arcs = here.arcs()
+        if any(mask.bit_count() > limit for mask, _ in arcs):
+            return None
+        stack.extend((target, text + bytes((byte,))) for mask, target in arcs for byte in bytes_of(mask))
+    return found

@@ -1,0 +1,186 @@
+"""Sets of strings as JSON Schema constrains them: lengths in characters and regular languages, closed under the set
+operations.
+
+Lengths stay counters as long as nothing else is asked, so that a bound of any size costs nothing. The schema
+compiler builds these sets and asks for their shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.grammar.regular.expr import (
+    EPSILON,
+    Expr,
+    complement,
+    concat,
+    difference,
+    intersect,
+    is_empty,
+    repeat,
+    union,
+)
+from sgl.grammar.regular.regex import compile_regex, single_class_repeat
+from sgl.grammar.regular.shortest import shortest
+from sgl.grammar.schema.formula import TooManyCases, lower_of
+from sgl.grammar.shape import CountedString, Text
+from sgl.grammar.text.json import CANONICAL_BODY, CANONICAL_CHAR, JSON_CHAR, JSON_STRING, QUOTE, string_of
+from sgl.time_limit import OutOfTime
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """Strings of `low` to `high` characters of one kind whose canonical JSON text is in `body` (None: any).
+
+    `char` is the text of one character: JSON_CHAR stands for every character, however it is spelled.
+    """
+
+    char: Expr = JSON_CHAR
+    low: int = 0
+    high: int | None = None
+    body: Expr | None = None
+
+    def language(self) -> Expr:
+        """The canonical texts of these strings, without quotes."""
+        parts = [] if self.body is None else [self.body]
+        if self.char is not JSON_CHAR:
+            parts.append(repeat(self.char, self.low, self.high))
+        elif self.low > 0 or self.high is not None:
+            parts.append(repeat(CANONICAL_CHAR, self.low, self.high))
+        return intersect(*parts) if parts else CANONICAL_BODY
+
+    def is_empty(self) -> bool:
+        """Whether there is no such string. Raises TooManyCases where that takes too long to find out."""
+        if self.high is not None and self.high < self.low:
+            return True
+        if self.body is None:
+            return False
+        free = replace(self, low=0, high=None).language()  # bounds on the length multiply what has to be searched
+        try:
+            return is_empty(free) or is_empty(self.language())
+        except OutOfTime:
+            raise
+        except GrammarTooLarge as error:
+            if self._has_shortest_of(free):
+                return False
+            raise TooManyCases(str(error), states=error.states, limit=error.limit) from error
+
+    def _has_shortest_of(self, free: Expr) -> bool:
+        """Whether the shortest text without bounds on the length keeps to them; False where it is not found."""
+        try:
+            text = shortest(free)
+        except OutOfTime:
+            raise
+        except GrammarTooLarge:
+            return False
+        return text is not None and self.low <= len(string_of(text)) <= (self.high or len(text))
+
+    def shape(self) -> Text | CountedString:
+        """As the automaton wants it."""
+        if self.body is not None:
+            return Text(concat(QUOTE, self.language(), QUOTE))
+        if self == EVERY:
+            return Text(JSON_STRING)
+        if self.high == 0:
+            return Text(concat(QUOTE, EPSILON, QUOTE))
+        return CountedString(self.char, self.low, self.high)
+
+    def __and__(self, other: Strings) -> Strings:
+        bodies = [part.body for part in (self, other) if part.body is not None]
+        char = self.char if other.char is JSON_CHAR else other.char
+        if JSON_CHAR not in (self.char, other.char) and self.char is not other.char:
+            bodies.append(repeat(self.char, 0, None))
+        low, high = max(self.low, other.low), lower_of(self.high, other.high)
+        return Strings(char, low, high, intersect(*bodies) if bodies else None)
+
+    def outside(self) -> list[Strings]:
+        """Every other string."""
+        result = []
+        if self.low > 0:
+            result.append(Strings(high=self.low - 1))
+        if self.high is not None:
+            result.append(Strings(low=self.high + 1))
+        if self.char is not JSON_CHAR or self.body is not None:
+            result.append(Strings(body=difference(CANONICAL_BODY, replace(self, low=0, high=None).language())))
+        return result
+
+
+EVERY: Final = Strings()
+
+
+@lru_cache(maxsize=1024)
+def pattern_strings(pattern: str) -> Strings:
+    """The strings in which a pattern matches somewhere. Raises RegexSyntaxError.
+
+    A pattern is read as ECMA-262 has it; what that refuses is tried as Python's, in which many schemas are written.
+    """
+    try:
+        counted = single_class_repeat(pattern)
+        if counted is not None:
+            return Strings(*counted)
+        return Strings(body=compile_regex(pattern, json=True))
+    except RegexSyntaxError as error:
+        try:
+            return Strings(body=compile_regex(pattern, dialect="python", json=True))
+        except RegexSyntaxError:
+            raise error from None
+
+
+@dataclass(frozen=True, slots=True)
+class StringSet:
+    """A union of kinds of strings."""
+
+    parts: tuple[Strings, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether any string belongs to the set; exact, since empty parts are dropped when they are made."""
+        return bool(self.parts)
+
+    def __and__(self, other: StringSet) -> StringSet:
+        if self.parts == (EVERY,):
+            return other
+        if other.parts == (EVERY,):
+            return self
+        return make_strings([left & right for left in self.parts for right in other.parts])
+
+    def __or__(self, other: StringSet) -> StringSet:
+        return make_strings([*self.parts, *other.parts])
+
+    def __invert__(self) -> StringSet:
+        result = EVERY_STRING
+        for part in self.parts:
+            result &= make_strings(part.outside())
+        return result
+
+    def bodies(self) -> Expr:
+        """The canonical texts of all strings of the set, without quotes."""
+        return union(*[part.language() for part in self.parts])
+
+
+def make_strings(parts: list[Strings]) -> StringSet:
+    """The union of the parts that have members, regular languages without lengths drawn together."""
+    bodies: list[Expr] = []
+    kept: dict[Strings, None] = {}
+    for part in parts:
+        if part == EVERY:
+            return EVERY_STRING
+        if part.is_empty():
+            continue
+        if part.body is not None and part == Strings(body=part.body):
+            bodies.append(part.body)
+        else:
+            kept[part] = None
+    if bodies:
+        kept[Strings(body=union(*bodies))] = None
+    return StringSet(tuple(kept))
+
+
+def not_in(body: Expr) -> Expr:
+    """Every canonical text of a string that is not in a language."""
+    return intersect(CANONICAL_BODY, complement(body))
+
+
+EVERY_STRING: Final = StringSet((EVERY,))

@@ -1,0 +1,378 @@
+"""The JSON texts of a set of numbers, as expressions that read digits and compare as they go.
+
+A text is followed by its place against each bound and its remainder for each multiple, so no range is ever expanded
+into alternatives. Called by the schema compiler for every constrained number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import gcd
+from typing import Final, NamedTuple
+
+from sgl.grammar.regular.expr import EMPTY, Arcs, Compound, Expr, grouped
+from sgl.grammar.regular.expr_leaves import ENDLESS
+from sgl.grammar.text.decimals import Exact, Range
+
+MOST_DIGITS: Final = 15
+"""Every decimal fraction of so many digits is told from all others by doubles."""
+START, ZERO, INTEGER, POINT, FRACTION = range(5)
+"""Phases of a text: nothing read, a leading zero, digits before the point, the point, digits behind it."""
+SETTLED: Final = 2
+"""Instead of a comparison: the bound holds whatever follows."""
+_DEAD: Final = 3
+MAX_EXPONENT: Final = 308
+MIN_EXPONENT: Final = -324
+_MOST_DECIMALS: Final = 20
+"""How many decimals of whole numbers may be shifted away by an exponent."""
+
+
+def decimal_text(value: Exact) -> str:
+    """A decimal fraction without an exponent, in as few digits as possible."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    shift = decimals_of(value)
+    digits = str(abs(value.numerator) * (10**shift // value.denominator))
+    sign = "-" if value < 0 else ""
+    digits = digits.rjust(shift + 1, "0")
+    return f"{sign}{digits[:-shift]}.{digits[-shift:]}"
+
+
+def decimals_of(value: Exact) -> int:
+    """How many digits behind the point a decimal fraction needs."""
+    twos, fives, rest = 0, 0, value.denominator
+    while rest % 2 == 0:
+        rest //= 2
+        twos += 1
+    while rest % 5 == 0:
+        rest //= 5
+        fives += 1
+    assert rest == 1, "bounds come from decimal texts"
+    return max(twos, fives)
+
+
+class Digits(Compound):
+    """What is left of a number's text in some state of its form."""
+
+    __slots__ = ("form", "state")
+
+    def __init__(self, form: Form, state: State) -> None:
+        nullable = form.accepts(state)
+        super().__init__(nullable, True, int(not nullable), ENDLESS)
+        self.form = form
+        self.state = state
+        self.known_empty = False if self.nullable else form.is_dead(state)
+
+    def _derive(self) -> Arcs:
+        return self.form.arcs(self.state)
+
+    def __repr__(self) -> str:
+        return f"<number {self.state}>"
+
+
+class State(NamedTuple):
+    """What matters of the digits that were read."""
+
+    phase: int
+    place: int
+    """Digits since the start or the point, as far as bounds and multiples ask for them."""
+    against: tuple[int, ...]
+    """By bound: -1, 0, 1 while what was read is less than, equal to or greater than as many digits of it, SETTLED
+    when it holds whatever follows."""
+    digits: int
+    """All digits, where their number is limited."""
+    remainders: tuple[int, ...]
+    """By multiple; -1 where the number can be none of it any more."""
+
+
+class Form:
+    """One kind of texts of the numbers of a range of non-negative ones: nodes are made once per state."""
+
+    def __init__(self, part: Range) -> None:
+        self.bounds = (
+            Bound(part.low, is_open=part.low_open, is_low=True),
+            Bound(part.high, is_open=part.high_open, is_low=False),
+        )
+        self._nodes: dict[State, Expr] = {}
+
+    def node(self, state: State) -> Expr:
+        """What may follow in a state."""
+        found = self._nodes.get(state)
+        if found is None:
+            found = self._nodes[state] = Digits(self, state)
+        return found
+
+    def accepts(self, state: State) -> bool:
+        """Whether a number may end in a state."""
+        raise NotImplementedError
+
+    def is_dead(self, state: State) -> bool | None:
+        """Whether no number ends behind a state, or None where that takes a search."""
+        raise NotImplementedError
+
+    def arcs(self, state: State) -> Arcs:
+        """The bytes that may follow."""
+        raise NotImplementedError
+
+
+class Bound:
+    """A bound by its digits before and behind the point, and by its significant digits and the exponent of the first.
+
+    Numbers are at least its value if `is_low`, else at most; there is no bound if that is None.
+    """
+
+    def __init__(self, value: Fraction | None, *, is_open: bool, is_low: bool) -> None:
+        self.value = value
+        self.is_open = is_open
+        self.is_low = is_low
+        self.whole, _, self.fraction = decimal_text(value or 0).partition(".")
+        digits = self.whole + self.fraction
+        self.significant = digits.strip("0")
+        self.exponent = len(self.whole) - 1 - (len(digits) - len(digits.lstrip("0")))
+
+    def is_met(self, order: int) -> bool:
+        """Whether a number meets it that is less than, equal to or greater than it."""
+        return not self.is_open if order == 0 else (order > 0) == self.is_low
+
+    def _decided(self, order: int) -> int:
+        """Once a number will stay less or greater than it, or is equal to it so far."""
+        return 0 if order == 0 else SETTLED if self.is_met(order) else _DEAD
+
+    def after_whole(self, against: int, place: int, digit: int) -> int:
+        """How the digits before the point stand to it after one more."""
+        if against == SETTLED:
+            return SETTLED
+        if place >= len(self.whole):
+            return self._decided(1)
+        against = against or compare(digit, self.whole[place])
+        return self._decided(1) if against > 0 and place + 1 == len(self.whole) else against
+
+    def after_point(self, against: int, place: int) -> int:
+        """How a number stands to it of which all digits before the point are read."""
+        return against if against == SETTLED else self._decided(-1 if place < len(self.whole) else against)
+
+    def after_fraction(self, against: int, place: int, digit: int) -> int:
+        """How a number that equalled it so far stands to it after one more digit behind the point."""
+        return against if against == SETTLED else self._decided(compare(digit, self.fraction[place : place + 1]))
+
+    def holds(self, against: int, phase: int, place: int) -> bool:
+        """Whether it holds for a number that ends here."""
+        if against == SETTLED:
+            return True
+        if phase == FRACTION:
+            is_shorter = place < len(self.fraction)
+        else:
+            is_shorter = place < len(self.whole) or (against == 0 and self.fraction != "")
+        return self.is_met(-1 if is_shorter else against)
+
+
+def compare(digit: int, other: str) -> int:
+    """-1, 0 or 1 as a digit is less than, equal to or greater than another; none counts as 0."""
+    value = int(other or 0)
+    return (digit > value) - (digit < value)
+
+
+class Multiple(NamedTuple):
+    """A number has to be a multiple of `step` in units of its last decimal, or must not be one."""
+
+    step: int
+    decimals: int
+    is_wanted: bool
+
+
+class Plain(Form):
+    """Texts without an exponent: digits, and perhaps a point and more digits.
+
+    Where multiples matter all digits are counted, since a reader that keeps numbers as doubles would round a longer
+    fraction to what is a multiple or is none.
+    """
+
+    def __init__(self, part: Range, *, any_spelling: bool) -> None:
+        super().__init__(part)
+        steps = [] if part.multiple_of is None else [(part.multiple_of, True)]
+        steps += [(other, False) for other in sorted(part.not_multiples_of)]
+        self.multiples = [
+            Multiple(int(step * 10 ** decimals_of(step)), decimals_of(step), is_wanted) for step, is_wanted in steps
+        ]
+        is_short = part.multiple_of is not None and not any_spelling
+        self.max_decimals = self.multiples[0].decimals if is_short else None
+        self.counts_digits = any(multiple != (1, 0, True) for multiple in self.multiples)
+        low, high = self.bounds
+        is_trivial = (not low.value and not low.is_open, high.value is None)
+        against = tuple(SETTLED if trivial else 0 for trivial in is_trivial)
+        self.start = self.node(State(START, 0, against, 0, (0,) * len(steps)))
+
+    def accepts(self, state: State) -> bool:
+        phase, place, against, _, remainders = state
+        if phase in (START, POINT):
+            return False
+        if not all(bound.holds(seen, phase, place) for bound, seen in zip(self.bounds, against, strict=True)):
+            return False
+        for remainder, (step, decimals, is_wanted) in zip(remainders, self.multiples, strict=True):
+            left = max(decimals - (place if phase == FRACTION else 0), 0)
+            if (remainder >= 0 and remainder * 10**left % step == 0) != is_wanted:
+                return False
+        return True
+
+    def is_dead(self, state: State) -> bool | None:
+        """Multiples are found by arithmetic: a search would come by most of the remainders."""
+        phase, place, (against_low, against_high), digits, remainders = state
+        is_wanted = all(multiple.is_wanted for multiple in self.multiples)
+        is_one = is_wanted and len(self.multiples) == 1
+        if phase in (POINT, FRACTION) and against_low == against_high == SETTLED:
+            return not self._reaches_multiple(place, digits, remainders[0]) if is_one else None
+        if phase != INTEGER or not is_wanted:
+            return None
+        if against_high == SETTLED:
+            return False
+        if is_one and self.multiples[0].decimals == 0:
+            return not self._reaches_whole_multiple(place, against_low, against_high, remainders[0])
+        low, high = (len(bound.whole) for bound in self.bounds)
+        if against_high > -1 or (against_low != SETTLED and low >= high and (low > high or against_low <= 0)):
+            return None
+        return False if all(10 ** (high - place) >= multiple.step for multiple in self.multiples) else None
+
+    def _reaches_whole_multiple(self, place: int, against_low: int, against_high: int, remainder: int) -> bool:
+        """Whether some more digits before the point lead to a multiple that is a whole number within the bounds."""
+        low, high = self.bounds
+        step = self.multiples[0].step
+        for length in range(max(place, 0 if against_low == SETTLED else len(low.whole)), len(high.whole) + 1):
+            least, most = 0, 10 ** (length - place) - 1
+            if against_low != SETTLED and length == len(low.whole):
+                if against_low < 0:
+                    continue
+                if against_low == 0:
+                    least = int(low.whole[place:] or 0) + (low.is_open or low.fraction != "")
+            if length == len(high.whole):
+                if against_high > 0:
+                    continue
+                if against_high == 0:
+                    most = int(high.whole[place:] or 0) - (high.is_open and not high.fraction)
+            # the digits y that follow: remainder * 10**(length - place) + y = 0 modulo the step
+            if least + -(remainder * (10 ** (length - place)) + least) % step <= most:
+                return True
+        return False
+
+    def _reaches_multiple(self, place: int, digits: int, remainder: int) -> bool:
+        """Whether some more digits behind the point, within the limit on digits, lead to a multiple."""
+        step, decimals, _ = self.multiples[0]
+        left = max(decimals - place, 0)
+        free = min(left, MOST_DIGITS - digits) if self.counts_digits else left
+        # free digits y, then zeros: remainder * 10**left + y * 10**(left - free) = 0 modulo the step
+        target, factor = -remainder * 10**left % step, 10 ** (left - free)
+        divisor = gcd(factor, step)
+        if target % divisor:
+            return False
+        modulus = step // divisor
+        least = target // divisor * int(pow(factor // divisor, -1, modulus)) % modulus
+        return bool(least < 10**free)
+
+    def arcs(self, state: State) -> Arcs:
+        phase = state.phase
+        is_full = phase == FRACTION and self.max_decimals is not None and state.place >= self.max_decimals
+        found: list[tuple[int, Expr]] = []
+        if phase != ZERO and not is_full:
+            found = [(1 << 0x30 + digit, self._digit(state, digit)) for digit in range(10)]
+        if phase in (ZERO, INTEGER) and self.max_decimals != 0:
+            found.append((1 << 0x2E, self._point(state)))
+        return grouped(found)
+
+    def _digit(self, state: State, digit: int) -> Expr:
+        phase, place, before, digits, remainders = state
+        digits += self.counts_digits and digits <= MOST_DIGITS
+        left = []
+        if phase in (START, INTEGER):
+            after = ZERO if phase == START and digit == 0 else INTEGER
+            against = [
+                bound.after_whole(seen, place, digit) for bound, seen in zip(self.bounds, before, strict=True)
+            ]
+            for old, (step, _, _) in zip(remainders, self.multiples, strict=True):
+                left.append((10 * old + digit) % step)
+            place = 0 if against == [SETTLED, SETTLED] else place + 1
+        elif digits > MOST_DIGITS:
+            return EMPTY
+        else:
+            after = FRACTION
+            against = [
+                bound.after_fraction(seen, place, digit) for bound, seen in zip(self.bounds, before, strict=True)
+            ]
+            for old, (step, decimals, is_wanted) in zip(remainders, self.multiples, strict=True):
+                is_zero_behind = place >= decimals and digit == 0
+                new = old if is_zero_behind or old < 0 else (10 * old + digit) % step if place < decimals else -1
+                if new < 0 and is_wanted:
+                    return EMPTY
+                left.append(new)
+            place = min(place + 1, self._place_limit(against))
+        return EMPTY if _DEAD in against else self.node(State(after, place, tuple(against), digits, tuple(left)))
+
+    def _place_limit(self, against: list[int]) -> int:
+        """Beyond this many decimals one more zero changes nothing."""
+        limits = [self.max_decimals or 0, *(multiple.decimals for multiple in self.multiples)]
+        for bound, seen in zip(self.bounds, against, strict=True):
+            limits.append(0 if seen == SETTLED else len(bound.fraction))
+        return max(limits)
+
+    def _point(self, state: State) -> Expr:
+        if state.digits >= MOST_DIGITS:
+            return EMPTY
+        against = [
+            bound.after_point(seen, state.place) for bound, seen in zip(self.bounds, state.against, strict=True)
+        ]
+        return EMPTY if _DEAD in against else self.node(State(POINT, 0, tuple(against), *state[3:]))
+
+
+class Scientific(Form):
+    """Texts d.ddde±x with one digit other than 0 before the point; whole numbers only, if so asked, and then only
+    with as many decimals as the exponent shifts away. `exponents` gives the texts of a range of exponents.
+
+    Comparisons are of the significant digits; the digits counted are decimals.
+    """
+
+    def __init__(self, part: Range, exponents: Callable[[int, int], Expr], *, is_whole: bool) -> None:
+        super().__init__(part)
+        self.exponents = exponents
+        self.is_whole = is_whole
+        against = tuple(0 if bound.value else SETTLED for bound in self.bounds)
+        self.start = self.node(State(START, 0, against, 0, ()))
+
+    def accepts(self, state: State) -> bool:
+        return False
+
+    def is_dead(self, state: State) -> bool | None:
+        return None
+
+    def arcs(self, state: State) -> Arcs:
+        phase = state.phase
+        found: list[tuple[int, Expr]] = []
+        if phase != INTEGER:
+            first = 1 if phase == START else 0
+            found = [(1 << 0x30 + digit, self._digit(state, digit)) for digit in range(first, 10)]
+        if phase == INTEGER:
+            found.append((1 << 0x2E, self.node(state._replace(phase=POINT))))
+        if phase in (INTEGER, FRACTION):
+            found.append((1 << 0x45 | 1 << 0x65, self._exponent(state)))
+        return grouped(found)
+
+    def _digit(self, state: State, digit: int) -> Expr:
+        phase, place, before, decimals, _ = state
+        decimals += phase != START and self.is_whole
+        if decimals > _MOST_DECIMALS:
+            return EMPTY
+        against = tuple(
+            seen or compare(digit, bound.significant[place : place + 1])
+            for bound, seen in zip(self.bounds, before, strict=True)
+        )
+        lengths = [len(bound.significant) for bound, seen in zip(self.bounds, against, strict=True) if seen == 0]
+        after = INTEGER if phase == START else FRACTION
+        return self.node(State(after, min(place + 1, max(lengths, default=0)), against, decimals, ()))
+
+    def _exponent(self, state: State) -> Expr:
+        limits = [state.digits if self.is_whole else MIN_EXPONENT, MAX_EXPONENT]
+        for i, (bound, seen) in enumerate(zip(self.bounds, state.against, strict=True)):
+            if seen != SETTLED:
+                order = -1 if seen == 0 and state.place < len(bound.significant) else seen
+                beyond = 1 if bound.is_low else -1
+                limit = bound.exponent if bound.is_met(order) else bound.exponent + beyond
+                limits[i] = max(limits[i], limit) if bound.is_low else min(limits[i], limit)
+        return self.exponents(*limits)

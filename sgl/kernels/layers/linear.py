@@ -1,0 +1,169 @@
+"""Products with a layer's matrices, which may be kept in another form: in 8 bits, or packed for a CPU's products.
+
+In 8 bits a matrix is e4m3 values with a scale for every row. The rows that it is multiplied with are scaled and
+rounded to e4m3 alike, each by its largest number: in plain torch here; on a GPU a Triton twin rounds, and torch's
+product of 8-bit numbers multiplies.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+E4M3_MAX = 448.0
+# oneDNN keeps half a megabyte for each shape of matrix, number of rows and number of threads that it meets, so it
+# meets few numbers of rows: rounded up, where that costs little, and cut.
+_STEPS = (1, 2, 2, 2, 2, 4, 4, 8, 32, 64)  # what 1, 2, up to 4, up to 8, ... up to 512 rows are rounded up to
+_PARTS = (512,)  # rows that a product's parts have, but for the last: more at once are hardly faster
+_RARE_PARTS = (512, 64)  # with one thread of several, seldom taken for many rows: a fifth slower between these
+_HAS_THREADS = torch.get_num_threads() > 1
+MOST_PLAIN = 1 << 17  # numbers of a packed matrix that is also kept as it was
+_LEAST_SCALE = 1e-12  # of a row of zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """A matrix [n, k], a row being its e4m3 numbers times its scale."""
+
+    values: torch.Tensor  # float8_e4m3fn [n, k]
+    scales: torch.Tensor  # float32 [n, 1]
+
+    @staticmethod
+    def of(matrix: torch.Tensor) -> Fp8Matrix:
+        """The nearest to a matrix [n, k]."""
+        return Fp8Matrix(*quantize_rows(matrix))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """A matrix [n, k] in the blocks that oneDNN multiplies with. Without them a product of float32 puts its matrix in
+    order each time: on an EPYC (AVX-512) 32 rows take 2 to 2.5 times as long, a single one up to twice; but a single
+    row and a small matrix take oneDNN ten microseconds or more whatever their size."""
+
+    values: torch.Tensor  # opaque to all but `linear`
+    plain: torch.Tensor | None  # [n, k], where it is small, for single rows
+
+    @staticmethod
+    def can_hold(matrix: torch.Tensor) -> bool:
+        """Whether oneDNN multiplies with such matrices here."""
+        if matrix.is_cuda or platform.machine() not in ("x86_64", "AMD64") or not torch._C._has_mkldnn:
+            return False
+        is_bf16 = matrix.dtype == torch.bfloat16
+        return matrix.dtype == torch.float32 or (is_bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+    @staticmethod
+    def of(matrix: torch.Tensor) -> PackedMatrix:
+        """The same numbers as a matrix [n, k]."""
+        is_kept = matrix.dtype == torch.float32 and matrix.numel() <= MOST_PLAIN
+        return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(matrix, None), matrix if is_kept else None)
+
+
+Matrix = torch.Tensor | Fp8Matrix | PackedMatrix
+
+
+def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [T, k] times the matrix [n, k], plus the bias [n]: [T, n] in x's dtype."""
+    if isinstance(matrix, torch.Tensor):
+        return functional.linear(x, matrix, bias)
+    if isinstance(matrix, PackedMatrix):
+        if len(x) == 1 and matrix.plain is not None:
+            return functional.linear(x, matrix.plain, bias)
+        num_rows = len(x)
+        if num_rows > _RARE_PARTS[-1] and len(parts := _parts(num_rows)) > 1:
+            return torch.cat([linear(part, matrix, bias) for part in torch.split(x, parts)])
+        num_padding = _rounded(num_rows) - num_rows
+        padded = functional.pad(x, (0, 0, 0, num_padding)) if num_padding else x
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(padded, matrix.values, bias, "none", [], "")
+        return product[:num_rows]
+    values, scales = quantize_rows(x)
+    if x.is_cuda:
+        return torch._scaled_mm(
+            values,
+            matrix.values.t(),
+            scale_a=scales,
+            scale_b=matrix.scales.t(),
+            bias=bias,
+            out_dtype=x.dtype,
+        )
+    wide = functional.linear(values.float(), matrix.values.float()) * scales * matrix.scales.t()
+    return (wide if bias is None else wide + bias.float()).to(x.dtype)
+
+
+def _rounded(num_rows: int) -> int:
+    step = _STEPS[(num_rows - 1).bit_length()]
+    return -(-num_rows // step) * step
+
+
+def _parts(num_rows: int) -> list[int]:
+    """Rows of the parts that a product is made in."""
+    parts = []
+    for size in _RARE_PARTS if _HAS_THREADS and torch.get_num_threads() == 1 else _PARTS:
+        parts += [size] * (num_rows // size)
+        num_rows %= size
+    return [*parts, num_rows] if num_rows else parts
+
+
+def prepare(matrix: Matrix, bias: torch.Tensor | None, most_rows: int) -> None:
+    """Let oneDNN meet the products of up to most_rows with this number of threads: what it keeps, it keeps now."""
+    if isinstance(matrix, PackedMatrix):
+        _, width = matrix.values.shape
+        for num_rows in sorted({_rounded(its) for its in range(1, min(most_rows, _PARTS[0]) + 1)}):
+            linear(torch.zeros(num_rows, width, dtype=matrix.values.dtype), matrix, bias)
+
+
+def linear_add(
+    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
+) -> torch.Tensor | None:
+    """What is left to add to residual [T, n], in place, until `linear` has been: for `norm.add_rms_norm`.
+
+    On a GPU in 16 bits None, the product itself having added; or, of a step that is captured, since their kernel takes
+    longer to launch, float32 [parts, T, n] to be summed, where that is faster. Both round once, after the sum.
+    """
+    if x.is_cuda and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor):
+        if captured:
+            from sgl.kernels.layers import parts_triton
+
+            parts = parts_triton.linear_parts(x, matrix, bias, _num_processors(x.device))
+            if parts is not None:
+                return parts
+        if bias is None:
+            torch.addmm(residual, x, matrix.t(), out=residual)
+            return None
+    return linear(x, matrix, bias)
+
+
+def linear_overlapped(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """`linear` of a step that is captured, by a kernel that lets those behind it be set up while it runs, as torch's
+    does not; None where that one is faster."""
+    if not (launches_overlap(x.device) and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor)):
+        return None
+    from sgl.kernels.layers import parts_triton
+
+    return parts_triton.linear_whole(x, matrix, bias, _num_processors(x.device))
+
+
+def launches_overlap(device: torch.device) -> bool:
+    """Whether a kernel can be set up there while those ahead of it run."""
+    if device.type != "cuda":
+        return False
+    from sgl.kernels.layers import fused_triton
+
+    return bool(fused_triton.overlap(device)["overlaps"])
+
+
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of x [n, k] as float8_e4m3fn [n, k] and the scales that they are to be multiplied by, float32 [n, 1]."""
+    if x.is_cuda and x.is_contiguous():
+        from sgl.kernels.layers import fused_triton
+
+        return fused_triton.quantize_rows(x)
+    wide = x.float()
+    scales = (wide.abs().amax(-1, keepdim=True) / E4M3_MAX).clamp_(min=_LEAST_SCALE)
+    return (wide / scales).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scales

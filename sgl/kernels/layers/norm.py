@@ -1,0 +1,51 @@
+"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+
+The plain torch reference, equal to transformers' modules bit for bit; on a GPU rows go through Triton twins, on a CPU
+through compiled ones (cpu.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from sgl.kernels import cpu
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise the last dimension of x [..., n] to a root mean square of 1, then scale by weight.
+
+    weight: [n], or anything that broadcasts against x, such as [heads, n]. The mean is taken in float32, and x is
+    rounded to its dtype before it is scaled. Returns a new tensor of x's shape and dtype.
+    """
+    if x.is_cuda and weight.dim() == 1 and x.is_contiguous():
+        from sgl.kernels.layers import fused_triton
+
+        return fused_triton.rms_norm(x, weight, eps)
+    if weight.dim() == 1 and cpu.takes(x, weight):
+        return cpu.rms_norm(x, weight, eps)
+    if x.dtype == torch.float32:
+        width = x.shape[-1:]
+        if weight.dim() == 1:
+            return functional.rms_norm(x, width, weight, eps)
+        return functional.rms_norm(x, width, None, eps).mul_(weight)
+    wide = x.float()
+    scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return wide.mul_(scale).to(x.dtype).mul_(weight)
+
+
+def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add x to residual in place, and return the normalised sum; x, residual: [..., n], contiguous.
+
+    x may also be float32 [parts, ..., n], all of which are added, or None: `linear.linear_add` returns either.
+    """
+    if x is None:
+        return rms_norm(residual, weight, eps)
+    if x.is_cuda:
+        from sgl.kernels.layers import fused_triton
+
+        return fused_triton.add_rms_norm(x, residual, weight, eps)
+    if cpu.takes(x, residual, weight) and residual.is_contiguous():
+        return cpu.add_rms_norm(x, residual, weight, eps)
+    residual.add_(x if x.dim() == residual.dim() else x.sum(0))
+    return rms_norm(residual, weight, eps)

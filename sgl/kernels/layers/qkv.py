@@ -1,0 +1,48 @@
+"""What lies between a layer's qkv product and its attention: norm and rotation of heads, and the KV write.
+
+The plain torch reference is put together from norm.py, rope.py and kv.py; on a GPU one Triton kernel does it all, on a
+CPU a compiled one.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sgl.kernels import cpu
+from sgl.kernels.layers.kv import write_kv
+from sgl.kernels.layers.norm import rms_norm
+from sgl.kernels.layers.rope import apply_rotary
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    num_heads: int,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    norm: torch.Tensor | None,
+    eps: float,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Store the keys and values of T tokens in the cache, in place, and return their queries.
+
+    qkv: [T, num_heads + 2 * num_kv_heads, head_dim], queries first, then keys, then values; left as it is.
+    rotary: what `rope.rotary_rows` returned for the tokens. norm: [num_heads + num_kv_heads, head_dim], the weights
+    of a norm of each query and key head before its rotation, with eps; None: no norm.
+    key_cache, value_cache, slots: as for `kv.write_kv`. Returns [T, num_heads, head_dim]: `out`, where it is given.
+    """
+    if qkv.is_cuda:
+        from sgl.kernels.layers import fused_triton
+
+        return fused_triton.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
+    if cpu.takes(qkv, key_cache):
+        return cpu.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
+    num_rotated = num_heads + key_cache.shape[2]
+    rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
+    if norm is not None:
+        rotated = rms_norm(rotated, norm, eps)
+    rotated = apply_rotary(rotated, *rotary)
+    write_kv(rotated[:, num_heads:], value, key_cache, value_cache, slots)
+    query = rotated[:, :num_heads]
+    return query if out is None else out.copy_(query)

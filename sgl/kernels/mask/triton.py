@@ -1,0 +1,323 @@
+"""The Triton kernels behind `mask/ops.py`, which says what each promises.
+
+Imported only where a GPU or Triton's interpreter runs them: Triton is not installed elsewhere. An argument of a
+kernel that is a tensor outside is a pointer inside, which no type says.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sgl.kernels.mask import layout
+from sgl.kernels.mask.layout import GrammarTensors, Places, VocabularyTensors
+
+_APPLY_BLOCK = 4096
+_BASE_BLOCK = 1024
+_RESIDENT = 8448
+"""Programs of one warp that are started at most: 64 for each of 132 multiprocessors, twice what runs at a time."""
+_MAX_SHARE = 16
+"""Blocks of tokens that one program walks for one request at most."""
+
+DEAD = tl.constexpr(layout.DEAD)
+TARGET_MASK = tl.constexpr(layout.TARGET_MASK)
+PUSH_BIT = tl.constexpr(layout.PUSH_BIT)
+POP_BIT = tl.constexpr(layout.POP_BIT)
+OPERATION_SHIFT = tl.constexpr(layout.OPERATION_SHIFT)
+GATE_BIT = tl.constexpr(layout.GATE_BIT)
+MAX_OPEN = tl.constexpr(layout.MAX_OPEN)
+MAX_SAVED = tl.constexpr(layout.MAX_SAVED)
+ENDLESS = tl.constexpr(layout.ENDLESS)
+LEFT_BRACKET = tl.constexpr(0x5B)
+ADDRESSES = tl.constexpr(6)
+INFOS = tl.constexpr(8)
+
+
+def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torch.Tensor) -> None:
+    """See `mask.apply_token_mask_`."""
+    num_rows, vocab_size = logits.shape
+    grid = (triton.cdiv(vocab_size, _APPLY_BLOCK), num_rows)
+    _apply[grid](logits, masks, mask_rows, vocab_size, logits.stride(0), masks.stride(0), block=_APPLY_BLOCK)
+
+
+def find_masks_(
+    masks: torch.Tensor,
+    rows: torch.Tensor,
+    places: Places,
+    grammars: GrammarTensors,
+    vocabulary: VocabularyTensors,
+    *,
+    num_warps: int = 1,
+) -> None:
+    """See `mask.find_masks_`. num_warps is that of the walk."""
+    num_places, num_words = len(rows), masks.shape[1]
+    num_blocks = len(vocabulary.block_bytes)
+    share = max(1, min(_MAX_SHARE, num_places * num_blocks // _RESIDENT))
+    num_groups = triton.cdiv(num_blocks, share)
+    _begin[(triton.cdiv(num_words, _BASE_BLOCK), num_places)](
+        masks,
+        rows,
+        places,
+        grammars.addresses,
+        vocabulary,
+        num_words,
+        len(vocabulary.plain_masks) - 1,
+        block=_BASE_BLOCK,
+    )
+    _walk[(min(_RESIDENT, num_groups * num_places),)](
+        masks,
+        rows,
+        places,
+        grammars.addresses,
+        vocabulary,
+        len(vocabulary.lengths),
+        num_words,
+        num_blocks,
+        num_groups,
+        num_groups * num_places,
+        places.stacks.shape[1],
+        block=vocabulary.block,
+        has_stacks=grammars.has_stacks,
+        has_counters=grammars.has_counters,
+        num_warps=num_warps,
+    )
+
+
+@triton.jit
+def _apply(logits, masks, mask_rows, vocab_size, logits_stride, masks_stride, block: tl.constexpr):
+    row = tl.program_id(1)
+    mask_row = tl.load(mask_rows + row)
+    if mask_row >= 0:
+        tokens = tl.program_id(0) * block + tl.arange(0, block)
+        is_token = tokens < vocab_size
+        words = tl.load(masks + mask_row.to(tl.int64) * masks_stride + (tokens >> 5), mask=is_token, other=0)
+        at = logits + row.to(tl.int64) * logits_stride + tokens
+        nothing = tl.full([block], float("-inf"), tl.float32)
+        if tl.max((words != 0).to(tl.int32), 0) == 0:  # most blocks of most masks: whole vectors are stored
+            tl.store(at, nothing, mask=is_token)
+        else:
+            tl.store(at, nothing, mask=is_token & (((words >> (tokens & 31)) & 1) == 0))
+
+
+@triton.jit
+def _begin(masks, rows, places, addresses, vocabulary, num_words, most_chars, block: tl.constexpr):
+    """Begin each mask with what needs no walk."""
+    at = tl.program_id(1)
+    row = tl.load(rows + at)
+    state = tl.load(places.states + at)
+    infos = tl.load(addresses + tl.load(places.grammars + at) * ADDRESSES + 1).to(tl.pointer_type(tl.int32))
+    limit = tl.load(infos + state * INFOS + 6)
+    left = tl.minimum(tl.maximum(limit - tl.load(places.char_counts + at), 0), most_chars)
+    words = tl.program_id(0) * block + tl.arange(0, block)
+    is_word = words < num_words
+    base = tl.load(vocabulary.plain_masks + left * num_words + words, mask=is_word)
+    if tl.load(infos + state * INFOS + 7) > 0:
+        base |= tl.load(vocabulary.end_mask + words, mask=is_word)
+    tl.store(masks + row.to(tl.int64) * num_words + words, base, mask=is_word)
+
+
+@triton.jit(do_not_specialize=["num_groups", "num_items"])  # they vary from step to step
+def _walk(
+    masks,
+    rows,
+    places,
+    addresses,
+    vocabulary,
+    num_ranks,
+    num_words,
+    num_blocks,
+    num_groups,
+    num_items,
+    max_depth,
+    block: tl.constexpr,
+    has_stacks: tl.constexpr,
+    has_counters: tl.constexpr,
+):
+    """Walk every token, all lanes of a block together, and allow those that stay alive.
+
+    Places and groups of blocks are dealt out to the programs like cards, and blocks to groups, so that no program gets
+    all of the long ones.
+    """
+    item = tl.program_id(0)
+    while item < num_items:
+        at = item // num_groups
+        automaton = _automaton(addresses, tl.load(places.grammars + at))
+        mask = masks + tl.load(rows + at).to(tl.int64) * num_words
+        which = item % num_groups
+        while which < num_blocks:
+            _walk_block(
+                which,
+                mask,
+                at,
+                places,
+                automaton,
+                vocabulary,
+                num_ranks,
+                max_depth,
+                block,
+                has_stacks,
+                has_counters,
+            )
+            which += num_groups
+        item += tl.num_programs(0)
+
+
+@triton.jit
+def _automaton(addresses, grammar):
+    """Pointers to the tensors of a grammar, and the widths of two of them."""
+    address = addresses + grammar * ADDRESSES
+    return (
+        tl.load(address).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 1).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 2).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 3).to(tl.pointer_type(tl.int32)),
+        tl.load(address + 4).to(tl.int32),
+        tl.load(address + 5).to(tl.int32),
+    )
+
+
+@triton.jit
+def _lanes(state, chars, items):
+    """Readings that begin at a place: state; characters and items counted; the frames opened since (symbols by 16
+    bits, item counts by 8 but for that of the frame below the first), how many, how many of the place's own are
+    closed."""
+    none = state * 0
+    return state, chars + none, items + none, none.to(tl.int64), none, none, none, none
+
+
+@triton.jit
+def _walk_block(
+    which,
+    mask,
+    at,
+    places,
+    automaton,
+    vocabulary,
+    num_ranks,
+    max_depth,
+    block: tl.constexpr,
+    has_stacks: tl.constexpr,
+    has_counters: tl.constexpr,
+):
+    """Allow the tokens of one block that stay alive."""
+    entries, infos, _, classes, num_classes, _ = automaton
+    start, start_chars = tl.load(places.states + at), tl.load(places.char_counts + at)
+    left = tl.maximum(tl.load(infos + start * INFOS + 6) - start_chars, 0)
+    first = tl.load(vocabulary.block_bytes + which)
+    first_entry = tl.load(entries + start * num_classes + tl.load(classes + tl.maximum(first, 0)))
+    if (tl.load(vocabulary.block_reaches + which) > left) & ((first < 0) | (first_entry != DEAD)):
+        depth = tl.load(places.depths + at)
+        stack = places.stacks + at.to(tl.int64) * max_depth * 2
+        ranks = which * block + tl.arange(0, block)
+        length = tl.load(vocabulary.lengths + ranks)
+        is_walked = (length > 0) & (tl.load(vocabulary.reaches + ranks) > left)
+        lanes = _lanes(tl.where(is_walked, start, DEAD), start_chars, tl.load(places.item_counts + at))
+        run = tl.load(vocabulary.runs + ranks, mask=is_walked, other=0).to(tl.int32)
+        upcoming = tl.load(vocabulary.runs + num_ranks + ranks, mask=is_walked & (length > 1), other=0)
+        index = tl.zeros([block], tl.int32)
+        top = 0
+        while top >= 0:
+            state = lanes[0]
+            byte = run & 0xFF
+            repeats = run >> 8
+            is_active = (index < length) & (state >= 0)
+            column = tl.load(classes + byte, mask=is_active, other=0)
+            entry = tl.load(entries + state * num_classes + column, mask=is_active, other=DEAD)
+            top = tl.max(entry, 0)
+            # A byte that leaves everything as it is does so however often it comes.
+            skipped = tl.where(entry == state, repeats, 0)
+            if has_stacks or has_counters:
+                if top <= TARGET_MASK:  # nothing but steps to other states, as almost always
+                    lanes = _stepped(lanes, tl.where(is_active, entry, state), 0)
+                else:
+                    lanes, room = _follow(
+                        entry, byte, is_active, lanes, automaton, stack, depth, has_stacks, has_counters
+                    )
+                    if has_counters:
+                        counted = tl.minimum(repeats, room)
+                        lanes = _stepped(lanes, lanes[0], counted)
+                        skipped = tl.maximum(skipped, counted)
+            else:
+                lanes = _stepped(lanes, tl.where(is_active, entry, state), 0)
+            is_through = is_active & (repeats == skipped)
+            index += is_through.to(tl.int32)
+            run = tl.where(is_through, upcoming.to(tl.int32), run - 256 * (skipped + 1))
+            has_next = is_through & (index + 1 < length)
+            upcoming = tl.load(vocabulary.runs + (index + 1) * num_ranks + ranks, mask=has_next, other=upcoming)
+        state = lanes[0]
+        tokens = tl.load(vocabulary.token_ids + ranks, mask=state >= 0, other=0)
+        tl.atomic_or(mask + (tokens >> 5), 1 << (tokens & 31), mask=state >= 0, sem="relaxed")
+
+
+@triton.jit
+def _stepped(lanes, state, more_chars):
+    """The lanes in other states, with more characters counted."""
+    _, chars, items, open_symbols, open_items, outer_items, num_open, num_closed = lanes
+    return state, chars + more_chars, items, open_symbols, open_items, outer_items, num_open, num_closed
+
+
+@triton.jit
+def _follow(
+    entry,
+    byte,
+    is_active,
+    lanes,
+    automaton,
+    stack,
+    depth,
+    has_stacks: tl.constexpr,
+    has_counters: tl.constexpr,
+):
+    """Where the entries of a byte lead the active lanes, as `mask_layout` says; and how many characters more of the
+    same byte would do nothing but count. Reads the request's stack for pops of its own frames; never writes it.
+    """
+    _, infos, returns, _, _, num_results = automaton
+    state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed = lanes
+    room = entry * 0
+    following = tl.where(entry < 0, entry, entry & (TARGET_MASK | GATE_BIT))
+    if has_stacks:
+        is_push = (entry >= 0) & ((entry & PUSH_BIT) != 0)
+        is_pop = (entry >= 0) & ((entry & POP_BIT) != 0)
+        is_own = is_pop & (num_open > 0)
+        is_under = is_pop & (num_open == 0)
+        num_closed += is_under.to(tl.int32)
+        frame = stack + (depth - num_closed) * 2
+        has_frame = is_under & (num_closed <= depth)
+        symbol = tl.load(frame, mask=has_frame, other=0)
+        symbol = tl.where(is_own, (open_symbols & 0xFFFF).to(tl.int32), symbol)
+        behind = returns + symbol * num_results + (entry & TARGET_MASK)
+        following = tl.where(is_pop, tl.load(behind, mask=is_own | has_frame, other=DEAD), following)
+        following = tl.where(is_push & (num_open == MAX_OPEN), DEAD, following)
+        pushed = tl.load(infos + state * INFOS + 4 + (byte == LEFT_BRACKET).to(tl.int32), mask=is_push, other=0)
+        if has_counters:
+            is_inner = is_push & (num_open > 0)
+            following = tl.where(is_inner & (items > MAX_SAVED), DEAD, following)
+            outer_items = tl.where(is_push & (num_open == 0), items, outer_items)
+            inner_items = tl.where(num_open > 1, open_items & 0xFF, outer_items)
+            under_items = tl.load(frame + 1, mask=has_frame, other=0)
+            open_items = tl.where(is_inner, (open_items << 8) | items, open_items)
+            open_items = tl.where(is_own & (num_open > 1), open_items >> 8, open_items)
+            items = tl.where(is_push, 0, tl.where(is_own, inner_items, tl.where(is_under, under_items, items)))
+        open_symbols = tl.where(is_push, (open_symbols << 16) | pushed.to(tl.int64), open_symbols)
+        open_symbols = tl.where(is_own, open_symbols >> 16, open_symbols)
+        num_open += is_push.to(tl.int32) - is_own.to(tl.int32)
+    if has_counters:
+        operation = tl.where(entry < 0, 0, (entry >> OPERATION_SHIFT) & 7)
+        chars = tl.where((operation & 2) > 0, 0, chars) + (operation & 1)
+        items += operation >> 2
+        is_gate = is_active & (following >= 0) & ((following & GATE_BIT) != 0)
+        while tl.max(is_gate.to(tl.int32), 0) > 0:
+            info = infos + (following & TARGET_MASK) * INFOS
+            limit = tl.load(info, mask=is_gate, other=0)
+            counts_chars = tl.load(info + 1, mask=is_gate, other=0) == 0
+            is_at = tl.where(counts_chars, chars, items) >= limit
+            opened = tl.load(info + 2 + is_at.to(tl.int32), mask=is_gate, other=DEAD)
+            only_counts = is_gate & (operation == 1) & (opened == state)
+            room = tl.where(only_counts & (is_at == 0), limit - 1 - chars, room)
+            following = tl.where(is_gate, opened, following)
+            is_gate = is_gate & (following >= 0) & ((following & GATE_BIT) != 0)
+    state = tl.where(is_active, following, state)
+    return (state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed), room

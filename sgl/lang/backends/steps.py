@@ -1,0 +1,316 @@
+"""Executes programs node by node, for backends that only know single calls.
+
+`TextBackend` is the base of such backends: generate, stream, score. `StepSession` interprets segments for them on
+the io thread, as `sgl.lang.ir.interpreter` says. State is text: prompts are sent whole, and what they share is
+left to the server's cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
+
+from sgl.errors import BackendError, InvalidRequest, RequestTimeout
+from sgl.lang.backends.base import Backend, Session
+from sgl.lang.ir import interpreter as nodes
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import ChatTemplate, as_template
+from sgl.lang.ir.choices import Scores, method_named
+from sgl.lang.ir.interpreter import Interpreter, Piece, Steps, Turns
+
+T = TypeVar("T")
+TURN_TRIES = 3  # for a chat model to write a turn as the program has begun it
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What a gen continues: the whole text, the same as closed turns plus the text of the open turn, and the same
+    as pieces, each with whether a template wrote it (only those may hold control tokens)."""
+
+    text: str
+    pieces: list[tuple[str, bool]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    role: str | None = None
+    turn: str = ""
+    images: list[ir.Media] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class GenParams:
+    """One gen, resolved. `sampling` has every key of `sgl.lang.ir.sampling.PARAMS`; `seeds` has one entry per sample;
+    `constraint` is (kind, value), dtype included."""
+
+    sampling: dict[str, Any]
+    seeds: list[int]
+    node: ir.Gen
+    constraint: tuple[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """A sample's text, without the stop that ended it, and its meta info (`completion_tokens`, `finish_reason` …).
+    While streaming: the next piece of the text, and the meta info that came with it."""
+
+    text: str
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+class TextBackend(Backend):
+    """A backend of single calls, all awaited on the io thread. `constraints`: the kinds it enforces itself;
+    `checks_dtypes`: where it cannot, a gen with a dtype takes the beginning of its text that fits, or fails;
+    `writes_whole_turns`: it cannot go on with a turn that the program has begun."""
+
+    chat_template: ChatTemplate | str | None = None
+    constraints: ClassVar[frozenset[str]] = frozenset()
+    checks_dtypes: ClassVar[bool] = False
+    writes_whole_turns: bool = False
+
+    @abstractmethod
+    async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
+        """n samples of a continuation of the prompt, in order."""
+
+    async def stream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
+        """The pieces of one sample as they come. Here: the whole sample as one piece."""
+        for completion in await self.generate(prompt, params):
+            yield completion
+
+    async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
+        """The log-probabilities of each choice's tokens after the prompt; with `unconditional`, also without it."""
+        raise BackendError(f"{type(self).__name__} cannot score choices, which select needs")
+
+    async def choose(self, prompt: Prompt, node: ir.Select) -> Completion:
+        """The choice that the node's method prefers."""
+        method = method_named(node.method)
+        scores = await self.score(prompt, node.choices, unconditional=method.requires_unconditional_logprobs)
+        decision = method(node.choices, scores)
+        return Completion(decision.decision, decision.meta_info)
+
+    def open(self, program: ir.Program, sink: ir.Sink) -> Session:
+        return StepSession(self, program, sink)
+
+
+class _Stream(nodes.Stream):
+    """A stream as its whole text, and as turns."""
+
+    def __init__(self, stream_id: int, path: str, parent: _Stream | None) -> None:
+        super().__init__(stream_id, path, parent)
+        self._text: str = parent.text if parent else ""
+        self._added: list[str] = []  # to it, since somebody asked: to add each alone would copy all before it
+        self.length: int = len(self._text)
+        self.pieces: list[Piece] = list(parent.pieces) if parent else []  # of the whole text
+        self.messages: list[dict[str, Any]] = list(parent.messages) if parent else []
+        self.turn_start: int = parent.turn_start if parent else 0
+        self.images: list[ir.Media] = list(parent.images) if parent else []  # of the open turn
+        self.tool_calls: list[Any] | None = None
+        self.speculated = ""
+
+    def append(self, text: str, *, is_template: bool = False) -> None:
+        super().append(text, is_template=is_template)
+        if text:
+            foreseen = self.speculated.startswith(text)
+            self.speculated = self.speculated[len(text) :] if foreseen else ""
+            self._added.append(text)
+            self.length += len(text)
+            self.pieces.append((text, is_template))
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if self._added:
+            self._text += "".join(self._added)
+            self._added.clear()
+        return self._text
+
+    def begin_turn(self, role: str) -> None:
+        super().begin_turn(role)
+        self.turn_start, self.images = self.length, []
+
+    def end_turn(self) -> dict[str, Any]:
+        message = super().end_turn() | {"content": self.text[self.turn_start :].lstrip()}
+        message |= {"images": self.images} if self.images else {}
+        message |= {"tool_calls": self.tool_calls} if self.tool_calls else {}
+        self.images, self.tool_calls, self.speculated = [], None, ""
+        return message
+
+    def add_turn(self, message: dict[str, Any]) -> None:
+        super().add_turn(message)
+        self.messages.append(message)
+
+    def prompt(self) -> Prompt:
+        turn = self.text[self.turn_start :]
+        return Prompt(self.text, self.pieces, self.messages, self.role, turn, self.images)
+
+
+class _Turns(Turns[_Stream]):
+    """The turns of a program on the io thread."""
+
+    def __init__(self, sink: ir.Sink) -> None:
+        super().__init__(sink)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self) -> None:
+        """Resume all streams that may go on; the program ends with the last one."""
+        while self._ready and not self._is_over:
+            self._resume(self._ready.popleft())
+        if self.is_final and not self._undrained and not self._is_over:
+            self.emit(ir.Done())
+            self._is_over = True
+
+    def wait(self, stream: _Stream, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Steps[T]:
+        """Wait for work of the event loop."""
+
+        def come_back(task: asyncio.Task[T]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # nobody asks for it where the program is over
+            self.wake(stream)
+            self.run()
+
+        async def guarded() -> T:
+            try:
+                return await work(*args)
+            except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+                if self._is_over:
+                    raise
+                # of the backend's own code: it would end the loop that all programs share, or go unseen
+                raise BackendError(f"the backend raised {type(error).__name__}: {error}") from error
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(come_back)
+        while not task.done():
+            yield
+        return task.result()
+
+    def cancel(self) -> None:
+        """End the program; nothing more is said of it."""
+        self._is_over = True
+        for task in self._tasks:
+            task.cancel()
+
+
+class StepSession(Interpreter[_Stream], Session):
+    """A program on a `TextBackend`. `requests` counts the calls made to it."""
+
+    def __init__(self, backend: TextBackend, program: ir.Program, sink: ir.Sink) -> None:
+        template = program.chat_template or backend.chat_template
+        self._io_turns = _Turns(sink)
+        super().__init__(program, as_template(template) if template is not None else None, self._io_turns)
+        self.requests = 0
+        self._backend = backend
+
+    def send(self, segment: ir.Segment) -> None:
+        self._receive(segment)
+        self._io_turns.run()
+
+    def cancel(self) -> None:
+        self._io_turns.cancel()
+
+    def _new_stream(self, stream_id: int, path: str, parent: _Stream | None) -> _Stream:
+        return _Stream(stream_id, path, parent)
+
+    def _copied_by_branch(self, stream: _Stream) -> int:
+        return super()._copied_by_branch(stream) + stream.length + 8 * (len(stream.pieces) + len(stream.messages))
+
+    def _media(self, stream: _Stream, node: ir.Media) -> None:
+        stream.images.append(node)
+        self._write(stream, self._template.image_token if self._template else "", is_template=True)
+
+    def _gen(self, stream: _Stream, node: ir.Gen) -> Steps[None]:
+        constraint = ir.constraint_of(node)
+        dtype = None  # to be checked here
+        if constraint and constraint[0] not in self._backend.constraints:
+            dtype = node.dtype if self._backend.checks_dtypes else None
+            if dtype is None:
+                name = type(self._backend).__name__
+                raise InvalidRequest(f"{name} cannot enforce a {constraint[0]} constraint", param=constraint[0])
+            constraint = None
+        path = ir.node_path(stream.path, stream.position)
+        stops = self._template.stops if self._template and stream.role else ()
+        sampling, seeds = ir.resolve(self._program, node, path, stops)
+        params = GenParams(sampling, seeds, node, constraint)
+        can_stream = dtype is None and sampling["n"] == 1
+        completions = yield from self._io_turns.wait(stream, self._in_time, stream, node, params, can_stream)
+        texts = [_fitting(completion.text, dtype) if dtype else completion.text for completion in completions]
+        value, meta = self._outcome(node, texts, [completion.meta for completion in completions])
+        text = value if isinstance(value, str) else value[0]
+        stream.tool_calls = meta.get("tool_calls")
+        self._append(stream, text)
+        self._done(stream, text, value, meta)
+
+    async def _in_time(
+        self, stream: _Stream, node: ir.Gen, params: GenParams, can_stream: bool
+    ) -> list[Completion]:
+        seconds = params.sampling["timeout"]
+        try:
+            return await asyncio.wait_for(self._complete(stream, node, params, can_stream), seconds)
+        except TimeoutError as error:
+            if seconds is None:
+                raise
+            raise RequestTimeout(f"not finished within {seconds:g} s", seconds=seconds) from error
+
+    async def _complete(
+        self, stream: _Stream, node: ir.Gen, params: GenParams, can_stream: bool
+    ) -> list[Completion]:
+        is_plain = params.constraint is None and not node.tools and params.sampling["n"] == 1
+        if self._program.speculate_tokens and is_plain:
+            return [await self._speculate(stream, params)]
+        self.requests += 1
+        prompt = stream.prompt()
+        if not (self._program.stream and can_stream):
+            completions = await self._backend.generate(prompt, params)
+            if len(completions) != params.sampling["n"]:
+                raise BackendError(f"asked for {params.sampling['n']} samples, got {len(completions)}")
+            return completions
+        whole = Completion("")
+        tell = self._told(stream, node)
+        async for piece in self._backend.stream(prompt, params):
+            whole.text += piece.text
+            whole.meta = {**whole.meta, **piece.meta}
+            tell(piece.text, piece.meta)
+        return [whole]
+
+    async def _speculate(self, stream: _Stream, params: GenParams) -> Completion:
+        """Take the gen from text that an earlier, longer call foresaw, or make such a call."""
+        stops, limit = params.sampling["stop"], params.sampling["max_tokens"]
+        meta: dict[str, Any] = {"completion_tokens": 0}  # what an earlier call foresaw, that call has paid for
+        if not stream.speculated:
+            stream.speculated, meta = await self._foresee(stream, params)
+        ends = [at for stop in stops if (at := stream.speculated.find(stop)) >= 0]
+        text = stream.speculated[: min(ends)] if ends else stream.speculated if stops else stream.speculated[:limit]
+        return Completion(text, {**meta, "finish_reason": {"type": "stop"}, "speculated": True})
+
+    async def _foresee(self, stream: _Stream, params: GenParams) -> tuple[str, dict[str, Any]]:
+        """What may follow the stream's text. Where only whole turns are written, one that begins as this one has."""
+        num_tokens = max(params.sampling["max_tokens"], self._program.speculate_tokens or 0)
+        longer = dict(params.sampling, stop=[], max_tokens=num_tokens)
+        prompt = stream.prompt()
+        begun = prompt.turn.lstrip() if self._backend.writes_whole_turns else ""
+        if begun:
+            prompt = replace(prompt, text=prompt.text.removesuffix(prompt.turn), turn="")
+        for attempt in range(TURN_TRIES if begun else 1):
+            self.requests += 1
+            seeds = [seed + attempt for seed in params.seeds]
+            [ahead] = await self._backend.generate(prompt, GenParams(longer, seeds, params.node))
+            if not begun:
+                return ahead.text, ahead.meta
+            if ahead.text.lstrip().startswith(begun):
+                return ahead.text.lstrip().removeprefix(begun), ahead.meta
+        raise BackendError(f"in {TURN_TRIES} tries the model wrote no turn that begins with {begun!r}")
+
+    def _select(self, stream: _Stream, node: ir.Select) -> Steps[None]:
+        self.requests += 1
+        chosen = yield from self._io_turns.wait(stream, self._backend.choose, stream.prompt(), node)
+        self._write(stream, chosen.text, chosen.meta)
+
+
+def _fitting(text: str, dtype: str) -> str:
+    """The longest beginning of a text that is of that dtype. Raises if there is none."""
+    match = re.match(ir.DTYPE_REGEX[dtype], text.lstrip())
+    if match is None:
+        raise BackendError(f"the model wrote {text!r}, which is no {dtype}")
+    return match.group()

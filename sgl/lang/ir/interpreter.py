@@ -1,0 +1,432 @@
+"""What the nodes of a program mean, whoever executes them.
+
+A stream's nodes are executed in order by a generator that yields where it has to wait: for a generation, for another
+stream, for the client. `Interpreter` makes these generators and `Turns` resumes them; gens, selects and media are left
+to those who derive from them: `sgl.lang.backends.steps` for backends of single calls, `sgl.runtime.program` for an
+engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from sgl.errors import BackendError, InvalidRequest, ProgramError, QueueFull, SglError
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.chat import ChatTemplate
+from sgl.lang.ir.reasoning import ReasoningSplitter, split_reasoning
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Stream")
+Piece: TypeAlias = tuple[str, bool]  # text, and whether a chat template wrote it
+Steps: TypeAlias = Generator[None, None, T]
+"""Work of a stream; yields where it has to wait, and looks again whenever it is resumed."""
+
+
+class StreamFailedError(Exception):
+    """The stream cannot go on, and whoever caused it has been told."""
+
+
+class Stream:
+    """One append-only text under execution. A branch starts as its parent stands."""
+
+    def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
+        self.id = stream_id
+        self.path = path
+        self.parent = parent
+        self.queue: deque[ir.Node] = deque()
+        self.steps: Steps[None] | None = None
+        self.is_ready = False  # to be resumed
+        self.is_closed = False  # joined: no node follows
+        self.is_drained = False  # nothing is left to do
+        self.is_failed = False
+        self.position = 0
+        self.written: list[Piece] = []  # since the fork
+        self.num_written = 0  # characters of it
+        self.scopes: list[tuple[int, int]] = []  # where in `written` the open scopes begin, and after how many
+        self.roles: tuple[str, ...] = () if parent is None else parent.roles  # of the closed turns
+        self.role: str | None = None if parent is None else parent.role  # of the open one
+
+    def append(self, text: str, *, is_template: bool = False) -> None:
+        """Add text."""
+        if text:
+            self.written.append((text, is_template))
+            self.num_written += len(text)
+
+    def text_since(self, start: int) -> str:
+        """What was written from entry `start` of `written` on."""
+        return "".join(text for text, _ in self.written[start:])
+
+    def begin_turn(self, role: str) -> None:
+        """What is appended from here on is in a turn of that role."""
+        self.role = role
+
+    def end_turn(self) -> dict[str, Any]:
+        """Close the open turn; returns it as a message."""
+        message, self.role = {"role": self.role}, None
+        return message
+
+    def add_turn(self, message: dict[str, Any]) -> None:
+        """Take in a closed turn."""
+        self.roles += (message["role"],)
+
+
+class Turns(Generic[S]):
+    """Which streams of a program wait, and which may go on."""
+
+    def __init__(self, sink: ir.Sink) -> None:
+        self.is_final = False  # the client sends nothing more
+        self._sink = sink
+        self._is_over = False
+        self._ready: deque[S] = deque()
+        self._undrained: set[S] = set()
+
+    def emit(self, event: ir.Event) -> None:
+        """Tell the client."""
+        if not self._is_over:
+            self._sink(event)
+
+    def add(self, stream: S, steps: Steps[None]) -> None:
+        """Do a stream's work from now on."""
+        self._undrained.add(stream)
+        stream.steps = steps
+        self.wake(stream)
+
+    def wake(self, stream: S) -> None:
+        """Resume a stream in this turn: what it waits for may have come."""
+        if not stream.is_ready and stream in self._undrained:
+            stream.is_ready = True
+            self._ready.append(stream)
+
+    def _resume(self, stream: S) -> None:
+        assert stream.steps is not None, "it has been added"
+        stream.is_ready = False
+        try:
+            next(stream.steps)
+            return
+        except StopIteration:
+            pass
+        except StreamFailedError:
+            stream.is_failed = True
+        except Exception as error:
+            stream.is_failed = True
+            self.emit(ir.NodeFailed(stream.id, stream.position, self._known(error)))
+        self._drained(stream)
+
+    def _drained(self, stream: S) -> None:
+        """A stream has nothing left to do."""
+        stream.is_drained = True
+        self._undrained.discard(stream)
+        if stream.parent is not None:
+            self.wake(stream.parent)  # type: ignore[arg-type]  # it is of the same class
+
+    def _known(self, error: Exception) -> SglError:
+        """The error, as one that a client knows."""
+        return as_known(error)
+
+
+def as_known(error: Exception) -> SglError:
+    """The error, as one of ours: what else goes wrong is the backend's."""
+    if isinstance(error, SglError):
+        return error
+    wrapped = BackendError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+class Held:
+    """What a program holds: the characters of its streams and of its nodes' values. Whatever makes more of them is
+    charged before it makes them: a few nested scopes and references could ask for any amount of memory."""
+
+    def __init__(self, together: HeldTogether | None = None) -> None:
+        """together: of all programs of an executor."""
+        self._counts = {"characters": 0, "copied characters": 0, "tokens": 0}
+        self._together = together
+
+    def charge(self, number: int, what: str = "characters") -> None:
+        """Count what is about to be made. Raises InvalidRequest, and counts nothing, where that is too much, and
+        QueueFull where it is too much beside other programs."""
+        total = self._counts[what] + number
+        if total > _MOST_HELD[what]:
+            message = f"{number} more {what} make {total} in this program, and the limit is {_MOST_HELD[what]}"
+            raise InvalidRequest(message, param=what)
+        if self._together is not None:
+            self._together.charge(number, what)
+        self._counts[what] = total
+
+    def release(self) -> None:
+        """The program has ended. Idempotent."""
+        together, self._together = self._together, None
+        if together is not None:
+            for what, number in self._counts.items():
+                together.charge(-number, what)
+
+
+class HeldTogether:
+    """What the programs of one executor hold, all of them. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(_MOST_TOGETHER, 0)
+
+    def charge(self, number: int, what: str) -> None:
+        """Count what is about to be made, or is given back. Raises QueueFull, and counts nothing, where that is too
+        much."""
+        limit = _MOST_TOGETHER.get(what)
+        if limit is None:
+            return
+        if number > 0 and self._counts[what] + number > limit:
+            message = (
+                f"the programs that are open hold {limit} {what} together, and there is no room for {number} more"
+            )
+            raise QueueFull(f"{message}; try again later", limit=limit)
+        self._counts[what] += number
+
+
+_MOST_HELD = {
+    "characters": ir.MAX_HELD_CHARACTERS,
+    "copied characters": ir.MAX_COPIED_CHARACTERS,
+    "tokens": ir.MAX_HELD_TOKENS,
+}
+_MOST_TOGETHER = {"characters": ir.MAX_CHARACTERS_TOGETHER, "tokens": ir.MAX_TOKENS_TOGETHER}
+_ENTRY = 8  # what an entry of a list counts as, in characters
+
+
+class Interpreter(ABC, Generic[S]):
+    """Takes the segments of one program, which have been checked, and answers with the events of `ir`."""
+
+    def __init__(
+        self, program: ir.Program, template: ChatTemplate | None, turns: Turns[S], held: Held | None = None
+    ) -> None:
+        self._program = program
+        self._held = held or Held()
+        self._template = template
+        self._turns = turns
+        self._streams: dict[int, S] = {}
+        self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams whose fork has not been executed yet
+        self._values: dict[tuple[int, int], str] = {}  # texts of nodes, for those that refer to them
+        self._awaited: dict[int, dict[int, list[S]]] = {}  # who waits for which nodes of a stream
+        self._answers: dict[tuple[int, int], tuple[ir.Turn, ...]] = {}  # to tool_results nodes
+
+    @abstractmethod
+    def _new_stream(self, stream_id: int, path: str, parent: S | None) -> S:
+        """A stream, of the kind that is executed here."""
+
+    @abstractmethod
+    def _gen(self, stream: S, node: ir.Gen) -> Steps[None]: ...
+
+    @abstractmethod
+    def _select(self, stream: S, node: ir.Select) -> Steps[None]: ...
+
+    @abstractmethod
+    def _media(self, stream: S, node: ir.Media) -> None: ...
+
+    def _receive(self, segment: ir.Segment) -> None:
+        if not self._streams:
+            self._add(self._new_stream(0, "", None))
+        for stream_id, node in segment.nodes:
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                self._early.setdefault(stream_id, deque()).append(node)
+            else:
+                stream.queue.append(node)
+                self._turns.wake(stream)
+                if stream.is_failed:
+                    self._fail_dependents(stream)
+        for stream_id, index, turns in segment.answers:
+            self._answers[stream_id, index] = turns
+            if stream_id in self._streams:
+                self._turns.wake(self._streams[stream_id])
+        if segment.final:
+            self._turns.is_final = True
+            for stream in self._streams.values():
+                self._turns.wake(stream)
+
+    def _add(self, stream: S) -> None:
+        self._streams[stream.id] = stream
+        stream.queue.extend(self._early.pop(stream.id, ()))
+        self._turns.add(stream, self._steps(stream))
+
+    def _steps(self, stream: S) -> Steps[None]:
+        """Execute the stream's nodes until it is closed or the program ends."""
+        try:
+            while True:
+                while stream.queue:
+                    yield from self._execute(stream, stream.queue.popleft())
+                    stream.position += 1
+                if stream.is_closed or self._turns.is_final:
+                    return
+                yield
+        except Exception:
+            stream.is_failed = True
+            self._fail_dependents(stream)
+            raise
+
+    def _fail_dependents(self, stream: S) -> None:
+        """Let those who wait for a value of a failed stream look again; what it would have forked has failed too."""
+        failing = [stream]
+        while failing:
+            failed = failing.pop()
+            for waiting in self._awaited.pop(failed.id, {}).values():
+                for other in waiting:
+                    self._turns.wake(other)
+            while failed.queue:
+                node = failed.queue.popleft()
+                for child in node.children if isinstance(node, ir.Fork) else ():
+                    branch = self._streams[child] = self._new_stream(child, "", None)
+                    branch.is_failed = branch.is_drained = True
+                    branch.queue = self._early.pop(child, branch.queue)
+                    failing.append(branch)
+
+    def _execute(self, stream: S, node: ir.Node) -> Steps[None]:
+        match node:
+            case ir.Text():
+                self._append(stream, node.text)
+            case ir.Arg():
+                self._append(stream, self._program.args[node.name])
+            case ir.Gen():
+                yield from self._gen(stream, node)
+            case ir.Select():
+                yield from self._select(stream, node)
+            case ir.RoleBegin():
+                self._role_begin(stream, node.role)
+            case ir.RoleEnd():
+                self._role_end(stream, node.role)
+            case ir.Media():
+                self._media(stream, node)
+            case ir.Ref():
+                yield from self._ref(stream, node)
+            case ir.ScopeBegin():
+                stream.scopes.append((len(stream.written), stream.num_written))
+            case ir.ScopeEnd():
+                start, before = stream.scopes.pop()
+                self._held.charge(stream.num_written - before + _ENTRY * (len(stream.written) - start))
+                self._set_value(stream, stream.text_since(start))
+            case ir.SetVar():
+                pass
+            case ir.Fork():
+                self._held.charge(len(node.children) * len(stream.path))
+                self._held.charge(len(node.children) * self._copied_by_branch(stream), "copied characters")
+                for i, child in enumerate(node.children):
+                    path = ir.branch_path(stream.path, stream.position, i)
+                    self._add(self._new_stream(child, path, stream))
+            case ir.Join():
+                yield from self._join(stream, node)
+            case ir.ToolResults():
+                yield from self._tool_results(stream)
+            case _:
+                raise AssertionError(f"{node!r} was checked on arrival")
+
+    def _append(self, stream: S, text: str, *, is_template: bool = False) -> None:
+        """Add text to a stream. Raises InvalidRequest where the program would hold too much."""
+        self._held.charge(len(text))
+        stream.append(text, is_template=is_template)
+
+    def _copied_by_branch(self, stream: S) -> int:
+        """What a branch of the stream copies of it, in characters."""
+        return _ENTRY * len(stream.roles)
+
+    def _told(self, stream: S, node: ir.Gen) -> Callable[[str, dict[str, Any]], None]:
+        """Tells the client of each piece of a gen's text as it comes, and of what the backend said with it."""
+        splitter = ReasoningSplitter(node.reasoning) if node.reasoning is not None else None
+
+        def tell(piece: str, meta: dict[str, Any]) -> None:
+            reasoning, answer = splitter.feed(piece) if splitter is not None else ("", piece)
+            if reasoning:
+                self._turns.emit(ir.Delta(stream.id, stream.position, reasoning, meta, reasoning=True))
+            says_more = meta.get("finish_reason") or any(key.endswith("logprobs") for key in meta)
+            if answer or (says_more and not reasoning):  # nor is that lost where there is no text
+                self._turns.emit(ir.Delta(stream.id, stream.position, answer, meta))
+
+        return tell
+
+    def _outcome(self, node: ir.Gen, texts: list[str], metas: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+        """What a gen gives its variable, and its meta info, from its samples: a text without its reasoning, or
+        several."""
+        meta = dict(metas[0]) if len(metas) == 1 else {"samples": metas, **metas[0]}
+        if node.reasoning is not None:
+            split = [split_reasoning(text, node.reasoning) for text in texts]
+            texts, meta["reasoning_content"] = [answer for _, answer in split], split[0][0]
+        return texts[0] if len(texts) == 1 else texts, meta
+
+    def _done(self, stream: S, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
+        """Keep the text of the present node and tell the client."""
+        self._held.charge(len(text))
+        self._set_value(stream, text)
+        self._turns.emit(ir.NodeDone(stream.id, stream.position, text, value, meta))
+
+    def _write(
+        self, stream: S, text: str, meta: dict[str, Any] | None = None, *, is_template: bool = False
+    ) -> None:
+        """Append the text of the present node, which is all that it brings."""
+        self._append(stream, text, is_template=is_template)
+        self._done(stream, text, text, meta or {})
+
+    def _set_value(self, stream: S, text: str) -> None:
+        key = (stream.id, stream.position)
+        self._values[key] = text
+        for waiting in self._awaited.get(stream.id, {}).pop(stream.position, ()):
+            self._turns.wake(waiting)
+
+    def _role_begin(self, stream: S, role: str) -> None:
+        if self._template is None:
+            raise InvalidRequest("roles need a chat template and there is none: pass chat_template=")
+        begin = self._template.begin(stream.roles, role)
+        if begin.system is not None:
+            stream.add_turn({"role": "system", "content": begin.system})
+        self._write(stream, begin.text, {} if begin.system is None else {"system": begin.system}, is_template=True)
+        stream.begin_turn(role)
+
+    def _role_end(self, stream: S, role: str) -> None:
+        assert self._template is not None, "a turn is open"
+        message = stream.end_turn()
+        self._write(stream, self._template.end(stream.roles, role), is_template=True)
+        stream.add_turn(message)
+
+    def _ref(self, stream: S, node: ir.Ref) -> Steps[None]:
+        key = (node.stream, node.index)
+        while key not in self._values:
+            target = self._streams.get(node.stream)
+            if target is not None and target.is_failed:
+                raise ProgramError("the node it refers to failed")
+            self._awaited.setdefault(node.stream, {}).setdefault(node.index, []).append(stream)
+            yield
+        text = self._values[key]
+        self._held.charge(len(text) * len(node.functions), "copied characters")
+        self._write(stream, ir.apply_functions(text, node.functions))
+
+    def _join(self, stream: S, node: ir.Join) -> Steps[None]:
+        children = [self._streams[child] for child in node.children]
+        for child in children:
+            child.is_closed = True
+            self._turns.wake(child)
+        for child in children:  # one after the other: to look at all of them each time would take their square
+            while not child.is_drained:
+                yield
+        if any(child.is_failed for child in children):
+            raise StreamFailedError
+        if node.mode == "append":
+            self._held.charge(sum(child.num_written for child in children))
+            for text, is_template in [piece for child in children for piece in child.written]:
+                stream.append(text, is_template=is_template)
+
+    def _tool_results(self, stream: S) -> Steps[None]:
+        key = (stream.id, stream.position)
+        self._turns.emit(ir.Need(*key))
+        while key not in self._answers:
+            yield
+        start = len(stream.written)
+        messages = []
+        for turn in self._answers.pop(key):
+            if turn.role is None or self._template is None:
+                self._append(stream, turn.content)
+                continue
+            self._append(stream, self._template.begin(stream.roles, turn.role).text, is_template=True)
+            self._append(stream, turn.content)
+            self._append(stream, self._template.end(stream.roles, turn.role), is_template=True)
+            message = {"role": turn.role, "content": turn.content, "name": turn.name, "tool_call_id": turn.call_id}
+            messages.append({name: value for name, value in message.items() if value is not None})
+            stream.add_turn(messages[-1])
+        text = stream.text_since(start)
+        self._done(stream, text, text, {"messages": messages})

@@ -1,0 +1,177 @@
+"""What stands behind a recorded node: text that is known, a pending answer, or a value computed from answers.
+
+It knows events and who waits for them; it knows neither streams nor backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sgl.errors import ProgramError, ServerUnreachable
+from sgl.lang.aio import Watched
+from sgl.lang.ir import nodes as ir
+from sgl.lang.record.place import Place, place_text, with_place
+
+NO_META: dict[str, Any] = {}  # of pending cells; never written to
+
+
+@dataclass(slots=True, eq=False)
+class Failure:
+    """Why a node has no value: `what` failed, or, with None, the body itself raised `cause`. `is_seen`: somebody has
+    looked at it."""
+
+    what: str | None
+    cause: BaseException
+    node: str | None = None
+    variable: str | None = None
+    place: Place | None = None
+    is_seen: bool = False
+
+    def exception(self) -> BaseException:
+        """What an observer raises: an exception of its own, chained to the cause; a body's error as it is."""
+        self.is_seen = True
+        if self.what is None:
+            return self.cause
+        place = place_text(self.place)
+        error = ProgramError(with_place(self.text(), place), node=self.node, variable=self.variable)
+        error.place = place
+        if isinstance(self.cause, ServerUnreachable):
+            self.cause.__traceback__ = None  # of the client's own code; the message says all
+        error.__cause__ = self.cause
+        return error
+
+    def text(self) -> str:
+        """The exception's message; of a body's error, with its class."""
+        kind, message = type(self.cause).__name__, str(self.cause)
+        if self.what is None:
+            return f"{kind}: {message}" if message else kind
+        return f"{self.what} failed: {message or kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of streamed text, never an empty one, and what the backend says about it."""
+
+    text: str
+    meta: dict[str, Any]
+    is_reasoning: bool = False
+
+
+class Cell(Watched):
+    """The answer to one node: pending, then done with text and value or with a failure. Chunks may come before."""
+
+    __slots__ = ("_untold", "address", "chunks", "done", "failure", "meta", "text", "value")
+
+    def __init__(self, address: tuple[int, int] | None = None) -> None:
+        self._wakers = []
+        self.address = address  # of a node whose text a `Ref` may repeat
+        self.done = False
+        self.text = ""
+        self.value: Any = None
+        self.meta: dict[str, Any] = NO_META
+        self.failure: Failure | None = None
+        self.chunks: list[Chunk] = []
+        self._untold = NO_META  # what was said without text since the last chunk
+
+    def add(self, event: ir.Delta) -> None:
+        """Add a streamed piece. What is said without text is kept for the piece that comes next."""
+        if event.text:
+            self._add_chunk(event.text, event.meta or {}, event.reasoning)
+            self.wake()
+        else:
+            self._untold = _merged(self._untold, event.meta or {})
+
+    def _add_chunk(self, text: str, meta: dict[str, Any], is_reasoning: bool) -> None:
+        if self._untold:
+            meta, self._untold = _merged(self._untold, meta), NO_META
+        self.chunks.append(Chunk(text, meta, is_reasoning))
+
+    def resolve(self, event: ir.NodeDone) -> None:
+        """Take the answer; streamed pieces are completed to its text. What was said after the last of them, such as
+        why the text ended, is added to what that one says."""
+        self.text, self.value, self.meta = event.text, event.value, event.meta
+        if self.chunks:
+            self._add_rest(event.meta.get("reasoning_content", ""), is_reasoning=True)
+            self._add_rest(event.text, is_reasoning=False)
+            if self._untold:
+                last = self.chunks[-1]
+                last.meta.update(_merged(last.meta, self._untold))
+        self.done = True
+        self.wake()
+
+    def _add_rest(self, whole: str, *, is_reasoning: bool) -> None:
+        """What the streamed pieces lack of the final text."""
+        sent = sum(len(chunk.text) for chunk in self.chunks if chunk.is_reasoning is is_reasoning)
+        if len(whole) > sent:  # logprobs came with the pieces: whoever collects them must not get them twice
+            meta = {key: value for key, value in self.meta.items() if not key.endswith("logprobs")}
+            self._add_chunk(whole[sent:], meta, is_reasoning)
+
+    def fail(self, failure: Failure) -> None:
+        """Give up, unless the answer is there."""
+        if not self.done:
+            self.failure, self.done = failure, True
+            self.wake()
+
+    def is_done(self) -> bool:
+        """Whether there is an answer or a failure."""
+        return self.done
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A value that Python can compute once `cells` are done; `source` streams it, where that makes sense."""
+
+    cells: Sequence[Cell]
+    get: Callable[[], Any]
+    source: Cell | None = None
+    address: tuple[int, int] | None = None
+    items: Sequence[Any] | None = None  # the branches' values, of a list that a join made
+
+
+Part: TypeAlias = str | Cell | Lazy  # the text of one recorded node
+
+
+def gathered(values: list[Any]) -> Lazy:
+    """A list of values, some of which may still be pending."""
+    cells = [cell for value in values for cell in _value_cells(value)]
+    return Lazy(cells, lambda: [_current(value) for value in values], items=values)
+
+
+def _merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What two events say: the later one wins, and lists of log-probabilities follow one another."""
+    merged = {**before, **after}
+    for key, value in before.items():
+        if key.endswith("logprobs") and isinstance(value, list) and isinstance(after.get(key), list):
+            merged[key] = value + after[key]
+    return merged
+
+
+def has_news(cell: Cell, seen: int) -> bool:
+    """Whether there are more chunks than `seen`, or no more to come."""
+    return cell.done or len(cell.chunks) > seen
+
+
+def _value_cells(value: Any) -> Sequence[Cell]:
+    if isinstance(value, Cell):
+        return (value,)
+    return value.cells if isinstance(value, Lazy) else ()
+
+
+def _current(value: Any) -> Any:
+    if isinstance(value, Cell):
+        return value.value
+    return value.get() if isinstance(value, Lazy) else value
+
+
+def cells_of(parts: Iterable[Part]) -> list[Cell]:
+    """All answers that the parts depend on."""
+    return [cell for part in parts for cell in _value_cells(part)]
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """The text of parts whose answers are there; pending ones count as empty."""
+    return "".join(
+        [part if isinstance(part, str) else part.text if isinstance(part, Cell) else part.get() for part in parts]
+    )

@@ -1,0 +1,293 @@
+"""The expressions that programs append: gen, select, roles, images.
+
+Each function checks its arguments and returns an IR node; nothing runs and nothing of the caller's is changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from sgl.errors import InvalidRequest
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.choices import ChoicesSamplingMethod, method_named
+from sgl.lang.ir.reasoning import reasoning_format
+from sgl.lang.ir.sampling import PARAMS, check_regex, sampling_params
+from sgl.lang.typed.schema import json_constraint, typed
+from sgl.lang.typed.tools import Tool, call_schema, tools_of
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: text.strip() == "True",
+    "str": lambda text: text.strip()[1:-1],
+}
+_NOTHING = (None,) * 6
+
+
+class GenClient:
+    """What stays with the client: how to parse a gen's text, and the functions it may call."""
+
+    __slots__ = ("parse", "tools")
+
+    def __init__(self, parse: Callable[[str], Any] | None = None, tools: Sequence[Tool] = ()) -> None:
+        self.parse = parse
+        self.tools = tools
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    *,
+    schema: Any = None,
+    ebnf: str | None = None,
+    tools: Sequence[Callable[..., Any]] | None = None,
+    tool_choice: Literal["auto", "required"] = "auto",
+    seed: int | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float | None = None,
+    priority: int | None = None,
+    timeout: float | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> ir.Gen | ir.Select:
+    """Generate text into variable `name`. None inherits the run's value.
+
+    At most one of dtype, regex, json_schema, schema, ebnf and required tools constrains the text. `schema` takes a
+    type or a JSON Schema and lets `s.value(name)` return the object; `tools` takes functions, whose calls are run
+    and their results appended after the turn. `choices` makes it a `select`, to which sampling parameters mean
+    nothing. `timeout` is in seconds; `extra` goes
+    to the backend as it is. Raises `InvalidRequest` or `RegexSyntaxError` for what no backend could serve.
+    """
+    given = dict(locals())
+    if choices is not None:
+        _only(
+            choices=choices,
+            dtype=dtype,
+            regex=regex,
+            json_schema=json_schema,
+            schema=schema,
+            ebnf=ebnf,
+            tools=tools,
+        )
+        return select(name, choices, temperature, choices_method)
+    params = sampling_params(**{key: value for key, value in given.items() if value is not None and key in PARAMS})
+    if (dtype, regex, json_schema, schema, ebnf, tools) == _NOTHING:
+        return ir.Gen(name, params)
+    if dtype in (int, float, bool, str):
+        dtype = getattr(dtype, "__name__", dtype)
+    if not (dtype is None or dtype in tuple(_PARSERS)):
+        raise InvalidRequest(f"dtype must be int, float, bool or str, not {dtype!r}", param="dtype")
+    known_tools = tools_of(tools or ())
+    constraint, parse = _constraint(dtype, regex, json_schema, schema, ebnf, known_tools, tool_choice)
+    return ir.Gen(
+        name,
+        params,
+        constraint,
+        dtype,  # type: ignore[arg-type]  # one of the words by now
+        tools=tuple(tool.schema for tool in known_tools),
+        client=GenClient(parse, known_tools),
+    )
+
+
+def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> ir.Gen | ir.Select:
+    """A gen of dtype int; takes what `gen` takes."""
+    return gen(name, max_tokens, dtype=int, **params)
+
+
+def gen_string(name: str | None = None, max_tokens: int | None = None, **params: Any) -> ir.Gen | ir.Select:
+    """A gen of dtype str, a double-quoted string; takes what `gen` takes."""
+    return gen(name, max_tokens, dtype=str, **params)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float | None = 0.0,
+    choices_method: ChoicesSamplingMethod | str | None = None,
+) -> ir.Select:
+    """Append the choice that is likeliest under `choices_method`. A choice is made without chance: temperature
+    0."""
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        raise InvalidRequest(f"choices must be a list of strings, not {choices!r}", param="choices")
+    choices = tuple(choices)
+    if not choices or not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidRequest("choices must hold strings, at least one, and no empty one", param="choices")
+    if sampling_params(temperature=temperature).get("temperature", 0.0) > 1e-5:
+        raise InvalidRequest("select is deterministic: temperature must be 0", param="temperature")
+    return ir.Select(name, choices, method_named(choices_method).name)
+
+
+def system(expr: ir.Node | str | None = None) -> ir.Exprs:
+    """A whole system turn."""
+    return role_turn("system", expr)
+
+
+def user(expr: ir.Node | str | None = None) -> ir.Exprs:
+    """A whole user turn."""
+    return role_turn("user", expr)
+
+
+def assistant(expr: ir.Node | str | None = None) -> ir.Exprs:
+    """A whole assistant turn."""
+    return role_turn("assistant", expr)
+
+
+def role_turn(role: str, expr: ir.Node | str | None) -> ir.Exprs:
+    """The nodes of a whole turn."""
+    begin, end = ir.RoleBegin(role), ir.RoleEnd(role)
+    return begin + end if expr is None else begin + expr + end
+
+
+# Functions of no argument, for turns that are neither an expression nor a block.
+system_begin, system_end = partial(ir.RoleBegin, "system"), partial(ir.RoleEnd, "system")
+user_begin, user_end = partial(ir.RoleBegin, "user"), partial(ir.RoleEnd, "user")
+assistant_begin, assistant_end = partial(ir.RoleBegin, "assistant"), partial(ir.RoleEnd, "assistant")
+
+
+def image(expr: Any) -> ir.Media:
+    """An image: a path, bytes, a PIL image or a tensor (uint8 [height, width, channels], or float in 0..1 [channels,
+    height, width], of one or three channels)."""
+    return ir.Media("image", base64.b64encode(_image_bytes(expr)).decode())
+
+
+def video(path: str | Path, num_frames: int = 8) -> ir.Media:
+    """`num_frames` frames of a video, evenly spaced, as PNG images one after the other. Needs OpenCV."""
+    try:
+        import cv2  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise InvalidRequest("video() needs the package opencv-python", param="video") from error
+    capture = cv2.VideoCapture(str(path))
+    total = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+    if total <= 0:
+        raise InvalidRequest(f"no video can be read from {path}", param="path")
+    frames = []
+    for i in range(num_frames):
+        capture.set(cv2.CAP_PROP_POS_FRAMES, i * total // num_frames)
+        found, frame = capture.read()
+        if found:
+            frames.append(cv2.imencode(".png", frame)[1].tobytes())
+    return ir.Media("video", base64.b64encode(b"".join(frames)).decode())
+
+
+def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None = None) -> ir.Exprs:
+    """Split what the gens in `expr` write: variable and text keep the answer, `<name>_reasoning_content` has the
+    reasoning. `model_type` is one of `sgl.lang.ir.reasoning.FORMATS`."""
+    reasoning_format(model_type)
+    nodes = list(ir.flatten([expr])) if isinstance(expr, ir.Node) else []
+    if not any(isinstance(node, ir.Gen | ir.Select) and node.name for node in nodes):
+        raise InvalidRequest("separate_reasoning needs an expression with a named gen", param="expr")
+    return ir.Exprs(
+        tuple(replace(node, reasoning=model_type) if isinstance(node, ir.Gen) else node for node in nodes)
+    )
+
+
+def _constraint(
+    dtype: Any, regex: Any, json_schema: Any, schema: Any, ebnf: Any, tools: list[Tool], tool_choice: str
+) -> tuple[Mapping[str, Any] | None, Callable[[str], Any] | None]:
+    """The one constraint among several ways to state it, and the parser of what matches it."""
+    if tool_choice not in ("auto", "required"):
+        raise InvalidRequest(f"tool_choice must be 'auto' or 'required', not {tool_choice!r}", param="tool_choice")
+    given = {"regex": regex, "json_schema": json_schema, "schema": schema, "ebnf": ebnf, "dtype": dtype}
+    for name in ("regex", "ebnf"):
+        if not isinstance(given[name], str | None):
+            raise InvalidRequest(f"{name} must be a text, not {given[name]!r}", param=name)
+    stated = [key for key, value in given.items() if value is not None]
+    if dtype is not None and stated == ["regex", "dtype"]:
+        import warnings
+
+        warnings.warn("gen: dtype and regex given; dtype wins", stacklevel=3)
+        stated = ["dtype"]
+    if tools and tool_choice == "required":
+        stated.append("tools")
+    _only(**dict.fromkeys(stated, True))
+    match stated:
+        case ["dtype"]:
+            return None, _PARSERS[dtype]
+        case ["regex"]:
+            check_regex(regex)
+            return {"regex": regex}, None
+        case ["json_schema"]:
+            return json_constraint(json_schema), json.loads
+        case ["schema"]:
+            wanted = typed(schema)
+            return wanted.constraint, wanted.parse
+        case ["ebnf"]:
+            return {"ebnf": ebnf}, None
+        case ["tools"]:
+            return {"json": call_schema([tool.schema for tool in tools])}, None
+    return None, None
+
+
+def _only(**given: Any) -> None:
+    """At most one of several ways to constrain a text is not None."""
+    stated = [key for key, value in given.items() if value is not None]
+    if len(stated) > 1:
+        raise InvalidRequest(f"{' and '.join(stated)} exclude each other", param=stated[0])
+
+
+def _image_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str | Path):
+        try:
+            return Path(value).read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"no image can be read from {value}: {error.strerror}", param="image") from error
+    if hasattr(value, "cpu"):  # a torch tensor
+        pixels = (value.clamp(0, 1) * 255).round().byte().permute(1, 2, 0) if value.is_floating_point() else value
+        return _png(pixels.cpu().numpy())
+    if hasattr(value, "save"):  # a PIL image
+        buffer = io.BytesIO()
+        value.save(buffer, format="PNG")
+        return buffer.getvalue()
+    raise InvalidRequest(f"no image can be made of {type(value).__name__}", param="image")
+
+
+def _png(pixels: Any) -> bytes:
+    """uint8 [height, width, channels] as a PNG; one channel is grey, three are red, green and blue."""
+    if pixels.ndim != 3 or pixels.dtype != "uint8" or pixels.shape[2] not in (1, 3):
+        raise InvalidRequest(f"no image can be made of {pixels.dtype} of shape {pixels.shape}", param="image")
+    height, width, channels = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # each row begins with its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def parser_of(node: ir.Node) -> Callable[[str], Any]:
+    """How to make the object of a gen's text; the text itself without schema or dtype."""
+    client = getattr(node, "client", None)
+    return client.parse if client is not None and client.parse else str

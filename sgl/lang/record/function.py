@@ -1,0 +1,338 @@
+"""`@function`: a program, and the ways to run it.
+
+It splits a call into program arguments and options, executes the body exactly once around a `Run`, and hands out
+the state. Batches are in `batch.py`, dry runs (trace, explain, preview, compile) in `trace.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+import weakref
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar, overload
+
+from sgl.errors import InvalidRequest, nearest_name
+from sgl.lang.backends.base import Backend
+from sgl.lang.config import backend_of, global_config
+from sgl.lang.ir.sampling import PARAMS, RENAMED, sampling_params
+from sgl.lang.record import batch
+from sgl.lang.record.open_runs import Hold, together
+from sgl.lang.record.pool import BodyPool, on_own_thread
+from sgl.lang.record.run import Run, child_seed, current_run
+from sgl.lang.record.state import AsyncProgramState, ProgramState
+from sgl.lang.record.trace import CompiledProgram, Explanation, NestedCallError, Trace, TracedRun, explain
+
+T = TypeVar("T")
+
+SAMPLING_OPTIONS = PARAMS.keys() | RENAMED.keys()
+RUN_OPTIONS = frozenset({"backend", "stream", "use_thread", "chat_template", "sampling"})
+
+_body_pool = BodyPool(max_threads=1024)  # bodies of `def` programs that stream or that event loops run
+os.register_at_fork(after_in_child=_body_pool.reset)
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a program: what its body gets, and how it is run."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    sampling: dict[str, Any]
+
+
+class SglFunction:
+    """A program: a function of a state `s` and arguments, decorated with `@sgl.function`."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        num_api_spec_tokens: int | None = None,
+        bind_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.func = func
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.bind_arguments = dict(bind_arguments or {})
+        self.is_async = inspect.iscoroutinefunction(func)
+        self.__doc__, self.__name__ = func.__doc__, func.__name__
+        self.__module__, self.__wrapped__ = func.__module__, func
+        parameters = list(inspect.signature(func).parameters.values())
+        if not parameters or parameters[0].name != "s":
+            raise InvalidRequest(f"the first parameter of program {func.__name__!r} must be named s", param="s")
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        known = [parameter for parameter in parameters[1:] if parameter.kind in named]
+        self.arg_names = [parameter.name for parameter in known]
+        self.free = [parameter for parameter in known if parameter.name not in self.bind_arguments]
+        self._takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+    def __repr__(self) -> str:
+        return f"SglFunction({self.__name__})"
+
+    def bind(self, **kwargs: Any) -> SglFunction:
+        """The same program with some arguments given."""
+        for name in kwargs:
+            if name not in self.arg_names and not self._takes_any:
+                raise self._unknown(name)
+        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
+
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the body in this thread and return its state, before generation is done: reading waits.
+
+        Keywords are the program's arguments first; the others are options: `backend`, `stream` (run the body in the
+        background and stream the gens), `chat_template`, `use_thread=False` (return when all is done), and the
+        run's sampling parameters, which gens inherit: `temperature`, `max_new_tokens`, `stop`, `seed`, `timeout` …
+        What a program argument shadows goes into `sampling={…}`. Raises what the body raises.
+        """
+        call = self._call(args, kwargs)
+        if call.options.get("stream"):
+            return self._stream(call)
+        if self.is_async:
+            return _from_sync(self._run_async(call))
+        run = self._new_run(call)
+        state = _state_of(run)
+        self._body(run, call, state, _keeper(state))
+        if not call.options.get("use_thread", True):
+            state.sync()
+        return state
+
+    def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """`run` with stream=True: returns at once, for `text_iter` and `text_async_iter`."""
+        call = self._call(args, kwargs)
+        call.options["stream"] = True
+        return self._stream(call)
+
+    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the program, of `async def` or `def`, from an event loop; its state is complete on return. Takes what
+        `run` takes. Raises what the body or the program raised; cancelling the task cancels the program."""
+        return await self._run_async(self._call(args, kwargs))
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Any],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        return_exceptions: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Run the program for each row, a dict of arguments or a tuple of positional ones, all at the same time.
+        Returns their states, all done, in the order of the rows.
+
+        A row fails with what its body raises, or else with what a gen or select of it failed with. That does not
+        disturb the others; the first row's error is raised when all are done, or with `return_exceptions`, each
+        stands in its place of the list. Bodies run one after the other on this thread; up to `num_threads` of them
+        overlap while they wait for values or other services. `generator_style` yields the states in order, some
+        hundred rows at a time, and raises an error in its row's place.
+        """
+        if not isinstance(batch_kwargs, list | tuple):
+            raise InvalidRequest("a batch must be a list of dicts or tuples", param="batch")
+        rows = [batch.row_of(row, self.free) for row in batch_kwargs]
+        run_rows = batch.SyncBatch(self, options, num_threads, progress_bar, return_exceptions)
+        return run_rows.in_chunks(rows) if generator_style else run_rows(rows)
+
+    def arun_batch(
+        self,
+        rows: Iterable[Any] | AsyncIterable[Any],
+        *,
+        max_concurrency: int | None = None,
+        return_exceptions: bool = False,
+        **options: Any,
+    ) -> batch.AsyncBatch:
+        """Run the program for each row of a list or of an asynchronous iterator, at most `max_concurrency` at a
+        time. `await` gives the list of states in order, once all are done; `async for` yields them in order as they are
+        done. The first row's error is raised then, and with `async for` in its place; the rows after that are given
+        up."""
+        return batch.AsyncBatch(self, rows, options, max_concurrency, return_exceptions)
+
+    def trace(self, *, backend: Any = None, **kwargs: Any) -> Trace:
+        """Record the body once without running anything; missing arguments are symbolic."""
+        return Trace.of(self, kwargs)
+
+    def compile(self, *, backend: Any = None, **kwargs: Any) -> CompiledProgram:
+        """Record the body once; each run of the result only fills in the arguments. The body must not read values,
+        and may append arguments as they are but not compute with them. Where it calls other programs, runs execute
+        it."""
+        try:
+            return CompiledProgram(self, Trace.of(self, kwargs), backend)
+        except NestedCallError:
+            return CompiledProgram(self.bind(**kwargs), None, backend)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What a run would do: its nodes and how many requests they take. Runs the body once with made-up
+        values."""
+        return explain(self, args, kwargs)
+
+    def preview(self, *args: Any, **kwargs: Any) -> str:
+        """The prompt of a run, with made-up values in braces. Runs the body once."""
+        return explain(self, args, kwargs).text
+
+    def cache(self, backend: Any = None) -> None:
+        """Tell the backend the constant text that every run begins with, if it is longer than 64 characters."""
+        prefix = Trace.of(self, {}).constant_prefix()
+        if len(prefix) > 64:
+            backend_of(backend).cache_prefix(prefix)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program; inside another program's body with that one's backend, sampling parameters and seed. An
+        `async def` program is awaited."""
+        return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
+        """A state, and the call that executes the body on it."""
+        call = self._call(args, kwargs)
+        run = self._new_run(call)
+        state = _state_of(run)
+        if self.is_async:
+            return state, lambda: _from_sync(self._async_body(run, call, _keeper(state)))
+        return state, lambda: self._body(run, call, state, _keeper(state))
+
+    # One call
+
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        arguments = dict(self.bind_arguments)
+        options: dict[str, Any] = {}
+        sampling: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if name in self.arg_names:
+                arguments.setdefault(name, value)
+            elif name in SAMPLING_OPTIONS:
+                sampling[name] = value
+            elif name in RUN_OPTIONS:
+                options[name] = value
+            elif self._takes_any:
+                arguments[name] = value
+            else:
+                raise self._unknown(name)
+        if self.bind_arguments and args:  # positional values are for the parameters that are not bound
+            arguments |= dict(zip([parameter.name for parameter in self.free], args, strict=False))
+            args = args[len(self.free) :]
+        further = options.pop("sampling", None) or {}
+        if not isinstance(further, Mapping):
+            raise InvalidRequest(f"sampling must be a dict of parameters, not {further!r}", param="sampling")
+        return Call(args, arguments, options, {**further, **sampling})
+
+    def _new_run(self, call: Call) -> Run:
+        outer = current_run.get()
+        if isinstance(outer, TracedRun):
+            raise NestedCallError(f"a trace holds one program, and this one calls {self.__name__!r}")
+        options, sampling = call.options, sampling_params(**call.sampling)
+        seed, timeout = sampling.pop("seed", None), sampling.pop("timeout", None)
+        backend: Backend
+        if outer is not None:
+            sampling = {**outer.program.defaults, **sampling}
+            seed = child_seed(outer) if seed is None else seed
+        if outer is not None and options.get("backend") is None:
+            backend = outer.backend
+        else:
+            backend = backend_of(options.get("backend"))
+        run = Run(
+            self.__name__,
+            backend,
+            defaults=sampling,
+            seed=seed,
+            stream=bool(options.get("stream")),
+            timeout=timeout,
+            chat_template=options.get("chat_template") or (outer.program.chat_template if outer else None),
+            speculate_tokens=self.num_api_spec_tokens,
+        )
+        if outer is not None:
+            run.user_loop = outer.user_loop
+        if global_config.verbosity >= 2:
+            run.when_done(lambda: sys.stdout.write(run.root.partial_text() + "\n"))
+        return run
+
+    def _body(self, run: Run, call: Call, s: ProgramState, keep: Callable[[Any], None]) -> None:
+        """Execute a `def` body in this thread, once; `keep` gets what it returns."""
+        with run.body():
+            keep(self.func(s, *call.args, **call.kwargs))
+
+    def _stream(self, call: Call) -> ProgramState:
+        run = self._new_run(call)
+        state = _state_of(run, is_observer=True)
+        if self.is_async:
+            on_own_thread(asyncio.run, self._async_body(run, call, _keeper(state)))
+        else:
+            _body_pool.submit(self._body, run, call, ProgramState(run, run.root), _keeper(state))
+        return state  # what the body raises, its iterators and reads raise
+
+    async def _run_async(self, call: Call) -> ProgramState:
+        run = self._new_run(call)
+        run.user_loop = run.user_loop or asyncio.get_running_loop()
+        state = _state_of(run)
+        try:
+            if self.is_async:
+                await self._async_body(run, call, _keeper(state))
+            else:
+                await asyncio.wrap_future(_body_pool.submit(self._body, run, call, state, _keeper(state)))
+            await run.wait_async(lambda: run.is_done)
+        except asyncio.CancelledError:
+            run.cancel()
+            raise
+        if failure := run.failed():
+            raise failure.exception()
+        return state
+
+    async def _async_body(self, run: Run, call: Call, keep: Callable[[Any], None]) -> None:
+        """Execute an `async def` body in this task, once; `keep` gets what it returns."""
+        with run.body():
+            keep(await self.func(AsyncProgramState(run, run.root), *call.args, **call.kwargs))
+
+    def _unknown(self, name: str) -> TypeError:
+        hint = nearest_name(name, {*self.arg_names, *SAMPLING_OPTIONS, *RUN_OPTIONS})
+        return TypeError(f"program {self.__name__!r} has no argument {name!r}{hint}, and it is no option of a run")
+
+
+@overload
+def function(func: Callable[..., Any]) -> SglFunction: ...
+
+
+@overload
+def function(
+    func: None = None, num_api_spec_tokens: int | None = None
+) -> Callable[[Callable[..., Any]], SglFunction]: ...
+
+
+def function(func: Any = None, num_api_spec_tokens: Any = None) -> Any:
+    """Make a function of `s` and arguments a program. With `num_api_spec_tokens`, backends of single calls generate
+    that many tokens ahead and take later gens from them while the program's text agrees."""
+    if func is None:
+        return partial(function, num_api_spec_tokens=num_api_spec_tokens)
+    if not hasattr(func, "__name__"):
+        raise InvalidRequest(f"a program is a function, not {func!r}", param="func")
+    if not isinstance(num_api_spec_tokens, int | None):
+        message = f"num_api_spec_tokens must be a number of tokens, not {num_api_spec_tokens!r}"
+        raise InvalidRequest(message, param="num_api_spec_tokens")
+    return SglFunction(func, num_api_spec_tokens)
+
+
+def _state_of(run: Run, *, is_observer: bool = False) -> ProgramState:
+    """The state that its caller gets."""
+    return ProgramState(run, run.root, is_observer=is_observer, hold=Hold(run))
+
+
+def _keeper(state: ProgramState) -> Callable[[Any], None]:
+    """Gives a state what its body returned, and keeps no state from being garbage."""
+    ref = weakref.ref(state)
+
+    def keep(value: Any) -> None:
+        if (state := ref()) is not None:
+            state.ret_value = value
+
+    return keep
+
+
+def _from_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a user's coroutine to its end, also where this thread has a running loop (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with together():
+        result: T = on_own_thread(asyncio.run, coroutine).result()
+        return result

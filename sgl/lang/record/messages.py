@@ -1,0 +1,40 @@
+"""A finished text as a conversation: its closed turns as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sgl.lang.ir import nodes as ir
+from sgl.lang.record.cell import Cell, Part, text_of
+
+
+def messages_of(chain: Iterable[tuple[ir.Node, Part]]) -> list[dict[str, Any]]:
+    """The closed turns of nodes and their texts, all of which are known, a default system turn of the template
+    included; contents are stripped on the left."""
+    messages: list[dict[str, Any]] = []
+    turn: list[str] = []
+    images: list[ir.Media] = []
+    for node, part in chain:
+        if isinstance(node, ir.RoleBegin):
+            assert isinstance(part, Cell)
+            if system := part.meta.get("system"):
+                messages.append({"role": "system", "content": system})
+            turn, images = [], []
+        elif isinstance(node, ir.RoleEnd):
+            messages.append({"role": node.role, "content": _content("".join(turn).lstrip(), images)})
+        elif isinstance(node, ir.ToolResults):
+            assert isinstance(part, Cell)
+            messages += part.meta.get("messages", [])
+        elif isinstance(node, ir.Media):
+            images.append(node)
+        else:
+            turn.append(text_of((part,)))
+    return messages
+
+
+def _content(text: str, images: list[ir.Media]) -> str | list[dict[str, Any]]:
+    if not images:
+        return text
+    urls = [f"data:image/jpeg;base64,{image.data}" for image in images]
+    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]

@@ -1,0 +1,428 @@
+"""Program states: what a body gets as `s`. Two facades over one stream: blocking for `def`, awaitable for `async
+def`.
+
+Appending records and never waits; reading ships what is recorded and waits for the value. All logic is in
+`sgl.lang.record.stream`; the facades only decide how to wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+from sgl.errors import ProgramError
+from sgl.lang.aio import Wait, drive, drive_async, spare
+from sgl.lang.ir import nodes as ir
+from sgl.lang.record.cell import Cell, Chunk, Failure, Lazy, cells_of
+from sgl.lang.record.expr import parser_of, role_turn
+from sgl.lang.record.open_runs import Hold
+from sgl.lang.record.place import misuse, place_text, with_place
+from sgl.lang.record.run import Run
+from sgl.lang.record.stream import Stream
+from sgl.lang.typed import tools
+
+S = TypeVar("S", bound="Recording")
+JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
+
+
+class Recording:
+    """What both kinds of state share: everything that only records. `is_observer`: it stands outside of a body that
+    runs elsewhere, so that reading waits for what the body has yet to record; elsewhere that would never end."""
+
+    def __init__(self, run: Run, stream: Stream, *, is_observer: bool = False, hold: Hold | None = None) -> None:
+        """hold: of those that look at the run from outside; where the last of them goes, so does the run."""
+        self._run = run
+        self._stream = stream
+        self._is_observer = is_observer
+        self._hold = hold
+        self.ret_value: Any = None
+
+    def __iadd__(self, expr: object) -> Self:
+        """Append text or an expression. Never waits; raises what a node before has failed with."""
+        if expr is None:
+            raise misuse("None cannot be appended")
+        self._stream.append(expr)
+        return self
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._stream.set(name, value)
+
+    set_var = __setitem__
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the program has set the variable so far; its value may still be on the way."""
+        return name in self._stream.names
+
+    def ref(self, name: str) -> ir.Ref | ir.Text:
+        """The text of a variable, to be appended without reading it: `s += s.ref("x").strip()`."""
+        value = self._stream.names.get(name)
+        if isinstance(value, str):
+            return ir.Text(value)
+        address = value.address if isinstance(value, Cell | Lazy) else None
+        if address is None:
+            raise misuse(f"{name!r} is not a variable whose text can be appended", variable=name)
+        return ir.Ref(*address)
+
+    def system(self, expr: ir.Node | str | None = None) -> Any:
+        """Append a system turn; without `expr`, the turn is what the `with` block appends."""
+        return self._role("system", expr)
+
+    def user(self, expr: ir.Node | str | None = None) -> Any:
+        """Append a user turn; without `expr`, the turn is what the `with` block appends."""
+        return self._role("user", expr)
+
+    def assistant(self, expr: ir.Node | str | None = None) -> Any:
+        """Append an assistant turn; without `expr`, the turn is what the `with` block appends."""
+        return self._role("assistant", expr)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """Variable `name` is the text that the `with` block appends."""
+        self._stream.append(ir.ScopeBegin(name))
+        yield
+        self._stream.append(ir.ScopeEnd(name))
+
+    @contextmanager
+    def copy(self) -> Iterator[Self]:
+        """A branch whose variables, but not whose text, come back to this state."""
+        [branch] = self._fork(1)
+        yield branch
+        self._stream.absorb(branch._stream)
+
+    def cancel(self) -> None:
+        """Give up the whole program, on the backend as well."""
+        self._run.cancel()
+
+    @property
+    def root(self) -> Stream:
+        """The stream behind this state."""
+        return self._stream
+
+    @property
+    def seed(self) -> int:
+        """The program's seed: pass it to another run to get the same texts."""
+        return self._run.program.seed
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """What the whole program has cost so far: `requests` to the backend, and sums over its gens and selects:
+        `prompt_tokens`, of which `cached_tokens`; `completion_tokens`, of which `forced_tokens` were not sampled;
+        `queue_seconds` and `compute_seconds`, where the backend says so."""
+        totals = Counter[str](requests=self._run.requests)
+        for cell in self._run.cells():
+            totals.update(_cost_of(cell.meta))
+        return dict(totals)
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Call `call` once when the program is done or has failed: at once, or on the thread that finishes it. Until
+        then the state is not garbage."""
+        self._run.when_done(partial(_call_for, self, call))
+
+    def failed(self) -> BaseException | None:
+        """What the program has failed with so far, as `error()` returns it; never waits."""
+        failure = self._failure()
+        return failure.exception() if failure else None
+
+    def _failure(self) -> Failure | None:
+        return self._run.failed() if self._stream is self._run.root else self._stream.failure
+
+    def __repr__(self) -> str:
+        text = self._stream.shown()
+        if failure := self._failure():
+            text += f"; failed: {failure.text()}"
+        elif not self._run.is_over:
+            text += "; running"
+        model = self._run.backend.model_name
+        return f"ProgramState({text}{f'; model: {model}' if model else ''})"
+
+    def _role(self, role: str, expr: ir.Node | str | None) -> Any:
+        if expr is not None:
+            self._stream.append(role_turn(role, expr))
+            return None
+        return self._turn(role)
+
+    @contextmanager
+    def _turn(self, role: str) -> Iterator[None]:
+        self._stream.append(ir.RoleBegin(role))
+        yield
+        self._stream.append(ir.RoleEnd(role))
+
+    def _fork(self, size: int) -> list[Self]:
+        if not isinstance(size, int) or size < 1:
+            raise misuse(f"fork needs a number of branches, at least one, not {size!r}")
+        return [type(self)(self._run, stream, hold=self._hold) for stream in self._stream.fork(size)]
+
+    def _meta(self, name: str) -> Generator[Wait, None, Any]:
+        if self._is_observer:
+            yield from self._stream.named(name)
+        variable = self._stream.names.get(name, "")
+        yield from self._stream.ready(cells_of((variable,)))
+        return _meta_of(variable)
+
+    def parsed(self, name: str) -> Generator[Wait, None, Any]:
+        """The steps of `value`."""
+        variable = yield from self._variable(name)
+        return (yield from self._object(variable, name))
+
+    def observed(self, name: str) -> Generator[Wait, None, Any]:
+        """The steps of `s[name]`."""
+        variable = yield from self._variable(name)
+        return (yield from self._stream.value(variable))
+
+    def _variable(self, name: str) -> Generator[Wait, None, Any]:
+        if self._is_observer:
+            yield from self._stream.named(name)
+        return self._stream.variable(name)
+
+    def _object(self, variable: Any, name: str) -> Generator[Wait, None, Any]:
+        if isinstance(variable, Lazy) and variable.items is not None:
+            objects = []
+            for item in variable.items:
+                objects.append((yield from self._object(item, name)))
+            return objects
+        if not isinstance(variable, Cell) or variable.address is None:
+            return (yield from self._stream.value(variable))
+        home, index = self._run.stream(variable.address[0]), variable.address[1]
+        node = home.nodes[index]
+        yield from self._stream.ready((variable,))
+        if isinstance(node, ir.Gen) and node.tools:
+            yield from self._stream.ready(home.tool_cells(index))
+            return tools.calls_of(variable.text, variable.meta)
+        parse = parser_of(node)
+        try:
+            texts = variable.value
+            return [parse(text) for text in texts] if isinstance(texts, list) else parse(texts)
+        except (ValueError, LookupError) as error:
+            path = ir.node_path(home.path, index)
+            finish = variable.meta.get("finish_reason")
+            message = f"the text of {name!r} does not match its schema (finish reason: {finish}): {error}"
+            place = place_text(home.places[index])
+            failed = ProgramError(with_place(message, place), node=path, variable=name)
+            failed.place = place
+            raise failed from error
+
+    def _ended(self) -> Generator[Wait, None, None]:
+        if self._is_observer and not self._run.is_over:
+            yield self._run, lambda: self._run.is_over or self._run.failure is not None
+
+    def _text(self) -> Generator[Wait, None, str]:
+        yield from self._ended()
+        return (yield from self._stream.text())
+
+    def _messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
+        yield from self._ended()
+        return (yield from self._stream.messages())
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """New text as it comes, for event loops; otherwise as `ProgramState.text_iter`."""
+        for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
+            if isinstance(step, Chunk):
+                yield (step.text, step.meta) if return_meta_data else step.text
+            else:
+                watched, is_ready = step
+                await watched.wait_async(is_ready)
+
+    def _error(self) -> Generator[Wait, None, BaseException | None]:
+        yield from self._ended()
+        failure: Failure | None = yield from self._stream.settle()
+        run = self._run
+        if failure is None and run.is_over and self._stream is run.root:  # what it recorded are its branches, too
+            if not run.is_done:
+                yield run, lambda: run.is_done
+            failure = run.failed()
+        return failure.exception() if failure else None
+
+    def _sync(self) -> Generator[Wait, None, None]:
+        if error := (yield from self._error()):
+            raise error
+
+
+def _call_for(_state: Recording, call: Callable[[], object]) -> None:
+    call()
+
+
+class ProgramState(Recording):
+    """The state of a running or finished program. Reading blocks until the value is there; where that is interrupted,
+    the program is given up. So it is when all its states are garbage."""
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a variable: text, or a list after n > 1 or a join."""
+        return drive(self.observed(name), self.cancel)
+
+    get_var = __getitem__
+
+    def value(self, name: str) -> Any:
+        """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
+        return drive(self.parsed(name), self.cancel)
+
+    def text(self) -> str:
+        """Every character so far, templates included; of a streaming run, all of them."""
+        return drive(self._text(), self.cancel)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The closed turns."""
+        return drive(self._messages(), self.cancel)
+
+    def get_meta_info(self, name: str) -> Any:
+        """What the backend says about a variable's gen; None for what is no gen."""
+        return drive(self._meta(name), self.cancel)
+
+    def sync(self) -> None:
+        """Wait for everything that is recorded. Raises what failed."""
+        drive(self._sync(), self.cancel)
+
+    def error(self) -> BaseException | None:
+        """Wait like `sync`, but return what failed."""
+        return drive(self._error(), self.cancel)
+
+    def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
+        """`size` branches that continue from here, in parallel. (`position_ids_offset` is of the original API and
+        has no effect there either.)"""
+        return ProgramStateGroup(self, self._fork(size))
+
+    def text_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> Iterator[Any]:
+        """New text as it comes, never an empty piece: of one variable, or of all that is recorded; of a streaming run,
+        until it ends. A list that a join made comes branch by branch. With `return_meta_data`, pairs of text and of
+        the meta info that came with it; what is said after the last piece is added to what was said with it."""
+        try:
+            for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
+                if isinstance(step, Chunk):
+                    yield (step.text, step.meta) if return_meta_data else step.text
+                else:
+                    watched, is_ready = step
+                    watched.wait(is_ready)
+        except (KeyboardInterrupt, SystemExit):
+            self._run.cancel()
+            raise
+        except Exception as error:
+            spare(error)
+            raise
+
+
+class AsyncProgramState(Recording):
+    """The state inside an `async def` program. Reading is awaited: `await s["x"]`."""
+
+    def __getitem__(self, name: str) -> Awaitable[Any]:
+        """The value of a variable: text, or a list after n > 1 or a join."""
+        return drive_async(self.observed(name))
+
+    get_var = __getitem__
+
+    def value(self, name: str) -> Awaitable[Any]:
+        """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
+        return drive_async(self.parsed(name))
+
+    def text(self) -> Awaitable[str]:
+        """Every character so far, templates included."""
+        return drive_async(self._text())
+
+    def messages(self) -> Awaitable[list[dict[str, Any]]]:
+        """The closed turns."""
+        return drive_async(self._messages())
+
+    def get_meta_info(self, name: str) -> Awaitable[Any]:
+        """What the backend says about a variable's gen; None for what is no gen."""
+        return drive_async(self._meta(name))
+
+    def sync(self) -> Awaitable[None]:
+        """Wait for everything that is recorded. Raises what failed."""
+        return drive_async(self._sync())
+
+    def error(self) -> Awaitable[BaseException | None]:
+        """Wait like `sync`, but return what failed."""
+        return drive_async(self._error())
+
+    def fork(self, size: int = 1) -> AsyncProgramStateGroup:
+        """`size` branches that continue from here, in parallel; `async with` joins them at the end of the block."""
+        return AsyncProgramStateGroup(self, self._fork(size))
+
+    text_iter = Recording.text_async_iter
+
+
+class Group(Generic[S]):
+    """The branches of a fork, in order."""
+
+    def __init__(self, parent: S, states: list[S]) -> None:
+        self._parent = parent
+        self.states = states
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, index: int) -> S:
+        return self.states[index]
+
+    def __setitem__(self, index: int, state: S) -> None:
+        if state is not self.states[index]:
+            raise misuse("a branch cannot be replaced; append to it with +=")
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self.states)
+
+    def __iadd__(self, expr: str | ir.Node | Sequence[Any] | Callable[[int], Any]) -> Self:
+        """Append the same to all branches, one item of a list to each, or `expr(i)` to branch i."""
+        if isinstance(expr, Sequence) and not isinstance(expr, str):
+            if len(expr) != len(self.states):
+                raise misuse(f"{len(expr)} items for {len(self.states)} branches")
+            items = list(expr)
+        else:
+            items = [expr(i) if callable(expr) else expr for i in range(len(self.states))]
+        for state, item in zip(self.states, items, strict=True):
+            state += item
+        return self
+
+    def join(self, mode: str = "gather_variable") -> None:
+        """Close the branches. "gather_variable": each variable that branches set becomes a list in the parent, in
+        branch order, None where a branch did not set it; a later round replaces an earlier one.
+        "concate_and_append": the text that each branch wrote is appended to the parent, in order. Never waits."""
+        if mode not in JOIN_MODES:
+            raise misuse(f"join mode must be one of {', '.join(JOIN_MODES)}, not {mode!r}")
+        self._parent._stream.join([state._stream for state in self.states], JOIN_MODES[mode])
+
+
+class ProgramStateGroup(Group[ProgramState]):
+    """The branches of a fork of a `def` program."""
+
+
+class AsyncProgramStateGroup(Group[AsyncProgramState]):
+    """The branches of a fork of an `async def` program."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self.join()
+
+
+def _meta_of(variable: Any) -> Any:
+    """What the backend said about a finished variable: one dict, a list for samples and branches, None for text."""
+    if isinstance(variable, Cell):
+        return variable.meta.get("samples", variable.meta)
+    if not isinstance(variable, Lazy):
+        return None
+    if variable.items is not None:
+        return [_meta_of(item) for item in variable.items]
+    return _meta_of(variable.source)
+
+
+_COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")
+
+
+def _cost_of(meta: Mapping[str, Any]) -> Counter[str]:
+    """What one node has cost, from an executor's usage or from the meta info of single calls."""
+    cost = Counter[str]()
+    usage = meta.get("usage")
+    if usage is None:
+        for sample in meta.get("samples", (meta,)):
+            cost.update({key: sample[key] for key in _COUNTED if isinstance(sample.get(key), int)})
+        return cost
+    cost.update({"prompt_tokens": usage["new_tokens"] + usage["cached_tokens"]})
+    cost.update({"completion_tokens": usage["generated_tokens"] + usage["forced_tokens"]})
+    cost.update({key: usage[key] for key in ("cached_tokens", "forced_tokens", "queue_seconds", "compute_seconds")})
+    return cost

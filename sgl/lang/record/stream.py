@@ -1,0 +1,392 @@
+"""The client's mirror of one stream: what was recorded, what came back, and waiting for it.
+
+A stream knows its nodes, its variables and its failure. It knows neither backends nor user-facing states: `Run`
+ships what it records and delivers what the backend answers; `ProgramState` and its asynchronous twin are facades
+over it. Methods that may have to wait are generators of what to wait for (see `sgl.lang.aio.drive`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from sgl.errors import nearest_name
+from sgl.lang.aio import Wait, Watched
+from sgl.lang.ir import nodes as ir
+from sgl.lang.record.cell import Cell, Chunk, Failure, Lazy, Part, cells_of, gathered, has_news, text_of
+from sgl.lang.record.messages import messages_of
+from sgl.lang.record.place import Place, here, misuse
+
+ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.ToolResults)
+
+
+class Recorder(Protocol):
+    """The run, as its streams see it."""
+
+    program: ir.Program
+    is_over: bool
+
+    def add_stream(self, stream: Stream) -> int:
+        """Take in a stream; returns its number."""
+
+    def record(self, stream: int, node: ir.Node) -> None:
+        """Take in a node that a stream recorded."""
+
+    def flush(self) -> None:
+        """Ship what is recorded."""
+
+    def stream(self, index: int) -> Stream:
+        """The stream of that number."""
+
+
+class Stream(Watched):
+    """An append-only text: `parts[i]` is the text of `nodes[i]`, which was recorded at `places[i]`, after the first
+    `base_length` nodes of `base`."""
+
+    def __init__(self, run: Recorder, base: Stream | None, path: str) -> None:
+        super().__init__()
+        self.run = run
+        self.base = base
+        self.base_length = len(base.nodes) if base else 0
+        self.path = path
+        self.nodes: list[ir.Node] = []
+        self.parts: list[Part] = []
+        self.places: list[Place | None] = []
+        self._place: Place | None = None  # of what is being recorded
+        self.names: dict[str | None, Any] = dict(base.names) if base else {}
+        self.own_names: dict[str | None, None] = {}  # set since the fork, in order
+        self.role: str | None = base.role if base else None
+        self.failure: Failure | None = None
+        self.is_closed = False
+        self.joined_by: tuple[Stream, int] | None = None
+        self.children: list[Stream] = []
+        self._open_scopes: list[int] = []
+        self._tool_gens: list[int] = []
+        self.id = run.add_stream(self)
+
+    # Recording
+
+    def append(self, item: object, place: Place | None = None) -> None:
+        """Record text, an expression, or a list of them, as written at `place`: without one, where it is called."""
+        self._place = here() if place is None else place
+        self._append(item)
+
+    def _append(self, item: object) -> None:
+        if isinstance(item, str):
+            self._record(ir.Text(item), item)
+        elif isinstance(item, ir.Exprs):
+            for node in ir.flatten(item.items):
+                self._append_node(node)
+        elif isinstance(item, ir.Node):
+            self._append_node(item)
+        elif isinstance(item, list):
+            for part in item:
+                self._append(part)
+        else:
+            raise misuse(f"only text and expressions can be appended, not {type(item).__name__}")
+
+    def _append_node(self, node: ir.Node) -> None:
+        kind = type(node)
+        if kind is ir.Gen or kind is ir.Select:
+            self._append_gen(node)  # type: ignore[arg-type]
+        elif kind is ir.Text:
+            self._record(node, node.text)  # type: ignore[attr-defined]
+        elif isinstance(node, ir.RoleBegin | ir.RoleEnd):
+            if problem := ir.turn_problem(node.op, node.role, self.role):
+                raise misuse(problem)
+            self._record(node, Cell())
+            self.role = node.role if isinstance(node, ir.RoleBegin) else None
+            while self._tool_gens and self.role is None:
+                self._record(ir.ToolResults(self._tool_gens.pop(0)), Cell())
+        elif isinstance(node, ir.ScopeBegin):
+            self._open_scopes.append(self._record(node, ""))
+        elif isinstance(node, ir.ScopeEnd):
+            self._end_scope(node)
+        elif isinstance(node, ir.Arg):
+            self._record(node, self.run.program.args[node.name])
+        else:
+            self._record(node, Cell() if isinstance(node, ANSWERED) else "")
+
+    def _append_gen(self, node: ir.Gen | ir.Select) -> None:
+        cell = Cell((self.id, len(self.nodes)))
+        index = self._record(node, cell)
+        self._name(node.name, cell)
+        if isinstance(node, ir.Gen):
+            if node.reasoning is not None:
+                name = f"{node.name}{ir.REASONING_SUFFIX}"
+                self._name(name, Lazy((cell,), lambda: cell.meta.get("reasoning_content", ""), source=cell))
+            if node.tools:
+                if self.role is None:
+                    self._record(ir.ToolResults(index), Cell())
+                else:
+                    self._tool_gens.append(index)  # the results follow the turn
+        self.wake()
+
+    def _end_scope(self, node: ir.ScopeEnd) -> None:
+        start = self._open_scopes.pop()
+        parts = self.parts[start:]
+        index = self._record(node, "")
+        self._name(node.name, Lazy(cells_of(parts), lambda: text_of(parts), address=(self.id, index)))
+        self.wake()
+
+    def set(self, name: str, value: Any) -> None:
+        """Give a variable a Python value; after the end of the program or branch that is nobody else's business."""
+        if isinstance(value, str) and not (self.run.is_over or self.is_closed):
+            self._place = here()
+            self._record(ir.SetVar(name, value), "")
+        self._name(name, value)
+        self.wake()
+
+    def _name(self, name: str | None, value: Any) -> None:
+        self.names[name] = value
+        self.own_names[name] = None
+
+    def fork(self, size: int) -> list[Stream]:
+        """Start `size` streams that continue from here."""
+        self._check_open()
+        self._place = here()
+        index = len(self.nodes)
+        branches = [Stream(self.run, self, ir.branch_path(self.path, index, i)) for i in range(size)]
+        for branch in branches:
+            branch.base_length = index
+        self._record(ir.Fork(tuple(branch.id for branch in branches)), "")
+        self.children += branches
+        return branches
+
+    def join(self, branches: Sequence[Stream], mode: str) -> None:
+        """Close the branches. "gather": what they set becomes lists, in branch order, None where a branch did not
+        set it; the last round wins. "append": what they wrote after their fork point is appended here. "keep":
+        neither."""
+        if any(branch.is_closed for branch in branches):
+            raise misuse("these branches were joined already")
+        self._place = here()
+        parts = [part for branch in branches for part in branch.parts]
+        node = ir.Join(tuple(branch.id for branch in branches), "append" if mode == "append" else "gather")
+        # in either mode what follows the join waits for the branches
+        self._record(node, Lazy(cells_of(parts), lambda: text_of(parts) if mode == "append" else ""))
+        for branch in branches:
+            branch.is_closed = True
+            branch.joined_by = (self, len(self.nodes) - 1)
+        if mode == "gather":
+            for name in dict.fromkeys(name for branch in branches for name in branch.own_names):
+                self._name(name, gathered([branch.names.get(name) for branch in branches]))
+        failure = next((branch.failure for branch in branches if branch.failure), None)
+        if failure:
+            self.fail(len(self.nodes) - 1, failure)
+        self.wake()
+
+    def absorb(self, branch: Stream) -> None:
+        """Close a branch and take over what it set, as it is."""
+        self.join([branch], "keep")
+        for name in branch.own_names:
+            self._name(name, branch.names[name])
+        self.wake()
+
+    def tool_cells(self, gen: int) -> list[Cell]:
+        """The pending results of the gen's tool calls."""
+        parts = zip(self.nodes, self.parts, strict=False)
+        return [
+            part
+            for node, part in parts
+            if isinstance(node, ir.ToolResults) and node.index == gen and isinstance(part, Cell)
+        ]
+
+    def cells(self) -> list[Cell]:
+        """The answers to this stream's own nodes."""
+        return [part for part in self.parts if isinstance(part, Cell)]
+
+    def _record(self, node: ir.Node, part: Part) -> int:
+        if self.failure or self.is_closed or self.run.is_over:
+            self._check_open()
+        index = len(self.nodes)
+        self.nodes.append(node)
+        self.parts.append(part)
+        self.places.append(self._place)
+        self.run.record(self.id, node)
+        if self._wakers:
+            self.wake()
+        return index
+
+    def _check_open(self) -> None:
+        if self.failure:
+            raise self.failure.exception()
+        if self.is_closed:
+            raise misuse("nothing can be appended to a branch that was joined")
+        if self.run.is_over:
+            raise misuse("nothing can be appended: the program has ended")
+
+    # What the backend answers
+
+    def fail(self, index: int, failure: Failure) -> None:
+        """Fail everything from node `index` on, the streams forked after it, and whoever joined this one."""
+        if self.failure:
+            return
+        self.failure = failure
+        if self.joined_by:  # before the cells: whoever waits for one of them may then ask the parent
+            parent, at = self.joined_by
+            parent.fail(at, failure)
+        for child in self.children:
+            if child.base_length >= index:
+                child.fail(0, failure)
+        for part in self.parts[index:]:
+            if isinstance(part, Cell):
+                part.fail(failure)
+        self.wake()
+
+    def describe(self, index: int) -> tuple[str, str | None]:
+        """How an error message names a node, and the variable that the node sets."""
+        node = self.nodes[index]
+        name = getattr(node, "name", None)
+        before = len(text_of([part for _, part in self._chain(index)]))
+        where = f"node {ir.node_path(self.path, index)}, after {before} characters"
+        return f"{node.op} {name!r} ({where})" if name else f"{node.op} ({where})", name
+
+    # Observing
+
+    def ready(self, cells: Iterable[Cell]) -> Generator[Wait, None, None]:
+        """Ship what is recorded if need be, and wait for the cells. Raises the first failure."""
+        for cell in cells:
+            if not cell.done:
+                self.run.flush()
+                yield cell, cell.is_done
+            if cell.failure:
+                raise cell.failure.exception()
+
+    def value(self, variable: Any) -> Generator[Wait, None, Any]:
+        """The value of what stands behind a name."""
+        if isinstance(variable, Cell):
+            yield from self.ready((variable,))
+            return variable.value
+        if isinstance(variable, Lazy):
+            yield from self.ready(variable.cells)
+            return variable.get()
+        return variable
+
+    def named(self, name: str | None) -> Generator[Wait, None, None]:
+        """Wait for a body that runs elsewhere to set the variable, or to end."""
+        if name not in self.names:
+            yield self, lambda: name in self.names or self.run.is_over or self.failure is not None
+
+    def variable(self, name: str | None) -> Any:
+        """What stands behind a name. Raises if nothing does."""
+        if name in self.names:
+            return self.names[name]
+        if self.failure:
+            raise self.failure.exception()
+        hint = nearest_name(str(name), [known for known in self.names if known])
+        raise misuse(f"the program never set a variable {name!r}{hint}", variable=name)
+
+    def text(self) -> Generator[Wait, None, str]:
+        """Every character so far, in program order."""
+        parts = self.chain_parts()
+        yield from self.ready(cells_of(parts))
+        if self.failure:
+            raise self.failure.exception()
+        return text_of(parts)
+
+    def settle(self) -> Generator[Wait, None, Failure | None]:
+        """Wait until all that is recorded is done or failed; raises nothing."""
+        for cell in cells_of(self.chain_parts()):
+            if not cell.done:
+                self.run.flush()
+                yield cell, cell.is_done
+        return self.failure
+
+    def partial_text(self) -> str:
+        """What is known of the text now; never waits."""
+        return text_of(self.chain_parts())
+
+    def shown(self) -> str:
+        """The text so far, with a mark where something is pending or has failed; never waits."""
+        return "".join([_shown(node, part) for node, part in self._chain()])
+
+    def messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
+        """The closed turns; see `messages_of`."""
+        yield from self.text()
+        return messages_of(self._chain())
+
+    def chunks(self, name: str | None, *, to_the_end: bool) -> Iterator[Chunk | Wait]:
+        """New text as it comes: of one variable, or of the whole stream. `to_the_end`: also what a body that runs
+        elsewhere has not recorded yet."""
+        if name is not None:
+            if to_the_end:
+                yield from self.named(name)
+            yield from self._variable_chunks(name, self.variable(name))
+            return
+        position = 0
+        while True:
+            parts = self.chain_parts()
+            for part in parts[position:]:
+                yield from self._part_chunks(part)
+            position = len(parts)
+            if not to_the_end or self.run.is_over or self.is_closed or self.failure:
+                if self._chain_length() == position:
+                    break
+            else:
+                yield self, partial(self._has_more, position)
+        if self.failure:
+            raise self.failure.exception()
+
+    def _has_more(self, position: int) -> bool:
+        return self._chain_length() > position or self.run.is_over or self.is_closed or self.failure is not None
+
+    def _variable_chunks(self, name: str, variable: Any) -> Iterator[Chunk | Wait]:
+        """New text of a variable; of a list that a join made, one branch's after the other's."""
+        if isinstance(variable, Lazy) and variable.items is not None:
+            for item in variable.items:
+                yield from self._variable_chunks(name, item)
+        elif isinstance(variable, str | Cell | Lazy):
+            yield from self._part_chunks(variable, name.endswith(ir.REASONING_SUFFIX))
+        elif variable is not None:  # as for a branch that did not set it
+            raise misuse(f"{name!r} is {variable!r}, which has no text to iterate over", variable=name)
+
+    def _part_chunks(self, part: Part, is_reasoning: bool = False) -> Iterator[Chunk | Wait]:
+        source = part.source if isinstance(part, Lazy) else part
+        if not isinstance(source, Cell):
+            if isinstance(part, Lazy):
+                yield from self.ready(part.cells)
+            if text := text_of((part,)):
+                yield Chunk(text, {})
+            return
+        sent = 0
+        while True:
+            is_done = source.done  # looked at first: the last chunks come before it
+            new = source.chunks[sent:]
+            sent += len(new)
+            yield from [chunk for chunk in new if chunk.is_reasoning is is_reasoning]
+            if is_done:
+                break
+            self.run.flush()
+            yield source, partial(has_news, source, sent)
+        yield from self.ready((source,))
+        whole = source.meta.get("reasoning_content", "") if is_reasoning else source.text
+        if not source.chunks and whole:
+            yield Chunk(whole, source.meta)
+
+    # The chain of streams that this one continues
+
+    def chain_parts(self) -> list[Part]:
+        """The parts of the whole text, what it was forked from included."""
+        return [part for _, part in self._chain()]
+
+    def _chain(self, length: int | None = None) -> list[tuple[ir.Node, Part]]:
+        own = list(zip(self.nodes[:length], self.parts[:length], strict=False))
+        return [*self.base._chain(self.base_length), *own] if self.base else own
+
+    def _chain_length(self) -> int:
+        length = len(self.parts)
+        stream = self
+        while stream.base:
+            length, stream = length + stream.base_length, stream.base
+        return length
+
+
+def _shown(node: ir.Node, part: Part) -> str:
+    text = text_of((part,))
+    if not isinstance(part, Cell) or (part.done and not part.failure):
+        return text
+    text = "".join([chunk.text for chunk in part.chunks if not chunk.is_reasoning])
+    if isinstance(node, ir.RoleBegin | ir.RoleEnd):
+        return text
+    return f"{text}[{getattr(node, 'name', None) or node.op}: {'failed' if part.failure else 'pending'}]"

@@ -1,0 +1,289 @@
+"""Tools: Python functions that a model may call. Their schema, what holds a text to calls, the calls in a text, running
+them, their results.
+
+It knows signatures, docstrings and the notations in which models write calls; `sgl.lang.record.run` calls it when a
+backend asks for the results of a gen's calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sgl.errors import InvalidRequest, nearest_name
+from sgl.lang.aio import outcome
+from sgl.lang.ir import nodes as ir
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call that a model made. After it ran, `result` is what the function returned, or `error` what it
+    raised."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+    result: Any = None
+    error: BaseException | None = None
+
+    def content(self) -> str:
+        """What the model gets to read."""
+        if self.error is not None:
+            return f"error: {type(self.error).__name__}: {self.error}"
+        return self.result if isinstance(self.result, str) else json.dumps(self.result, default=str)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function with its JSON Schema, made from its signature and docstring."""
+
+    function: Callable[..., Any]
+    schema: Mapping[str, Any] = field(hash=False)
+    model: Any
+
+    @property
+    def name(self) -> str:
+        """The name that the model calls."""
+        return str(self.schema["name"])
+
+    def arguments(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the signature types them; pydantic's error says what is wrong with them."""
+        checked = self.model.model_validate(raw)
+        return {name: getattr(checked, name) for name in checked.model_fields_set}
+
+
+def tools_of(functions: Sequence[Callable[..., Any]]) -> list[Tool]:
+    """The tools that functions make. Raises InvalidRequest for what is none, and for two of one name."""
+    if not isinstance(functions, Iterable):
+        raise InvalidRequest(f"tools must be a list of functions, not {functions!r}", param="tools")
+    tools = [_tool_of(function) for function in functions]
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidRequest(f"two tools are named {twice!r}", param="tools")
+    return tools
+
+
+def _tool_of(function: Callable[..., Any]) -> Tool:
+    """Read a function's signature and docstring. Parameters without annotation accept anything."""
+    import pydantic
+
+    from sgl.lang.typed.exact_schema import NO_SCHEMA, ExactJsonSchema, why_none
+
+    name = getattr(function, "__name__", None)
+    if not callable(function) or not isinstance(name, str):
+        raise InvalidRequest(f"a tool must be a function with a name, not {function!r}", param="tools")
+    described = _parameter_docs(function.__doc__ or "")
+    fields: dict[str, Any] = {}
+    try:
+        hints = inspect.get_annotations(function, eval_str=True)
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                message = f"tool {name!r} takes {parameter}, which has no name to pass it by: name its parameters"
+                raise InvalidRequest(message, param="tools")
+            default = ... if parameter.default is parameter.empty else parameter.default
+            info = pydantic.Field(default, description=described.get(parameter.name))
+            fields[parameter.name] = (hints.get(parameter.name, Any), info)
+        model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        parameters = model.model_json_schema(schema_generator=ExactJsonSchema)
+    except InvalidRequest:
+        raise
+    except (ValueError, *NO_SCHEMA) as error:  # the former for types of Python's own, which tell no signature
+        message = f"the signature of tool {name!r} has no JSON Schema: {why_none(error)}"
+        raise InvalidRequest(message, param="tools") from error
+    parameters.pop("title", None)
+    parameters.setdefault("properties", {})
+    for item in parameters["properties"].values():
+        item.pop("title", None)
+    schema = {"name": name, "description": _summary(function), "parameters": parameters}
+    return Tool(function, schema, model)
+
+
+def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The JSON Schema of one call of one of the functions, each with its "name" and the schema of its "parameters"."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function["name"]},
+                # a document of its own, which references within the parameters are relative to
+                "arguments": {"$id": f"urn:function:{number}", **function["parameters"]},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for number, function in enumerate(functions)
+    ]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+@dataclass(frozen=True, slots=True)
+class CallNotation:
+    """How a model writes a call: `begin`, its name, `middle`, its arguments as JSON, `end`."""
+
+    begin: str
+    middle: str
+    end: str
+
+
+def call_notation(render: Callable[[list[dict[str, Any]]], str], control: Collection[str]) -> CallNotation | None:
+    """The notation in which a chat template writes earlier calls, which is the one that its model was trained on.
+
+    None unless that is JSON in <tool_call> tags: only those cannot be mistaken for anything else. None also if they are
+    among the `control` tokens, which no constrained text has."""
+    call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {_PROBE: 1}}}
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "-"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    try:
+        written = _WRITTEN_CALL.search(render(turns))
+    except InvalidRequest:  # a template for conversations without calls
+        return None
+    if written is None or any(token in written.group() for token in control):
+        return None
+    return CallNotation(*written.groups())
+
+
+def call_tag(
+    functions: Sequence[Mapping[str, Any]], notation: CallNotation, *, only_one: bool = False
+) -> dict[str, Any]:
+    """The structural tag of a text that is free until it begins a call: from there on it is a call of one of the
+    functions, each with its "name" and the schema of its "parameters"."""
+    structures = [
+        {
+            "begin": f"{notation.begin}{function['name']}{notation.middle}",
+            "schema": function.get("parameters", {"type": "object"}),
+            "end": notation.end,
+        }
+        for function in functions
+    ]
+    return {"triggers": [CALL_TAG], "structures": structures, "stop_after_first": only_one}
+
+
+CALL_TAG = "<tool_call>"
+_PROBE = "sgl_probe"
+_WRITTEN_CALL = re.compile(
+    rf'({CALL_TAG}\s*{{"name":\s*"){_PROBE}(",\s*"(?:arguments|parameters)":\s*)'
+    rf'{{"{_PROBE}":\s*1}}(\s*}}\s*</tool_call>)'
+)
+
+
+def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:
+    """A system prompt that lists the tools and how to call them, for models whose API has no notion of tools."""
+    listed = "\n".join(json.dumps(dict(tool.schema)) for tool in tools_of(functions))
+    return (
+        f"You may call these functions:\n<tools>\n{listed}\n</tools>\n"
+        'To call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call> and nothing else. '
+        "Several calls may follow each other. Answer in plain text when you need no function."
+    )
+
+
+def calls_of(text: str, meta: Mapping[str, Any]) -> list[ToolCall]:
+    """The calls in what a model wrote: those the backend reported, or those in the text, as
+    <tool_call>{...}</tool_call>, [TOOL_CALLS][...], or a text that is one JSON call or a list of them."""
+    if "calls" in meta:
+        return list(meta["calls"])
+    if reported := meta.get("tool_calls"):
+        return [_call(item.get("function", item), item.get("id")) for item in reported]
+    tagged = re.findall(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", text, re.DOTALL)
+    if tagged:
+        return [_call(_json(item), None) for item in tagged]
+    body = text.strip().removeprefix("[TOOL_CALLS]").strip()
+    fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", body, re.DOTALL)
+    body = fenced.group(1) if fenced else body
+    if not body.startswith(("{", "[")):
+        return []
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return []
+    items = parsed if isinstance(parsed, list) else [parsed]
+    return [_call(item, None) for item in items] if all(map(_is_call, items)) else []
+
+
+async def run_calls(
+    calls: Sequence[ToolCall], tools: Sequence[Tool], user_loop: asyncio.AbstractEventLoop | None
+) -> None:
+    """Run the calls in parallel, coroutines on the program's loop where it has one and functions in threads.
+
+    What a function raises, like a call of an unknown function, becomes the call's error: the model may try
+    again."""
+    known = {tool.name: tool for tool in tools}
+    await asyncio.gather(*(_run_call(call, known, user_loop) for call in calls))
+
+
+async def _run_call(call: ToolCall, tools: Mapping[str, Tool], user_loop: asyncio.AbstractEventLoop | None) -> None:
+    try:
+        if call.error is not None:
+            return
+        if call.name not in tools:
+            hint = nearest_name(call.name, tools)
+            raise InvalidRequest(f"there is no function {call.name!r}{hint}", param="tools")
+        tool = tools[call.name]
+        arguments = tool.arguments(call.arguments)
+        if not inspect.iscoroutinefunction(tool.function):
+            call.result = await asyncio.to_thread(outcome, tool.function, **arguments)
+        elif user_loop is None or user_loop.is_closed():
+            call.result = await tool.function(**arguments)
+        else:
+            coroutine = tool.function(**arguments)
+            call.result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, user_loop))
+    except BaseException as error:  # a SystemExit, too, which would end the loop that all programs share
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        call.error = error
+
+
+def turn_of(call: ToolCall, *, in_chat: bool) -> ir.Turn:
+    """What is appended for a call: a tool turn in a chat, a line of its own elsewhere."""
+    if in_chat:
+        return ir.Turn("tool", call.content(), call.name, call.id)
+    return ir.Turn(None, f"\n{call.content()}\n")
+
+
+def _is_call(data: Any) -> bool:
+    """Whether JSON without a tag is a call: an answer may have a name, too, and more."""
+    if not isinstance(data, dict) or not data.keys() <= {"name", "arguments", "parameters", "id", "type"}:
+        return False
+    return "name" in data and ("arguments" in data or "parameters" in data)
+
+
+def _call(data: Any, call_id: str | None) -> ToolCall:
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        error = ValueError(f"not a call of the form {{'name': ..., 'arguments': {{...}}}}: {data!r}")
+        return ToolCall("", {}, call_id, error=error)
+    arguments = data.get("arguments", data.get("parameters", {}))
+    parsed = _json(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(parsed, dict):
+        return ToolCall(data["name"], {}, call_id, error=ValueError(f"arguments are not an object: {arguments!r}"))
+    return ToolCall(data["name"], parsed, call_id)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    """The docstring up to its section on parameters."""
+    text = inspect.getdoc(function) or ""
+    return re.split(r"\n\s*(?:Args|Arguments|Parameters|Returns|Raises):|\n\s*:param ", text)[0].strip()
+
+
+def _parameter_docs(doc: str) -> dict[str, str]:
+    """Parameter descriptions in the `Args:` and `:param x:` notations."""
+    found = dict(re.findall(r":param\s+(?:\w+\s+)?(\w+):\s*(.+)", doc))
+    section = re.search(
+        r"(?:Args|Arguments|Parameters):\s*\n(.*?)(?:\n\s*\n|\n\s*(?:Returns|Raises):|\Z)", doc, re.DOTALL
+    )
+    if section:
+        found |= dict(re.findall(r"^\s*(\w+)(?:\s*\([^)]*\))?:\s*(.+)$", section.group(1), re.MULTILINE))
+    return found

@@ -1,0 +1,252 @@
+"""Where one output stands in its constraint, for a runtime: what may come next, and what follows for certain.
+
+Two kinds: one asks a matcher, which works masks out itself; one walks a closed automaton and leaves masks to whoever
+holds its arrays, until the token budget comes near.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from time import thread_time
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.errors import GrammarTooLarge
+from sgl.grammar.automaton.closure import MAX_DEPTH, Closed, Standing
+from sgl.grammar.automaton.place import advance
+from sgl.grammar.compiler import Grammar
+from sgl.grammar.matching.budget import FAR
+from sgl.grammar.matching.jump import ClosedRuns, Foreseen, Jump, foresee, jump
+from sgl.grammar.matching.masks import without
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.time_limit import OutOfTime, check_time, collection_time, time_limit
+
+Int32Array = npt.NDArray[np.int32]
+ALLOWANCE: Final = 1.0
+"""Seconds of CPU time that one output may take of its thread at once."""
+SECONDS_A_TOKEN: Final = 0.02
+_MOST_MARGIN = 16  # tokens
+
+
+class Cursor(Protocol):
+    """Where one output stands in its constraint."""
+
+    def mask(self, remaining: int) -> Int32Array | Standing:
+        """What the next token may be, with so many to come (see `Matcher.fill_mask`): a packed mask, not to be
+        written to, or a place. Raises GrammarError."""
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; False, and nothing changed, if it is not allowed."""
+
+    def accept_all(self, token_ids: Sequence[int]) -> bool:
+        """Go on by tokens that `forced` told."""
+
+    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+        """The text that follows the output; None where there is none to be cut into tokens. See `jump.py`."""
+
+    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
+        """The tokens that follow the output, from what was foreseen where the cursor still stands, and the ids that
+        `jump.cut` made of it: as far as masks would allow them, if no more than `remaining` are to come. Raises
+        GrammarError."""
+
+    def behind(self, draft: int) -> Cursor | None:
+        """A cursor behind a token that `forced` drafted and what it told; None if that is not allowed."""
+
+    def is_complete(self) -> bool:
+        """Whether the output matches and nothing can follow it."""
+
+
+class MatcherCursor:
+    """A cursor that works masks out itself. What one output takes of its thread is bounded: by ALLOWANCE seconds of
+    its CPU time, and SECONDS_A_TOKEN more with each token; beyond that, any method raises GrammarTooLarge.
+
+    text: what was read before, which the grammar allows."""
+
+    def __init__(self, grammar: Grammar, text: bytes = b"") -> None:
+        self._seconds_left = ALLOWANCE
+        self._matcher = grammar.matcher()
+        self._vocabulary = grammar.vocabulary
+        with self._on_time():
+            is_allowed = self._matcher.accept_bytes(text)
+        assert is_allowed, "it was read in the same grammar"
+
+    @contextmanager
+    def _on_time(self) -> Iterator[None]:
+        began = thread_time() - collection_time()
+        try:
+            with time_limit(self._seconds_left, thread_time):
+                yield
+        except OutOfTime as error:
+            message = f"the constraint takes more than {ALLOWANCE:g} s of the engine's time: make it simpler"
+            raise GrammarTooLarge(message, states=0, limit=0) from error
+        finally:
+            self._seconds_left -= thread_time() - collection_time() - began
+
+    def mask(self, remaining: int | None) -> Int32Array:
+        """See `Cursor`."""
+        with self._on_time():
+            check_time()
+            return self._matcher.mask(remaining)
+
+    def accept(self, token_id: int) -> bool:
+        """See `Cursor`."""
+        self._seconds_left = min(self._seconds_left + SECONDS_A_TOKEN, ALLOWANCE)
+        with self._on_time():
+            return self._matcher.accept(token_id)
+
+    def accept_all(self, token_ids: Sequence[int]) -> bool:
+        """See `Cursor`."""
+        return all(map(self.accept, token_ids))
+
+    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+        """See `Cursor`."""
+        with self._on_time():
+            return foresee(self._matcher, self._vocabulary, output_ids)
+
+    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
+        """See `Cursor`."""
+        with self._on_time():
+            return self._within(jump(self._vocabulary, foreseen, ids), remaining)
+
+    def within(self, found: Jump, remaining: int | None) -> Jump:
+        """What follows, as far as masks allow it if no more than `remaining` are to come. Raises GrammarError."""
+        with self._on_time():
+            return self._within(found, remaining)
+
+    def _within(self, found: Jump, remaining: int | None) -> Jump:
+        if remaining is None or remaining - len(found.token_ids) > FAR:
+            return found
+        matcher = self._matcher.copy()
+        for number, token in enumerate(found.token_ids):
+            is_allowed = number < remaining and matcher.mask(remaining - number)[token // 32] >> token % 32 & 1
+            if not is_allowed:
+                return Jump(found.token_ids[:number])
+            matcher.accept(token)
+        return found
+
+    def behind(self, draft: int) -> MatcherCursor | None:
+        """See `Cursor`."""
+        other = copy(self)
+        other._matcher = self._matcher.copy()
+        return other if other.accept(draft) else None
+
+    def is_complete(self) -> bool:
+        """See `Cursor`."""
+        if self._matcher.is_finished() or not self._matcher.is_accepting():
+            return self._matcher.is_finished()
+        with self._on_time():
+            return not without(self._matcher.mask(), self._vocabulary.eos_ids).any()
+
+
+class ClosedGrammar:
+    """A constraint whose automaton is closed, over one vocabulary; what masks take on a host is made when asked for."""
+
+    def __init__(self, closed: Closed, vocabulary: Vocabulary, build: Callable[[], Grammar]) -> None:
+        self.closed = closed
+        self.vocabulary = vocabulary
+        self.runs = ClosedRuns(closed, vocabulary)
+        self._build = build
+        self._grammar: Grammar | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its arrays, and of what masks took on the host."""
+        return self.closed.nbytes + (0 if self._grammar is None else self._grammar.num_bytes)
+
+    def grammar(self) -> Grammar:
+        """The constraint for walks on the host; one thread may ask."""
+        if self._grammar is None:
+            self._grammar = self._build()
+        return self._grammar
+
+
+_turns = itertools.count()
+
+
+class ClosedCursor:
+    """A cursor in a closed automaton. Where the stack is deep, or so few tokens may come that the text could be left
+    without its end, it becomes a `MatcherCursor`: some a little earlier than they have to, so that those that began
+    together do not all read their texts again within one step."""
+
+    def __init__(self, grammar: ClosedGrammar) -> None:
+        self._grammar = grammar
+        self._closed = grammar.closed
+        self._tokens = grammar.vocabulary.token_bytes
+        self._eos_ids = grammar.vocabulary.eos_ids
+        self._most_opened = grammar.vocabulary.most_opened
+        self._place = grammar.closed.start
+        self._text = bytearray()
+        self._margin = next(_turns) % _MOST_MARGIN
+        self._far = min(FAR, grammar.closed.most_needed)
+        self._is_finished = False
+        self._host: MatcherCursor | None = None
+
+    def mask(self, remaining: int) -> Int32Array | Standing:
+        """See `Cursor`."""
+        if self._host is None:
+            opened, frame = self._most_opened, self._place.stack
+            depth = opened
+            while frame is not None:
+                depth, frame = depth + 1, frame.parent
+            far = remaining - self._margin
+            if depth <= MAX_DEPTH and (far > self._far or far > self._closed.needed(self._place, opened)):
+                return Standing(self._closed, self._place)
+            with time_limit(ALLOWANCE, thread_time):
+                grammar = self._grammar.grammar()
+            self._host = MatcherCursor(grammar, bytes(self._text))
+        return self._host.mask(remaining)
+
+    def accept(self, token_id: int) -> bool:
+        """See `Cursor`."""
+        if self._host is not None and not self._host.accept(token_id):
+            return False
+        if token_id in self._eos_ids:
+            if self._is_finished or not self._closed.tables.accepting.item(self._place.state):
+                return False
+            self._is_finished = True
+            return True
+        data = self._tokens[token_id] if token_id < len(self._tokens) else b""
+        return bool(data) and not self._is_finished and self._follow(data)
+
+    def accept_all(self, token_ids: Sequence[int]) -> bool:
+        """See `Cursor`."""
+        if self._host is not None and not self._host.accept_all(token_ids):
+            return False
+        return self._follow(b"".join([self._tokens[token_id] for token_id in token_ids]))
+
+    def _follow(self, data: bytes) -> bool:
+        place = advance(self._closed, self._place, data)
+        if place is None:
+            return False
+        self._place = place
+        self._text += data
+        return True
+
+    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+        """See `Cursor`. Found in the automaton, where others found it before, also once a matcher finds the masks."""
+        if self._is_finished or self._closed.only_byte[self._place.state] < 0:
+            return None
+        return self._grammar.runs.foresee(self._place, output_ids)
+
+    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
+        """See `Cursor`."""
+        found = jump(self._grammar.vocabulary, foreseen, ids)
+        if self._host is not None:
+            return self._host.within(found, remaining)
+        if remaining is None or remaining - len(found.token_ids) > FAR:
+            return found
+        return found if remaining > self._closed.needed(self._place, 1) else Jump([])  # one byte opens one frame
+
+    def behind(self, draft: int) -> None:
+        """See `Cursor`: nothing is drafted here."""
+
+    def is_complete(self) -> bool:
+        """See `Cursor`."""
+        if self._host is not None:
+            return self._host.is_complete()
+        return self._is_finished or bool(self._closed.is_last[self._place.state])

@@ -1,0 +1,226 @@
+"""From a request's constraint to a compiled grammar, and from there to what each of its tokens may be.
+
+Compiling happens where requests are taken in and stops no step: the caller waits, up to a deadline. A grammar that was
+handed out is walked by the loop's thread alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from copy import copy
+
+import numpy as np
+
+from sgl.errors import GrammarError, InvalidRequest
+from sgl.grammar import Grammar, Vocabulary
+from sgl.grammar.automaton.closure import Standing, close
+from sgl.grammar.compiler import compile as compile_grammar
+from sgl.grammar.compiler import make_constraint
+from sgl.grammar.matching.jump import Encode, Foreseen, Jump, cut
+from sgl.machine_limits import num_processors
+from sgl.runtime.batch import TokenMask
+from sgl.runtime.config import AdditionalProperties, JsonWhitespace
+from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
+from sgl.runtime.constraints.process import MAX_CLOSED_STATES
+from sgl.runtime.constraints.service import CompileService
+from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.text.known_texts import KnownTexts
+from sgl.runtime.text.tokenizer import Tokenizer
+
+_KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
+_MAX_CLOSERS = 14  # processes; each is a Python of its own
+_KNOWN_TEXTS = 1 << 14  # whose tokens are kept: what follows for certain comes again
+
+
+class Guide:
+    """Follows one request's output through its constraint, once that is compiled and `start` was called."""
+
+    def __init__(self, flight: Future[Grammar | ClosedGrammar], encode: Encode) -> None:
+        self.flight = flight
+        self.encode = encode
+        """The tokenizer's, the same for all guides of an engine."""
+        self._cursor: Cursor
+        self._failure: GrammarError | None = None
+        self._pinned: list[int] = []  # the tokens that follow for certain, last first
+        self._was_pinned = False
+        self._draft = -1
+        self._behind: Guide | None = None  # where the draft leads
+
+    def start(self) -> None:
+        """Take up the grammar, for which it waits. Raises what compiling ended in."""
+        grammar = self.flight.result()
+        if isinstance(grammar, ClosedGrammar):
+            self._cursor = ClosedCursor(grammar)
+        else:
+            self._cursor = MatcherCursor(grammar)
+
+    def next(self, remaining: int) -> TokenMask | None:
+        """What the next token may be, with `remaining` tokens to come; None, after which `accept` raises, if no token
+        of the vocabulary is possible or the grammar grew too large."""
+        if self._pinned:
+            return self._pinned[-1]
+        try:
+            mask = self._cursor.mask(remaining)
+        except GrammarError as error:
+            self._failure = error
+            return None
+        if isinstance(mask, np.ndarray) and not np.count_nonzero(mask):
+            self._failure = GrammarError("no token of the model's vocabulary continues what the constraint allows")
+            return None
+        return mask
+
+    def check(self) -> None:
+        """Raises the GrammarError in which finding the mask of a token ended: it may have been any."""
+        if self._failure is not None:
+            raise self._failure
+
+    def accept(self, token_id: int) -> None:
+        """Go on by a token. Raises GrammarError where it may not be."""
+        behind, self._behind = self._behind, None
+        if behind is not None and token_id == self._draft:
+            self._cursor, self._failure = behind._cursor, behind._failure
+        elif not self._cursor.accept(token_id):
+            raise GrammarError(f"token {token_id} is none that the constraint allows here")
+        self._was_pinned = bool(self._pinned)
+        if self._pinned:
+            self._pinned.pop()
+
+    def accept_all(self, token_ids: Sequence[int]) -> None:
+        """Go on by tokens that `forced` told, at once."""
+        self.check()
+        self._behind = None
+        if not self._cursor.accept_all(token_ids):
+            raise GrammarError(f"the constraint does not allow tokens {list(token_ids)} here")
+        self._was_pinned = False
+
+    def next_behind(self, draft: int, remaining: int) -> TokenMask | None:
+        """As `next`, behind a draft that will be the next token, or not."""
+        try:
+            cursor = self._cursor.behind(draft)
+        except GrammarError:  # it may not be, as far as can be told
+            cursor = None
+        if cursor is None:
+            return None
+        self._draft, self._behind = draft, copy(self)
+        self._behind._cursor = cursor
+        return self._behind.next(remaining)
+
+    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+        """The text that follows the output, to be cut into tokens (`grammar.jump.cut`); None if there is none, and
+        behind a token that was pinned: a run is cut in the same places whether it is appended or sampled. Raises
+        GrammarError."""
+        return None if self._was_pinned else self._cursor.foresee(output_ids)
+
+    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int) -> Jump:
+        """The tokens that follow the output, from what was just foreseen and the ids that it was cut into, with so many
+        tokens to come. Raises GrammarError."""
+        return self._cursor.forced(foreseen, ids, remaining)
+
+    def pin(self, token_ids: Sequence[int]) -> None:
+        """Let these be the next tokens, if there are any: what `forced` returned."""
+        self._pinned = list(reversed(token_ids)) or self._pinned
+
+    def is_complete(self) -> bool:
+        """Whether the output matches and nothing can follow it."""
+        try:
+            return self._cursor.is_complete()
+        except GrammarError as error:
+            self._failure = error
+            return False
+
+
+class Constraints:
+    """Compiles for one engine's vocabulary. Safe from any thread."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        whitespace: JsonWhitespace = "compact",
+        additional_properties: AdditionalProperties = "closed",
+        deadline: float = 10.0,
+        on_device: bool = False,
+        is_launching: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """deadline: seconds that compiling may take. on_device: masks are walked by the runner, in automata that are
+        closed. is_launching: see `ModelRunner`."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = frozenset(eos_ids)
+        self._whitespace = whitespace
+        self._additional_properties = additional_properties
+        self._deadline = deadline
+        self._num_closers = min(_MAX_CLOSERS, max(1, num_processors() - 2)) if on_device else 0
+        self._is_launching = is_launching
+        self._service: CompileService | None = None
+        self._lock = threading.Lock()
+        self._encode = KnownTexts(self._tokens_of, _KNOWN_TEXTS)
+
+    def warm_up(self) -> tuple[Vocabulary, Standing]:
+        """Start what would otherwise start with the first constraint. The vocabulary, and a place to try masks at.
+        For engines with a tokenizer whose masks are walked on a device."""
+        service = self._started()
+        service.start()
+        _ = service.vocabulary.trie, self._encode(["{"])  # each takes half a second the first time
+        grammar = compile_grammar(json_schema=True, vocabulary=service.vocabulary)
+        assert grammar.automaton is not None, "it was made from a schema"
+        grammar.matcher().mask(remaining=1)
+        closed = close(grammar.automaton, MAX_CLOSED_STATES)
+        assert closed is not None, "any JSON has few states"
+        return service.vocabulary, Standing(closed, closed.start)
+
+    def guides(self, params: SamplingParams) -> list[Guide | None]:
+        """What guides each of a request's n samples; None where it is free. Raises as `announce`."""
+        flight = self.announce(params)
+        return [None if flight is None else Guide(flight, self._encode) for _ in range(params.n)]
+
+    def announce(self, params: SamplingParams) -> Future[Grammar | ClosedGrammar] | None:
+        """Compile the constraint of a request, unless that is done or under way; None if it has none. The future raises
+        GrammarError for one that cannot be compiled. Raises InvalidRequest without a tokenizer."""
+        given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
+        if not given:
+            return None
+        if self._tokenizer is None:
+            [kind] = given
+            raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
+        constraint = make_constraint(
+            given, whitespace=self._whitespace, additional_properties=self._additional_properties
+        )
+        return self._started().submit(constraint)
+
+    def _prepare(self, grammar: ClosedGrammar) -> None:
+        """Find how all of its texts begin: many requests would look for that within one step."""
+        cursor = ClosedCursor(grammar)
+        if (foreseen := cursor.foresee([])) is not None:
+            [ids] = cut([foreseen], self._encode)
+            cursor.forced(foreseen, ids)
+
+    def close(self) -> None:
+        """End what compiles."""
+        if self._service is not None:
+            self._service.close()
+
+    def _tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
+        assert self._tokenizer is not None, "there is no constraint without a tokenizer"
+        return self._tokenizer.encode_all(texts, add_special_tokens=False, allow_special=False)
+
+    def _started(self) -> CompileService:
+        """The service; it and the vocabulary's trie are made for the first constraint."""
+        assert self._tokenizer is not None
+        with self._lock:
+            if self._service is None:
+                vocabulary = Vocabulary.from_tokenizer(
+                    self._tokenizer.hf, eos_ids=self._eos_ids, logits_width=self._vocab_size
+                )
+                self._service = CompileService(
+                    vocabulary,
+                    deadline=self._deadline,
+                    num_closers=self._num_closers,
+                    prepare=self._prepare,
+                    is_launching=self._is_launching,
+                )
+            return self._service

@@ -1,0 +1,298 @@
+"""Processes that work on constraints: what a thread cannot be stopped in, and what would hold up other threads.
+
+Hostile constraints outlast any check of the time, inside C code or by the memory they take: a process is killed. The
+same processes close automata (`closure.py`), several side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import resource
+import select
+import selectors
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.automaton.closure import Closed, close
+from sgl.grammar.compiler import Constraint, Grammar, build
+from sgl.grammar.matching.budget import FAR
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.runtime.child import command
+from sgl.time_limit import OutOfTime, time_limit
+
+_WORKER_BYTES = 8 << 30
+_MORE_BYTES = 768 << 20
+"""Address space that a process may take beyond what it has with its vocabulary: what came through is built once more
+in the engine's process."""
+_NICER = 10  # than the engine, while a constraint is tried
+MAX_CLOSED_STATES = 5000
+"""Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
+_CLOSING_SECONDS = 1.0
+_ANSWER_BYTES = 1 << 20
+_ALIGNMENT = 16  # bytes, of arrays in a message
+_HEADER = struct.Struct("<qq")  # of a message: its parts, and all bytes behind
+_COLLECT_AFTER, _COLLECT_ANYWAY = 32, 128  # constraints: garbage of them is looked for while idle, and in any case
+_IDLE_SECONDS = 0.02
+_BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
+
+
+class Channel:
+    """Whole messages over a socket. Of a non-blocking one, `flush` and `receive` do what can be done now."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._out = memoryview(b"")
+        self._num_parts = 0
+        self._expect(_HEADER.size, is_header=True)
+
+    def put(self, message: object) -> None:
+        """To be sent, behind what is; its arrays go as they are, to stay where they will be read."""
+        arrays: list[pickle.PickleBuffer] = []
+        rest = pickle.dumps(message, 5, buffer_callback=arrays.append)
+        parts = [rest, *(array.raw() for array in arrays)]
+        table = np.array([len(part) for part in parts], np.int64).tobytes()
+        body = b"".join(bytes(part) + bytes(-len(part) % _ALIGNMENT) for part in (table, *parts))
+        self._out = memoryview(bytes(self._out) + _HEADER.pack(len(parts), len(body)) + body)
+
+    def flush(self) -> bool:
+        """Whether all is sent."""
+        with contextlib.suppress(BlockingIOError):
+            while self._out:
+                self._out = self._out[self._socket.send(self._out) :]
+        return not self._out
+
+    def receive(self) -> Callable[[], Any] | None:
+        """What unpacks the next message, if that is complete. Raises EOFError if none will come."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                num_read = self._socket.recv_into(self._in[self._num_read :])
+                if not num_read:
+                    raise EOFError
+                self._num_read += num_read
+                if self._num_read < len(self._in):
+                    continue
+                if not self._is_header:
+                    body = self._in
+                    self._expect(_HEADER.size, is_header=True)
+                    return partial(_unpacked, body, self._num_parts)
+                self._num_parts, size = _HEADER.unpack(self._in)
+                self._expect(size, is_header=False)
+        return None
+
+    def _expect(self, size: int, *, is_header: bool) -> None:
+        self._in, self._num_read, self._is_header = memoryview(bytearray(size)), 0, is_header
+
+    def fileno(self) -> int:
+        """The socket's, for selectors."""
+        return self._socket.fileno()
+
+    @property
+    def events(self) -> int:
+        """What to wait for before the next `flush` or `receive`."""
+        return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
+
+
+def _unpacked(body: memoryview, num_parts: int) -> Any:
+    at, parts = 8 * num_parts, []
+    for size in np.frombuffer(body[:at], np.int64).tolist():
+        at += -at % _ALIGNMENT
+        parts.append(body[at : at + size])
+        at += size
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+class GrammarProcess:
+    """Works on one constraint at a time; started when it is first needed. It tries them with a vocabulary, or closes
+    their automata without one."""
+
+    def __init__(self, vocabulary: Vocabulary | None) -> None:
+        self.vocabulary = vocabulary
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Start it now."""
+        with contextlib.suppress(EOFError):
+            self._started()
+
+    def run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
+        """`ask`, and wait for the answer; threads take turns. Raises OutOfTime too, and kills it, where that is not
+        there by `until`, in monotonic seconds."""
+        if not self._turn.acquire(timeout=max(until - monotonic(), 0.0)):
+            raise OutOfTime(deadline)
+        try:
+            channel = self.ask(constraint, until)
+            with selectors.DefaultSelector() as selector:
+                while (answer := self.answer(deadline)) is None:
+                    selector.register(channel, channel.events)
+                    if not selector.select(max(until - monotonic(), 0.0)):
+                        self.kill(for_good=False)
+                        raise OutOfTime(deadline)
+                    selector.unregister(channel)
+            return answer()
+        finally:
+            self._turn.release()
+
+    def ask(self, constraint: Constraint, until: float) -> Channel:
+        """Begin to work on a constraint: whenever the channel is ready for what it waits for, `answer` gets on. Raises
+        GrammarTooLarge if it cannot be started."""
+        try:
+            channel = self._started()
+            channel.put((constraint, max(until - monotonic(), 0.0)))
+        except (EOFError, OSError) as died:
+            raise self._died() from died
+        return channel
+
+    def answer(self, deadline: float) -> Callable[[], Closed | None] | None:
+        """A callable that returns the closed automaton, or None if that was too large or the constraint was only to be
+        tried, and raises the GrammarError that it ended in, or OutOfTime where the process itself noticed the deadline.
+        None as long as there is no answer. Never waits. Raises GrammarTooLarge if the process has died."""
+        channel = self._channel
+        try:
+            if channel is None:
+                raise EOFError
+            received = channel.receive() if channel.flush() else None
+        except (EOFError, OSError) as died:
+            raise self._died() from died
+        return None if received is None else partial(_found, received, deadline)
+
+    def _died(self) -> GrammarTooLarge:
+        self.kill(for_good=False)
+        return GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
+
+    def kill(self, *, for_good: bool = True) -> None:
+        """End the process, whatever it does."""
+        with self._lock:
+            self._is_closed |= for_good
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _started(self) -> Channel:
+        with self._lock:
+            if self._is_closed:
+                raise EOFError
+            if self._process is None or self._channel is None or self._process.poll() is not None:
+                # Not by multiprocessing, which would run the user's main module again.
+                ours, theirs = socket.socketpair()
+                ours.setblocking(False)
+                # An answer in few pieces, so that reading it takes few turns of the interpreter's lock
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
+                # A trial may be hostile; what is closed is waited for.
+                nicer = 0 if self.vocabulary is None else _NICER
+                arguments = command(f"from {__name__} import serve; serve({theirs.fileno()}, {nicer})")
+                self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
+                theirs.close()
+                self._channel = Channel(ours)
+                self._channel.put(self.vocabulary)
+                self._channel.flush()
+            return self._channel
+
+
+def _found(received: Callable[[], Any], deadline: float) -> Closed | None:
+    answer: Closed | GrammarError | None = received()
+    if isinstance(answer, OutOfTime):
+        raise OutOfTime(deadline)
+    if isinstance(answer, GrammarError):
+        raise answer
+    return answer
+
+
+def serve(descriptor: int, nicer: int) -> None:
+    """The process, which ends with its parent: answers each constraint that comes through the socket as
+    `GrammarProcess.answer` says."""
+    resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
+    os.nice(nicer)
+    serve_channel(Channel(socket.socket(fileno=descriptor)), _bound_memory)
+
+
+def _bound_memory() -> None:
+    """Let what works on constraints fail alone, where it asks for too much."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):  # not everywhere
+        return
+    limit = min(used + _MORE_BYTES, _WORKER_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, _WORKER_BYTES))
+
+
+def serve_channel(channel: Channel, is_ready: Callable[[], None] = lambda: None) -> None:
+    """`serve`, without bounds on the process. `is_ready` is called before the first constraint."""
+    with contextlib.suppress(EOFError, OSError):
+        _answer_all(channel, is_ready)
+
+
+def _answer_all(channel: Channel, is_ready: Callable[[], None]) -> None:
+    vocabulary: Vocabulary | None = _next(channel)
+    if vocabulary is not None:
+        vocabulary.work_out()
+    is_ready()
+    gc.freeze()
+    gc.disable()  # a fifth of the time otherwise
+    num_since = 0  # garbage was looked for, which takes longer than anybody waits for an answer
+    while True:
+        if num_since >= _COLLECT_AFTER:
+            is_idle = not select.select([channel], [], [], _IDLE_SECONDS)[0]
+            if is_idle or num_since >= _COLLECT_ANYWAY:
+                gc.collect()
+                num_since = 0
+        constraint, seconds = _next(channel)
+        num_since += 1
+        answer: Closed | GrammarError | None = None
+        try:
+            with time_limit(seconds):
+                if vocabulary is not None:
+                    with_first_mask(constraint, vocabulary)
+                else:
+                    answer = _closed(build(constraint, _BYTES))
+        except MemoryError:
+            answer = GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
+        except GrammarError as error:
+            answer = error
+        except Exception as error:  # not everything can be pickled
+            answer = GrammarError(f"the constraint cannot be compiled: {type(error).__name__}: {error}"[:500])
+        channel.put(answer)
+        channel.flush()
+
+
+def _next(channel: Channel) -> Any:
+    received = channel.receive()
+    assert received is not None, "its socket waits"
+    return received()
+
+
+def with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
+    """The grammar, the mask at its beginning found. Raises GrammarError if no token can begin."""
+    grammar = build(constraint, vocabulary)
+    mask = np.zeros(vocabulary.words, np.int32)
+    grammar.matcher().fill_mask(mask, FAR)  # with what is known of ends by then
+    if not mask.any():
+        raise GrammarError(f"no token of the model's vocabulary can begin what {constraint.kind} allows")
+    return grammar
+
+
+def _closed(grammar: Grammar) -> Closed | None:
+    if grammar.automaton is None:
+        return None
+    try:
+        with time_limit(_CLOSING_SECONDS):
+            return close(grammar.automaton, MAX_CLOSED_STATES)
+    except GrammarTooLarge:
+        return None

@@ -1,0 +1,499 @@
+"""The engine's one thread: takes requests in, launches steps, turns their results into text and outputs.
+
+With run-ahead, the result of step N is handled while step N + 1 computes; without, before N + 1 is scheduled. What a
+constrained row may sample is found while the forward pass before it computes. All ways emit the same tokens. The loop
+knows no caller: outputs leave through one `deliver` call a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
+from sgl.grammar.automaton.closure import Standing
+from sgl.grammar.matching.jump import Foreseen, Jump, cut
+from sgl.runtime.batch import PendingStep, Runner, TokenMask
+from sgl.runtime.constraints.guides import Guide
+from sgl.runtime.loop.home import Home
+from sgl.runtime.loop.slices import Slices
+from sgl.runtime.loop.submission import Detail, Output, Submission
+from sgl.runtime.loop.thread import EngineThread, settle
+from sgl.runtime.loop.timers import Timers
+from sgl.runtime.scheduler.request import FinishReason, Phase, Request
+from sgl.runtime.scheduler.scheduler import Scheduler, Step
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_HELD_SECONDS = 0.02  # between two looks at deadlines, while all that there is waits for what it is constrained to
+_SLICE = 64  # requests of a group that are taken in, or ended, in one go
+_SLICES_SECONDS = 0.003  # before each step, for groups that are longer
+_DRAIN_SECONDS = 0.01  # before each step that is due, for what arrived: one action more than fits at most
+
+
+class EngineLoop:
+    """Runs a scheduler against a runner in the engine's thread. Every method is safe from any thread."""
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        scheduler: Scheduler,
+        runner: Runner,
+        deliver: Callable[[list[Output]], None],
+        *,
+        overlap: bool,
+        jump_forward: bool = True,
+        jump_cost: float = 0.0,
+        stream_interval: int = 1,
+        check_ledger: bool = False,
+    ) -> None:
+        """jump_cost: what it adds to a step, in steps, that one of its rows has several tokens to compute."""
+        self.scheduler = scheduler
+        self.timers = Timers()
+        """What is to be done between two steps, for the loop's own thread."""
+        self._runner = runner
+        self._deliver = deliver
+        self._overlap = overlap
+        self._jump_forward = jump_forward
+        self._jump_cost = jump_cost
+        self._stream_interval = stream_interval
+        self._check_ledger = check_ledger
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._live: dict[int, Submission] = {}
+        self._outputs: list[Output] = []
+        self._slices = Slices()
+        self._num_constrained = 0  # of the live submissions
+        self._num_streamed = 0
+        self._is_held = False  # nothing can be computed until something arrives
+        self._flying: tuple[Step, PendingStep] | None = None
+        self._stopping = False
+        self._death: BaseException | None = None
+        self._round_began: float | None = None  # monotonic seconds; None: waiting for work
+        self._gate = threading.RLock()  # nothing enters the inbox after the loop looked for the last time
+        self._thread = thread
+        self.home = Home()
+
+    # ---- any thread
+
+    def start(self) -> None:
+        """Begin. The thread ends when the loop does."""
+        self._thread.start(self._run)
+        self._thread.close()
+
+    def submit(self, submissions: list[Submission]) -> None:
+        """Queue requests, all of them in the same scheduling round. Raises EngineDead."""
+        now = time.monotonic()
+        for submission in submissions:
+            submission.submitted = now
+        by_uid = {submission.request.uid: submission for submission in submissions}
+        self.post(lambda: self._add(by_uid))
+
+    def abort(self, uids: Collection[int] | None, then: Callable[[], None] | None = None) -> None:
+        """Ask to end requests, for None all there are, those that run first. Each still sends its last output, after
+        which nothing more comes of it and its pages are free; unknown and finished ones are passed over. `then` is
+        called on the loop's thread when all have ended; it must not raise. Raises EngineDead."""
+        chosen = None if uids is None else frozenset(uids)
+        self.post(lambda: self._abort(chosen, then))
+
+    def abort_and_wait(self, uids: Collection[int] | None) -> None:
+        """`abort`, and return when all have ended. Raises EngineDead."""
+        ended: Future[None] = Future()
+        self.abort(uids, partial(ended.set_result, None))
+        self._result_of(ended, None)
+
+    def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
+        """Run a function between two steps and return its result. Raises EngineDead, or TimeoutError."""
+        future: Future[T] = Future()
+        self.post(lambda: settle(future, function))
+        return self._result_of(future, timeout)
+
+    def _result_of(self, future: Future[T], timeout: float | None) -> T:
+        waited = 0.0
+        while True:
+            try:
+                return future.result(timeout=0.5 if timeout is None else min(0.5, timeout - waited))
+            except TimeoutError:
+                waited += 0.5
+                if not self._thread.is_alive and not future.done():
+                    raise EngineDead("the engine stopped") from self._death
+                if timeout is not None and waited >= timeout:
+                    raise
+
+    def stop(self) -> None:
+        """End every request and the thread. Idempotent; returns when it has ended. Does nothing in a forked child."""
+        if self.home.is_elsewhere:
+            return
+        with self._gate:
+            self._inbox.put(partial(setattr, self, "_stopping", True))
+        self._thread.close()  # if the loop was never started
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are served."""
+        return self._death is None and not self._stopping and self._thread.is_alive
+
+    def heartbeat_age(self) -> float:
+        """For how many seconds the loop has been in its present round: 0 while it waits for work, infinite when
+        it serves no more. A long round is a long step, or a device that hangs."""
+        began = self._round_began
+        if not self.is_alive:
+            return math.inf
+        return 0.0 if began is None else time.monotonic() - began
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Run an action between two steps, after those posted before; it must not raise. Raises EngineDead."""
+        self.home.check()
+        with self._gate:
+            if self._stopping or self._death is not None:
+                raise EngineDead(self._note()) from self._death
+            self._inbox.put(action)
+
+    # ---- the loop's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._drain()
+                self._round_began = time.monotonic()
+                self._expire()
+                self._step()
+                self._flush()
+        except BaseException as error:
+            logger.exception("the engine loop stopped")
+            self._death = error
+        finally:
+            self._close()
+
+    def _drain(self) -> None:
+        """Take in what arrived, for as long as a step may wait; wait for something when there is nothing to do."""
+        has_nothing = self._is_held or not self.scheduler.has_work
+        idle = self._flying is None and not self._outputs and not self._slices and has_nothing
+        try:
+            if idle:
+                self._round_began = None
+                longest, self._is_held = _HELD_SECONDS if self._is_held else threading.TIMEOUT_MAX, False
+                self._inbox.get(timeout=max(0.0, min(self.timers.seconds_left(), longest)))()
+            end = time.monotonic() + _DRAIN_SECONDS
+            while not self.scheduler.has_work or time.monotonic() < end:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            pass
+        self._slices.work_off(_SLICES_SECONDS)
+
+    def _step(self) -> None:
+        """Launch the next step, and handle the one that is due."""
+        step = self.scheduler.schedule() if self.scheduler.has_work else None
+        flying, self._flying = self._flying, None
+        if step is not None:
+            self._note_first_step(step)
+            step.batch.is_streamed = self._num_streamed > 0
+            if self._num_constrained:
+                pending = self._launch_constrained(step, flying)
+                flying = None
+            else:
+                pending = self._runner.launch(step.batch)
+                self.scheduler.launched(step)
+            if self._overlap:
+                self._flying = step, pending
+            else:
+                flying = step, pending
+        elif flying is None and self.scheduler.has_work:
+            self._is_held = self.scheduler.has_held
+            if not self._is_held:
+                raise RuntimeError("the scheduler has work and schedules nothing")
+        if flying is not None:
+            self._handle(*flying)
+        if self._check_ledger and (problems := self.scheduler.memory.check()):
+            raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
+
+    def _launch_constrained(self, step: Step, due: tuple[Step, PendingStep] | None) -> PendingStep:
+        """Launch a step, and handle the one before while it computes: what may be sampled hangs on its tokens."""
+
+        def under_way() -> None:
+            self.scheduler.launched(step)
+            if due is not None:
+                self._handle(*due)
+            self._find_masks(step)
+
+        return self._runner.launch(step.batch, under_way)
+
+    def _find_masks(self, step: Step) -> None:
+        """Say what the constrained rows of a step may sample; what those do that have ended nobody will read."""
+        batch, counters = step.batch, self.scheduler.counters
+        masks: list[TokenMask | None] = []
+        for b, comes_draft in zip(*map(np.ndarray.tolist, batch.sampling), strict=True):
+            request, mask = step.requests[b], None
+            guide = request.owner.guide
+            if guide is not None and not request.is_done and request.uid not in step.dropped:
+                remaining = request.max_new_tokens - len(request.output_ids)
+                is_behind = b in batch.drafts and not comes_draft
+                mask = guide.next_behind(request.draft, remaining - 1) if is_behind else guide.next(remaining)
+            counters.host_masks += isinstance(mask, np.ndarray)
+            counters.device_masks += isinstance(mask, Standing)
+            masks.append(mask)
+        if any(mask is not None for mask in masks):
+            batch.token_masks = masks
+
+    def _note_first_step(self, step: Step) -> None:
+        if step.batch.setups:
+            now = time.monotonic()
+            for request in step.requests[step.num_decodes :]:
+                submission: Submission = request.owner
+                submission.first_step = submission.first_step or now
+
+    def _handle(self, step: Step, pending: PendingStep) -> None:
+        """Bring a step's result to the requests, and end those that are complete."""
+        for requests in self.scheduler.handle(step, pending.wait()):
+            self._go_on(requests)
+
+    def _go_on(self, requests: list[Request]) -> None:
+        """Take in the latest token of each request, and what follows it for certain. All such text is encoded in one
+        call, on all cores: one by one it would take longer than the step, where many rows jump at once."""
+        jumping: list[tuple[Submission, Guide, Foreseen]] = []
+        for request in requests:
+            submission: Submission = request.owner
+            try:
+                reason = self._advance(submission)
+                if reason is None and submission.guide is not None and self._may_jump(request):
+                    foreseen = submission.guide.foresee(request.output_ids)
+                    if foreseen is not None:
+                        jumping.append((submission, submission.guide, foreseen))
+                        continue
+            except SglError as error:  # of this request alone: a stop regex that runs away
+                reason = FinishReason("abort", error=error)
+            if reason is not None or submission.stream:
+                self._tell(submission, reason)
+        if jumping:
+            self._jump_all(jumping)
+
+    def _jump_all(self, jumping: list[tuple[Submission, Guide, Foreseen]]) -> None:
+        """Give each request the tokens of what was foreseen for it, and end those that are complete with them."""
+        cuts = cut([foreseen for _, _, foreseen in jumping], jumping[0][1].encode)
+        for (submission, guide, foreseen), ids in zip(jumping, cuts, strict=True):
+            try:
+                room = submission.request.max_new_tokens - len(submission.request.output_ids)
+                reason = self._jump(submission, guide, guide.forced(foreseen, ids, room))
+            except SglError as error:  # of this request alone: a grammar that grew too large
+                reason = FinishReason("abort", error=error)
+            self._tell(submission, reason)
+
+    def _tell(self, submission: Submission, reason: FinishReason | None) -> None:
+        """End a request, where there is a reason; else send what its stream is due."""
+        if reason is not None:
+            self._end(submission, reason)
+            return
+        due = len(submission.request.output_ids) - submission.emitted >= self._stream_interval
+        if submission.stream and due:
+            self._emit(submission, None)
+
+    def _advance(self, submission: Submission) -> FinishReason | None:
+        """Read the latest token as text; the reason if it ends the request."""
+        request = submission.request
+        ids = request.output_ids
+        submission.first_token = submission.first_token or time.monotonic()
+        if not request.max_new_tokens:
+            return FinishReason("length")
+        reason = self._read(submission, ids[-1])
+        if reason is None and submission.guide is not None and submission.guide.is_complete():
+            reason = FinishReason("stop")
+        return reason or (FinishReason("length") if len(ids) >= request.max_new_tokens else None)
+
+    def _may_jump(self, request: Request) -> bool:
+        """Not where every token is to be scored or counted by the sampler."""
+        return self._jump_forward and request.top_logprobs < 0 and not request.params.has_penalties
+
+    def _jump(self, submission: Submission, guide: Guide, jump: Jump) -> FinishReason | None:
+        """Append the tokens that follow for certain and try a draft, where that is worth it; the reason if they end the
+        request."""
+        request = submission.request
+        room = request.max_new_tokens - len(request.output_ids)
+        forced = jump.token_ids[:room]
+        # With run-ahead, a row whose draft is verified would sit out the step that it might save.
+        draft = None if self._overlap or len(forced) + 2 > room else jump.draft
+        # Each saves its row a step, but for one that the step under way would have sampled.
+        saved = len(forced) + (draft is not None)
+        if saved <= self._overlap + self._jump_cost * self.scheduler.num_running:
+            guide.pin(forced)
+            return None
+        reason = None
+        if submission.is_incremental or not request.stop_ids.isdisjoint(forced):
+            for num_read, token in enumerate(forced, 1):
+                reason = self._read(submission, token)
+                if reason is not None:
+                    forced = forced[:num_read]
+                    break
+        else:
+            guide.accept_all(forced)
+        self.scheduler.append(request, forced, draft)
+        if reason is None and guide.is_complete():
+            reason = FinishReason("stop")
+        return reason or (FinishReason("length") if len(forced) == room else None)
+
+    def _read(self, submission: Submission, token: int) -> FinishReason | None:
+        """Follow the output by one token, in its text and its constraint; the reason if it ends the request."""
+        request, text, guide = submission.request, submission.text, submission.guide
+        if guide is not None:
+            guide.check()
+        if token in request.stop_ids:
+            if submission.is_incremental and request.params.no_stop_trim and text is not None:
+                submission.pieces += text.feed(token)
+            return FinishReason("stop", token)
+        if guide is not None:
+            guide.accept(token)
+        if submission.is_incremental and text is not None:
+            submission.pieces += text.feed(token)
+            if text.matched is not None:
+                return FinishReason("stop", text.matched, stop=text.stop)
+        return None
+
+    def _end(self, submission: Submission, reason: FinishReason) -> None:
+        """Finish a request and send its last output."""
+        request, text = submission.request, submission.text
+        del self._live[request.uid]
+        if submission.has_entered:
+            self.scheduler.finish(request, reason)
+            self._num_constrained -= submission.guide is not None
+            self._num_streamed -= submission.stream
+        else:
+            request.phase = Phase.DONE
+        if text is not None and reason.type != "abort":
+            if not submission.is_incremental:
+                ids = request.output_ids
+                trimmed = isinstance(reason.matched, int) and not request.params.no_stop_trim
+                submission.pieces = "".join(map(text.feed, ids[:-1] if trimmed else ids))
+            if text.matched is None:
+                submission.pieces += text.flush()
+        self._emit(submission, reason)
+
+    def _emit(self, submission: Submission, reason: FinishReason | None) -> None:
+        request = submission.request
+        emitted = submission.emitted
+        detail = None
+        if reason is not None or emitted == 0 or request.top_logprobs >= 0:
+            first_logprob = submission.emitted_logprobs
+            detail = Detail(
+                output_logprobs=request.output_logprobs[first_logprob:],
+                input_logprobs=[] if emitted or first_logprob else request.input_logprobs,
+                cached_len=request.cached_len,
+                num_retractions=request.num_retractions,
+                num_forced=request.num_forced,
+                queue_seconds=max(0.0, submission.first_step - submission.submitted),
+                prefill_seconds=max(0.0, submission.first_token - submission.first_step),
+            )
+            submission.emitted_logprobs = len(request.output_logprobs)
+        ids = request.output_ids
+        self._outputs.append(Output(request.uid, submission.pieces, ids[emitted:], reason, detail))
+        submission.pieces = ""
+        submission.emitted = len(ids)
+
+    def _flush(self) -> None:
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._deliver(outputs)
+
+    def _add(self, by_uid: dict[int, Submission]) -> None:
+        self._live.update(by_uid)
+        self._slices.begin(self._enter(by_uid.values()))
+
+    def _enter(self, submissions: Iterable[Submission]) -> Iterator[None]:
+        for number, submission in enumerate(submissions):
+            if number and number % _SLICE == 0:
+                yield
+                if self._stopping:
+                    return
+            request, guide = submission.request, submission.guide
+            if request.is_done:  # aborted on its way
+                continue
+            request.owner = submission
+            request.is_held = guide is not None
+            try:
+                self.scheduler.add(request)
+            except QueueFull as error:
+                self._end(submission, FinishReason("abort", error=error))
+                continue
+            submission.has_entered = True
+            self._num_streamed += submission.stream
+            if guide is not None:
+                self._num_constrained += 1
+                if guide.flight.done():
+                    self._begin_guide(submission, guide)
+                else:
+                    guide.flight.add_done_callback(partial(self._guide_is_ready, submission, guide))
+
+    def _guide_is_ready(self, submission: Submission, guide: Guide, _: Future[Any]) -> None:
+        with contextlib.suppress(EngineDead):
+            self.post(partial(self._begin_guide, submission, guide))
+
+    def _begin_guide(self, submission: Submission, guide: Guide) -> None:
+        """Let a request go on whose constraint is compiled, or end it if that failed."""
+        if submission.request.is_done:
+            return
+        try:
+            guide.start()
+        except Exception as error:  # whatever it is, it is this request's
+            self._end(submission, FinishReason("abort", error=error))
+        else:
+            self.scheduler.let_go(submission.request)
+
+    def _abort(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> None:
+        self._slices.begin(self._end_all(uids, then))
+
+    def _end_all(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> Iterator[None]:
+        chosen = list(self._live) if uids is None else list(uids)
+        if len(chosen) > _SLICE:  # pages first
+            running = [request.uid for request in self.scheduler.memory.running.values()]
+            chosen[:0] = [uid for uid in running if uids is None or uid in uids]
+        for number, uid in enumerate(chosen):
+            if number and number % _SLICE == 0:
+                yield
+                if self._stopping:
+                    break
+            submission = self._live.get(uid)
+            if submission is not None:
+                self._end(submission, FinishReason("abort", error=RequestAborted(f"request {uid} was aborted")))
+        if then is not None:
+            then()
+
+    def _expire(self) -> None:
+        self.timers.run_due()
+        for request in self.scheduler.expire():
+            submission: Submission = request.owner
+            waited = time.monotonic() - submission.submitted
+            where = "in the queue" if request.phase is Phase.WAITING else "of running"
+            error = RequestTimeout(f"the request timed out after {waited:.3g} s {where}", seconds=waited)
+            self._end(submission, FinishReason("abort", error=error))
+
+    def _close(self) -> None:
+        """Answer everybody who still waits."""
+        with self._gate:
+            self._stopping = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._inbox.get_nowait()()  # late submissions are answered below
+        while self._slices:
+            self._slices.work_off(0.0)  # each sees that all is over
+        error = EngineDead(self._note())
+        error.__cause__ = self._death
+        for submission in list(self._live.values()):
+            self._emit(submission, FinishReason("abort", error=error))
+        self._live.clear()
+        self._flush()
+
+    def _note(self) -> str:
+        death = self._death
+        if death is None:
+            return "the engine is shut down"
+        return f"the engine stopped on an error: {type(death).__name__}: {death}"

@@ -1,0 +1,269 @@
+"""The native result of one request, put together from the loop's outputs.
+
+{"text", "output_ids", "meta_info": {"id", "finish_reason", "prompt_tokens", "completion_tokens", …}}.
+A log-probability is a triple [logprob | None, token id, text | None].
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sgl.errors import EngineDead, GrammarError, InvalidRequest, QueueFull, RequestAborted, RequestTimeout, SglError
+from sgl.runtime.batch import Int32Array, Logprobs
+from sgl.runtime.loop.submission import Detail, Output
+from sgl.runtime.requests.aside import aside
+from sgl.runtime.scheduler.request import FinishReason, Request
+
+Entry = list[Any] | tuple[Any, ...]  # logprob | None, token id, text | None
+
+
+class Header(NamedTuple):
+    """What a result needs to know of its request. It travels between processes as a plain tuple, which is a tenth of
+    the work."""
+
+    uid: int
+    rid: str
+    prompt_len: int
+    scored: Int32Array | None  # the prompt's tokens whose logprobs are told
+    top_logprobs: int  # how many of the likeliest tokens are told; -1: no logprobs at all
+    given: Int32Array | None  # tokens whose logprobs are told everywhere
+    with_text: bool = False  # whether logprobs carry their tokens' texts
+
+    @classmethod
+    def of(cls, request: Request, rid: str, *, with_text: bool = False) -> Header:
+        """The header of a request."""
+        start, given = request.logprob_start, request.token_ids_logprob
+        scored = None if start is None else request.prompt_ids[start:]
+        return cls(request.uid, rid, request.prompt_len, scored, request.top_logprobs, given, with_text)
+
+
+@dataclass(slots=True)
+class NativeResult:
+    """Collects the outputs of one request.
+
+    `text` and `output_ids` are cumulative. Logprobs are all of them in `result`, and in `event`, which is what a stream
+    sends, those that are new since the previous one: the prompt's come with the first.
+    """
+
+    header: Header
+    token_text: Callable[[int], str] | None  # given if logprobs carry their token's text
+    started: float = field(default_factory=time.monotonic)
+    as_tuples: bool = False
+    """Whether an entry is a tuple, for what only becomes JSON: of a tuple of plain values the garbage collector takes
+    leave at its first look, and lists it reads again and again, 0.5 s at a time if there are a million."""
+    text: str = ""
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    _detail: Detail | None = None
+    _input: list[Logprobs] = field(default_factory=list)
+    _output: list[Logprobs] = field(default_factory=list)
+    _num_sent: int = 0  # output logprobs that events have carried
+    _has_sent_input: bool = False
+
+    def add(self, output: Output) -> None:
+        """Take in the request's next output."""
+        self.text += output.text
+        self.output_ids += output.token_ids
+        self.finish_reason = output.finish_reason
+        if output.detail is not None:
+            self._detail = output.detail
+            self._input += output.detail.input_logprobs
+            self._output += output.detail.output_logprobs
+
+    def result(self) -> dict[str, Any]:
+        """Everything so far."""
+        return self._as_dict(0, with_input=True)
+
+    def event(self) -> dict[str, Any]:
+        """What a stream sends for the outputs since its previous event."""
+        event = self._as_dict(self._num_sent, with_input=not self._has_sent_input)
+        self._num_sent, self._has_sent_input = len(self._output), True
+        return event
+
+    def num_logprobs(self, *, of_event: bool = False) -> int:
+        """How many log-probabilities `result`, or the next `event`, tells."""
+        if self.header.top_logprobs < 0:
+            return 0
+        scored, output = self.header.scored, len(self._output)
+        if of_event:
+            scored, output = None if self._has_sent_input else scored, output - self._num_sent
+        given = self.header.given
+        width = 1 + self.header.top_logprobs + (0 if given is None else len(given))
+        return (output + (0 if scored is None else len(scored))) * width
+
+    def _as_dict(self, first_logprob: int, *, with_input: bool) -> dict[str, Any]:
+        detail = self._detail
+        assert detail is not None, "the first output brings it"
+        meta: dict[str, Any] = {
+            "id": self.header.rid,
+            "finish_reason": _finish_reason(self.finish_reason, len(self.output_ids)),
+            **_matched_regex(self.finish_reason),
+            "prompt_tokens": self.header.prompt_len,
+            "completion_tokens": len(self.output_ids),
+            "forced_tokens": detail.num_forced,
+            "cached_tokens": detail.cached_len,
+            "num_retractions": detail.num_retractions,
+            "queue_time": detail.queue_seconds,
+            "prefill_time": detail.prefill_seconds,
+            "e2e_latency": time.monotonic() - self.started,
+        }
+        if self.header.top_logprobs >= 0:
+            meta.update(self._logprobs(first_logprob, with_input=with_input))
+        return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
+
+    def _logprobs(self, first: int, *, with_input: bool) -> dict[str, Any]:
+        of_prompt = self._input if with_input else []
+        scored = [] if self.header.scored is None or not with_input else self.header.scored.tolist()
+        output = self._output[first:]
+        sampled = self.output_ids[first : first + len(output)] or [0] * len(output)
+        fields: dict[str, Any] = {
+            "input_token_logprobs": self._entries([None, *_flat(of_prompt)], scored),
+            "output_token_logprobs": self._entries(_flat(output), sampled),
+            "output_token_logprobs_length": len(self._output),
+        }
+        if self.header.top_logprobs > 0:
+            head: list[list[Entry] | None] = [None] if scored else []
+            fields["input_top_logprobs"] = head + self._top(of_prompt)
+            fields["output_top_logprobs"] = self._top(output)
+        given = self.header.given
+        if given is not None:
+            head = [None] if scored else []
+            fields["input_token_ids_logprobs"] = head + self._given(of_prompt, given.tolist())
+            fields["output_token_ids_logprobs"] = self._given(output, given.tolist())
+        return fields
+
+    def _entries(self, logprobs: Sequence[float | None], token_ids: Sequence[int]) -> list[Entry]:
+        pairs = zip(logprobs, token_ids, strict=False)
+        if self.as_tuples:
+            return [(logprob, token, self._text_of(token)) for logprob, token in pairs]
+        return [[logprob, token, self._text_of(token)] for logprob, token in pairs]
+
+    def _top(self, parts: list[Logprobs]) -> list[list[Entry] | None]:
+        rows: list[list[Entry] | None] = []
+        for part in parts:
+            assert part.top_values is not None, "top logprobs were asked for"
+            assert part.top_ids is not None, "top logprobs were asked for"
+            for values, ids in zip(part.top_values.tolist(), part.top_ids.tolist(), strict=True):
+                rows.append(self._entries(values, ids))
+        return rows
+
+    def _given(self, parts: list[Logprobs], token_ids: list[int]) -> list[list[Entry] | None]:
+        rows: list[list[Entry] | None] = []
+        for part in parts:
+            assert part.given is not None, "logprobs of token ids were asked for"
+            rows.extend(self._entries(values, token_ids) for values in part.given.tolist())
+        return rows
+
+    def _text_of(self, token_id: int) -> str | None:
+        return None if self.token_text is None else self.token_text(token_id)
+
+
+class Call:
+    """The results of all requests of one call of generate, filled as outputs arrive."""
+
+    def __init__(self, is_list: bool) -> None:
+        """is_list: the result is a list even if there is only one."""
+        self.results: dict[int, NativeResult] = {}  # by uid, in the order of prompts and then samples
+        self.unfinished = 0
+        self.is_list = is_list
+        self._index: dict[int, int] = {}
+
+    def add(self, result: NativeResult) -> None:
+        """Expect another result."""
+        uid = result.header.uid
+        self._index[uid] = len(self.results)
+        self.results[uid] = result
+        self.unfinished += 1
+        self.is_list = self.is_list or len(self.results) > 1
+
+    def take(self, output: Output) -> dict[str, Any]:
+        """Add an output to its result; returns the event for it. Raises what `absorb` raises."""
+        self.absorb(output)
+        return self.event(output.uid)
+
+    def absorb(self, output: Output) -> None:
+        """Add an output to its result. Raises what ended the call as a whole."""
+        self.results[output.uid].add(output)
+        if output.finish_reason is not None:
+            self.unfinished -= 1
+            error = output.finish_reason.error
+            if isinstance(error, (EngineDead, QueueFull)):
+                raise error
+            if error is not None and not self.is_list and not isinstance(error, RequestAborted):
+                raise error
+
+    def event(self, uid: int) -> dict[str, Any]:
+        """The event for what a request's result got since the previous one."""
+        event = self.results[uid].event()
+        if self.is_list:
+            event["index"] = self._index[uid]
+        return event
+
+    def result(self) -> Any:
+        """The result, or the list of results, in the order of the call."""
+        results = [result.result() for result in self.results.values()]
+        return results if self.is_list else results[0]
+
+    async def async_take(self, output: Output) -> dict[str, Any]:
+        """`take`, with an event loop to keep going; see `async_event`."""
+        self.absorb(output)
+        return await self.async_event(output.uid)
+
+    async def async_event(self, uid: int) -> dict[str, Any]:
+        """`event`, for whoever has an event loop to keep going. Nothing may be added meanwhile."""
+        return await aside(lambda: self.event(uid), self.results[uid].num_logprobs(of_event=True))
+
+    async def async_result(self) -> Any:
+        """`result`, in the same way."""
+        return await aside(self.result, sum(result.num_logprobs() for result in self.results.values()))
+
+
+def _flat(parts: list[Logprobs]) -> list[float | None]:
+    return [value for part in parts for value in part.chosen.tolist()]
+
+
+_STATUS: dict[type[Exception], int] = {
+    QueueFull: 429,
+    RequestTimeout: 408,
+    GrammarError: 400,
+    InvalidRequest: 400,
+    EngineDead: 503,
+}
+_ABORTED = 499
+
+
+def failure_of(result: dict[str, Any]) -> SglError | None:
+    """What one result of a list ended in, if it is over and was not aborted on demand."""
+    reason = result["meta_info"]["finish_reason"] or {}
+    match reason.get("status_code", _ABORTED):
+        case 400:
+            is_grammar = reason["err_type"] != InvalidRequest.__name__
+            return (GrammarError if is_grammar else InvalidRequest)(reason["message"])
+        case 408:
+            return RequestTimeout(reason["message"], seconds=result["meta_info"]["e2e_latency"])
+    return None
+
+
+def _matched_regex(reason: FinishReason | None) -> dict[str, Any]:
+    if reason is None or reason.stop is None or reason.stop == reason.matched:
+        return {}
+    return {"matched_regex": reason.stop}
+
+
+def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:
+    if reason is None:
+        return None
+    if reason.type == "stop":
+        return {"type": "stop", "matched": reason.matched}
+    if reason.type == "length":
+        return {"type": "length", "length": num_tokens}
+    error = reason.error
+    return {
+        "type": "abort",
+        "message": str(error) if error is not None else "aborted",
+        "status_code": next((status for cls, status in _STATUS.items() if isinstance(error, cls)), _ABORTED),
+        "err_type": type(error).__name__ if error is not None else "RequestAborted",
+    }

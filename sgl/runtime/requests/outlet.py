@@ -1,0 +1,92 @@
+"""From the loop's thread to whoever waits for an output, in a thread or in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from typing import Protocol
+
+from sgl.errors import EngineDead
+from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.submission import Output
+
+_POLL_SECONDS = 1.0  # how often a waiting caller looks whether the loop still lives
+
+
+class Sink(Protocol):
+    """Where the outputs of one call go. `put` is called by the loop's thread and must not block."""
+
+    def put(self, outputs: list[Output]) -> None:
+        """Take outputs of one step."""
+
+
+class ThreadSink:
+    """For a caller that blocks its thread."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        self._loop = loop
+        self._queue: queue.SimpleQueue[Output] = queue.SimpleQueue()
+
+    def put(self, outputs: list[Output]) -> None:
+        """See Sink."""
+        for output in outputs:
+            self._queue.put(output)
+
+    def get(self) -> Output:
+        """The next output. Raises EngineDead if the loop ended without one."""
+        self._loop.home.check()
+        while True:
+            try:
+                return self._queue.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if not self._loop.is_alive and self._queue.empty():
+                    raise EngineDead("the engine stopped without an answer") from None
+
+
+class AsyncSink:
+    """For a caller in an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queue: asyncio.Queue[Output] = asyncio.Queue()
+
+    def put(self, outputs: list[Output]) -> None:
+        """See Sink."""
+        with contextlib.suppress(RuntimeError):  # the caller's event loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._put_all, outputs)
+
+    def _put_all(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self._queue.put_nowait(output)
+
+    async def get(self) -> Output:
+        """The next output."""
+        return await self._queue.get()
+
+
+class Outlet:
+    """Carries outputs from the loop's thread to the sinks of the calls that wait for them."""
+
+    def __init__(self) -> None:
+        self._sinks: dict[int, Sink] = {}
+
+    def expect(self, uids: list[int], sink: Sink) -> None:
+        """From now on, outputs of these requests go to the sink."""
+        for uid in uids:
+            self._sinks[uid] = sink
+
+    def forget(self, uids: list[int]) -> None:
+        """Outputs of these requests interest nobody any more."""
+        for uid in uids:
+            self._sinks.pop(uid, None)
+
+    def deliver(self, outputs: list[Output]) -> None:
+        """Hand out one step's outputs, each sink's together."""
+        by_sink: dict[Sink, list[Output]] = {}
+        for output in outputs:
+            sink = self._sinks.get(output.uid)
+            if sink is not None:
+                by_sink.setdefault(sink, []).append(output)
+        for sink, its in by_sink.items():
+            sink.put(its)
