@@ -25,7 +25,7 @@ from sgl.grammar.automaton.place import advance
 from sgl.grammar.matching.jump import cut
 from sgl.runtime.constraints.cursor import MAX_OPENED, ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
 from sgl.runtime.constraints.service import CompileService
-from sgl.runtime.requests.intake import Intake
+from sgl.runtime.requests.intake import RequestBuilder
 from sgl.runtime.runner import device_masks
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
@@ -244,14 +244,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["synchronous", "run-ahead"])
 def walking(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine whose masks are walked where the model runs, by plain torch on a CPU."""
-    monkeypatch.setattr(Intake, "walks_masks", property(lambda self: True))
+    monkeypatch.setattr(RequestBuilder, "walks_masks", property(lambda self: True))
     synchronous = request.param == "synchronous"
     with Engine(folder, dtype="float32", check_ledger=True, disable_overlap_schedule=synchronous) as engine:
         yield engine
 
 
 def test_an_engine_that_cannot_start_leaves_no_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Intake, "walks_masks", property(lambda self: True))
+    monkeypatch.setattr(RequestBuilder, "walks_masks", property(lambda self: True))
     services: list[CompileService] = []
     started = CompileService.start
 

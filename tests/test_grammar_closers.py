@@ -31,7 +31,7 @@ from sgl.time_limit import OutOfTime
 from tests.patience import PATIENCE
 
 
-class Ask:
+class GenerateRequest:
     """What came of a constraint, in its order."""
 
     def __init__(self, closers: Closers, **kind: Any) -> None:
@@ -50,7 +50,7 @@ class Ask:
 def closers(num_processes: int = 1, **options: Any) -> Iterator[Closers]:
     made = Closers(num_processes, **{"deadline": 30.0, "patience": 30.0} | options)
     made.start()
-    ready = Ask(made, regex="ready")
+    ready = GenerateRequest(made, regex="ready")
     if ready.next() == ("ended", None):
         ready.next()
     try:
@@ -74,8 +74,8 @@ def until_taken_up(closers: Closers) -> None:
 
 def test_automata_are_closed_one_after_another_and_errors_come_as_they_are() -> None:
     with closers() as its:
-        asked = [Ask(its, regex=f"[0-9]{{3}}-{i}") for i in range(20)]
-        wrong = Ask(its, regex="(a")
+        asked = [GenerateRequest(its, regex=f"[0-9]{{3}}-{i}") for i in range(20)]
+        wrong = GenerateRequest(its, regex="(a")
         for each in asked:
             name, answer = each.next()
             assert name == "ended"
@@ -88,7 +88,7 @@ def test_automata_are_closed_one_after_another_and_errors_come_as_they_are() -> 
 def test_who_waits_longer_than_patience_is_told_and_gets_it_later() -> None:
     with closers(patience=0.05) as its:
         pid = stopped(its)
-        slow = Ask(its, regex="[ab]{4}")
+        slow = GenerateRequest(its, regex="[ab]{4}")
         assert slow.next() == ("ended", None)
         os.kill(pid, signal.SIGCONT)
         name, answer = slow.next()
@@ -99,7 +99,7 @@ def test_who_waits_longer_than_patience_is_told_and_gets_it_later() -> None:
 def test_a_process_that_hangs_is_killed_at_the_deadline_and_the_next_one_works() -> None:
     with closers(deadline=1.5) as its:
         stopped(its)
-        stuck, other = Ask(its, regex="[ab]{4}"), Ask(its, regex="[ab]{5}")
+        stuck, other = GenerateRequest(its, regex="[ab]{4}"), GenerateRequest(its, regex="[ab]{5}")
         name, answer = stuck.next()
         assert name == "ended"
         assert isinstance(answer, OutOfTime)
@@ -110,7 +110,7 @@ def test_a_process_that_hangs_is_killed_at_the_deadline_and_the_next_one_works()
 def test_a_process_that_dies_ends_its_constraint_alone() -> None:
     with closers() as its:
         pid = stopped(its)
-        dead, other = Ask(its, regex="[ab]{4}"), Ask(its, regex="[ab]{5}")
+        dead, other = GenerateRequest(its, regex="[ab]{4}"), GenerateRequest(its, regex="[ab]{5}")
         until_taken_up(its)
         os.kill(pid, signal.SIGKILL)
         assert isinstance(dead.next()[1], GrammarTooLarge)
@@ -122,12 +122,12 @@ def test_half_an_answer_holds_up_nobody_else() -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         its._processes[0]._channel = its._processes[1]._channel = Channel(ours)  # whichever is taken first
-        stuck = Ask(its, regex="[ab]{4}")
+        stuck = GenerateRequest(its, regex="[ab]{4}")
         theirs.recv(1 << 16)
         theirs.sendall(struct.pack("<qq", 1, 1000) + b"half")
         for process in its._at_rest:
             process.kill(for_good=False)  # and so starts anew
-        assert isinstance(Ask(its, regex="[ab]{5}").next()[1], Closed)
+        assert isinstance(GenerateRequest(its, regex="[ab]{5}").next()[1], Closed)
         assert stuck.found.empty()
         assert isinstance(stuck.next()[1], OutOfTime)
 
@@ -149,7 +149,7 @@ def test_nobody_is_told_while_somebody_launches_and_the_processes_work_on(monkey
 
     with closers(is_launching=is_launching) as its:
         launches.set()
-        asked = [Ask(its, regex=regex) for regex in ("[ab]{4}", "(", "[cd]{4}")]
+        asked = [GenerateRequest(its, regex=regex) for regex in ("[ab]{4}", "(", "[cd]{4}")]
         until_answered(its, 3)
         looks.clear()
         time.sleep(0.3)
@@ -164,7 +164,7 @@ def test_nobody_is_told_while_somebody_launches_and_the_processes_work_on(monkey
 
 def test_who_launches_on_and_on_holds_up_no_answer() -> None:
     with closers(is_launching=lambda: True) as its:
-        assert isinstance(Ask(its, regex="[ab]{4}").next()[1], Closed)
+        assert isinstance(GenerateRequest(its, regex="[ab]{4}").next()[1], Closed)
 
 
 def test_answers_that_come_late_are_told_as_such_behind_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_answers_that_come_late_are_told_as_such_behind_a_launch(monkeypatch: py
         its._patience = 0.1
         launches.set()
         pid = stopped(its)
-        asked = Ask(its, regex="[ab]{4}")
+        asked = GenerateRequest(its, regex="[ab]{4}")
         assert asked.next() == ("ended", None)  # at once
         os.kill(pid, signal.SIGCONT)
         until_answered(its, 1)
@@ -260,7 +260,7 @@ def tell(channel: Channel, message: Any) -> None:
 def test_nothing_is_told_after_the_end() -> None:
     with closers() as its:
         stopped(its)
-        asked = Ask(its, regex="[ab]{4}")
+        asked = GenerateRequest(its, regex="[ab]{4}")
         until_taken_up(its)
     its._thread.join(PATIENCE)
     assert not its._thread.is_alive()

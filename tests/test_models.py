@@ -291,11 +291,11 @@ def test_products_of_all_numbers_of_rows_are_met(
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: noting(lambda x, _: logits(x))(hidden, None))
     monkeypatch.setattr(decoder_module, "_EACH", 40)
-    model.meet_products(100, 300)
+    model.warm_up_gemms(100, 300)
     sizes = {*range(1, 41), 64, 96, 100, 128, 160, 192, 224, 256, 288, 300}
     assert met == dict.fromkeys(matrices, sizes) | {"logits": {size for size in sizes if size <= 100}}
     met.clear()
-    model.meet_products(3, 2)  # more rows than tokens of prompts
+    model.warm_up_gemms(3, 2)  # more rows than tokens of prompts
     assert met == {name: {1, 2, 3} for name in (*matrices, "logits")}
 
 

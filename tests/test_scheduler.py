@@ -55,10 +55,10 @@ def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
     for action, value in plan:
         if action in ("add", "hold"):
             requests.append(random_request(len(requests), value, setting.context))
-            requests[-1].is_held = action == "hold"
+            requests[-1].waits_for_grammar = action == "hold"
             driver.scheduler.add(requests[-1])
         elif action == "let go" and requests:
-            driver.scheduler.let_go(requests[value % len(requests)])
+            driver.scheduler.grammar_is_ready(requests[value % len(requests)])
         elif action == "step":
             for _ in range(value):
                 driver.step()
@@ -76,11 +76,11 @@ def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
             driver.scheduler.memory.cache.reset()
             driver.check()
     while driver.step():
-        assert not any(request.is_held and request.output_ids for request in requests)
+        assert not any(request.waits_for_grammar and request.output_ids for request in requests)
     driver.check()
     for request in requests:
-        assert request.is_held or request.phase is Phase.DONE
-        driver.scheduler.let_go(request)
+        assert request.waits_for_grammar or request.phase is Phase.DONE
+        driver.scheduler.grammar_is_ready(request)
     driver.run()
     driver.check()
     for request in requests:
@@ -130,7 +130,7 @@ def test_followers_wait_for_a_prefix_that_is_being_computed_and_then_hit_it() ->
 def test_a_prompt_that_is_held_is_computed_but_for_its_last_token_and_keeps_nobody_waiting() -> None:
     stem = list(range(32))
     held, other = make_request(0, [*stem, 40, 41], 2), make_request(1, [*stem, 40, 42], 2)
-    held.is_held = True
+    held.waits_for_grammar = True
     driver = Driver(Setting(budget=64, overlap=False))
     driver.runner.keep_batches = True
     driver.scheduler.add(held)
@@ -141,7 +141,7 @@ def test_a_prompt_that_is_held_is_computed_but_for_its_last_token_and_keeps_nobo
     assert other.phase is Phase.DONE
     assert other.cached_len == 32
     assert not held.output_ids
-    driver.scheduler.let_go(held)
+    driver.scheduler.grammar_is_ready(held)
     driver.run()
     assert driver.runner.batches[-2].q_lens.tolist() == [1]
     for request in (held, other):

@@ -17,7 +17,7 @@ import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.runtime.engine import Engine
 from sgl.runtime.requests import aside
-from sgl.runtime.requests.intake import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS, Ask
+from sgl.runtime.requests.intake import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS, GenerateRequest
 from sgl.runtime.requests.native import NativeResult
 from sgl.runtime.server import encoding, openai
 from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED
@@ -110,7 +110,7 @@ def test_engines_refuse_them_too_and_score_any_number_of_candidates(engine: Engi
     plain = engine.generate("hello", LONG, return_logprob=False, token_ids_logprob=[1] * 1025)
     assert "output_token_ids_logprobs" not in plain["meta_info"], "nothing was asked for"
     many = {"return_logprob": True, "token_ids_logprob": [1] * 3000, "sampling_params": {"max_new_tokens": 0}}
-    assert engine._intake.submissions(Ask(prompt="hello", limits_logprobs=False, **many))
+    assert engine._intake.submissions(GenerateRequest(prompt="hello", limits_logprobs=False, **many))
 
 
 def test_a_list_of_prompts_counts_as_one_answer_of_a_server(engine: Engine) -> None:

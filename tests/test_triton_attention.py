@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels.attention import decode
 from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
-from sgl.kernels.attention.decode import Common, DecodeAttention, Shares
+from sgl.kernels.attention.decode import DecodeAttention, SharedOutput, SplitWork
 from tests.test_attention import Case
 
 if importlib.util.find_spec("triton") is None:
@@ -62,7 +62,7 @@ def test_keys_are_shared_out_evenly_and_each_once(
     ends = np.array(lengths, np.int32)
     begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0).astype(np.int32)
     first_pages = np.arange(len(lengths), dtype=np.int32)
-    shares = Shares.of(begins, ends, first_pages, num_programs, tile)
+    shares = SplitWork.of(begins, ends, first_pages, num_programs, tile)
     total = sum(decode._ROW_COST + tile * -(-n // tile) for n in ends - begins)
     share = max(decode._LEAST_SHARE, -(-total // num_programs))
     seen = [np.zeros(length, int) for length in lengths]
@@ -156,7 +156,7 @@ def test_own_keys_are_merged_with_common_ones(lengths: list[int], places: list[i
     # Place i of the common part belongs to the row that names it; a row's place is where its result lies.
     chosen = np.array([row if place >= 0 else -1 for row, place in enumerate(places[:num_rows])], np.int32)
     lse = (scores.logsumexp(-1) / math.log(2)).contiguous()
-    common = Common(everyone, lse, torch.from_numpy(chosen).to(DEVICE))
+    common = SharedOutput(everyone, lse, torch.from_numpy(chosen).to(DEVICE))
     out = torch.full_like(case.query, math.nan)
     plan = attention.plan(case.step, num_rows)
     attention.run(plan, case.query, case.key_cache, case.value_cache, None, out, common)

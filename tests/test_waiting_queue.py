@@ -172,7 +172,7 @@ def test_requests_that_are_held_cost_no_step_anything(policy: str) -> None:
         driver.step()
         for uid in range(1, number):
             request = make_request(uid, [5], 2)  # of one token: nothing of it may be computed
-            request.is_held = True
+            request.waits_for_grammar = True
             driver.scheduler.add(request)
         for _ in range(3):
             driver.scheduler.schedule()  # each is looked at once

@@ -37,12 +37,12 @@ class Uploader:
         size = sum(_aligned(array.nbytes) for array in arrays)
         on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
         self._copy(on_device, arrays)
-        return carve(on_device, arrays)
+        return views_into(on_device, arrays)
 
     def upload_into(self, target: torch.Tensor, *arrays: npt.NDArray[Any]) -> None:
-        """Overwrite the beginning of target, uint8 [n] on the device: `carve` says where each array lies."""
+        """Overwrite the beginning of target, uint8 [n] on the device: `views_into` says where each array lies."""
         if self._device.type == "cpu":
-            for part, array in zip(carve(target, arrays), arrays, strict=True):
+            for part, array in zip(views_into(target, arrays), arrays, strict=True):
                 part.copy_(torch.from_numpy(array))
             return
         self._copy(target, tuple(np.ascontiguousarray(array) for array in arrays))
@@ -81,7 +81,7 @@ def _pinned(num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True), event
 
 
-def carve(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[torch.Tensor]:
+def views_into(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[torch.Tensor]:
     """Views of buffer, uint8 [n], that lie where an upload of the arrays puts them, with their dtypes and shapes."""
     parts, offset = [], 0
     for array in arrays:

@@ -33,9 +33,9 @@ from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
-from sgl.runtime.requests.intake import Ask, Intake
+from sgl.runtime.requests.intake import GenerateRequest, RequestBuilder
 from sgl.runtime.requests.native import Call
-from sgl.runtime.requests.outlet import AsyncSink, Outlet, Sink, ThreadSink
+from sgl.runtime.requests.outlet import AsyncSink, OutputRouter, Sink, ThreadSink
 from sgl.runtime.requests.prepared import Prepared
 from sgl.runtime.requests.waiting import all_done
 from sgl.runtime.sampling_params import SamplingParams
@@ -80,7 +80,7 @@ class Engine:
         self.tokenizer = started.tokenizer
         self._started = started
         self._scheduler = started.scheduler
-        self._outlet = Outlet()
+        self._outlet = OutputRouter()
         self._loop = EngineLoop(
             thread,
             started.scheduler,
@@ -92,7 +92,7 @@ class Engine:
             stream_interval=self.config.stream_interval,
             check_ledger=self.config.check_ledger,
         )
-        self._intake = Intake(
+        self._intake = RequestBuilder(
             self.config,
             started.tokenizer,
             vocab_size=started.model_config.vocab_size,
@@ -196,7 +196,7 @@ class Engine:
         self._home.check()
         full, start = self._candidate_ids(prefix, candidates)
         asks = [
-            Ask(
+            GenerateRequest(
                 input_ids=ids,
                 sampling_params=SamplingParams(max_new_tokens=0, temperature=0.0),
                 return_logprob=True,
@@ -473,7 +473,7 @@ class _Events(Iterator[Result]):
         self._finalizer()
 
 
-def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, intake: Intake) -> None:
+def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, intake: RequestBuilder) -> None:
     if loop.home.is_elsewhere:  # whose it all is
         return
     intake.close()

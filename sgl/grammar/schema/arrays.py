@@ -1,8 +1,8 @@
 """Sets of JSON arrays: conjunctions of what schemas say about items by position, closed under intersection and, but
 for uniqueItems, complement.
 
-Like objects, a case keeps the blocks that the schemas wrote and `resolve` merges them position by position once the
-case is final. Children are formulas. The evaluator calls all of this.
+Like objects, a conjunct keeps the groups of keywords that the schemas wrote, and `resolve` merges them
+position by position once the conjunct is final. Children are formulas. The evaluator calls all of this.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EvaluatedItems:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArrayCase:
+class ArrayConjunct:
     """Arrays of `low` to `high` items that satisfy all blocks and counts; `unique` is the pointer of a uniqueItems
     that demands distinct items."""
 
@@ -76,25 +76,25 @@ class ArrayCase:
     evaluated: EvaluatedItems = EvaluatedItems()
 
     def demands(self) -> frozenset[object]:
-        """As `Case.demands`."""
+        """As `Conjunct.demands`."""
         return frozenset((*self.blocks, *self.counts, *([] if self.unique is None else [self.unique])))
 
     def is_void(self) -> bool:
-        """As `Case.is_void`."""
+        """As `Conjunct.is_void`."""
         return self.high is not None and self.low > self.high
 
     def at(self, index: int, formulas: Formulas) -> Formula:
         """What the item at a position must be."""
         return formulas.both(*[block.at(index) for block in self.blocks])
 
-    def needed(self, formulas: Formulas, sides: tuple[ArrayCase, ...] = ()) -> Iterator[Formula]:
-        """As `Case.needed`."""
+    def needed(self, formulas: Formulas, sides: tuple[ArrayConjunct, ...] = ()) -> Iterator[Formula]:
+        """As `Conjunct.needed`."""
         length = max((len(block.prefix) for block in self.blocks), default=0)
         return (self.at(index, formulas) for index in range(min(self.low, length + 1)))
 
-    def join(self, other: ArrayCase, formulas: Formulas) -> ArrayCase:
-        """As `Case.join`."""
-        return ArrayCase(
+    def join(self, other: ArrayConjunct, formulas: Formulas) -> ArrayConjunct:
+        """As `Conjunct.join`."""
+        return ArrayConjunct(
             tuple(dict.fromkeys((*self.blocks, *other.blocks))),
             max(self.low, other.low),
             lower_of(self.high, other.high),
@@ -103,51 +103,51 @@ class ArrayCase:
             self.evaluated | other.evaluated,
         )
 
-    def outside(self, formulas: Formulas) -> tuple[ArrayCase, ...]:
-        """As `Case.outside`."""
+    def outside(self, formulas: Formulas) -> tuple[ArrayConjunct, ...]:
+        """As `Conjunct.outside`."""
         if self.unique is not None:
             reason = "it stands under a negation, and arrays with items that repeat are no regular set"
             raise Undecidable("uniqueItems", reason, self.unique)
-        result: list[ArrayCase] = []
+        result: list[ArrayConjunct] = []
         for block in self.blocks:
             for index, value in enumerate(block.prefix):
                 wrong = formulas.negate(value)
                 if wrong is not FALSE:
-                    result.append(ArrayCase((Items((*[TRUE] * index, wrong)),), low=index + 1))
+                    result.append(ArrayConjunct((Items((*[TRUE] * index, wrong)),), low=index + 1))
             wrong = formulas.negate(block.rest)
             if wrong is TRUE:
-                result.append(ArrayCase(low=len(block.prefix) + 1))
+                result.append(ArrayConjunct(low=len(block.prefix) + 1))
             elif wrong is not FALSE:
-                result.append(ArrayCase(counts=(Count(len(block.prefix), wrong, 1, None),)))
+                result.append(ArrayConjunct(counts=(Count(len(block.prefix), wrong, 1, None),)))
         if self.low > 0:
-            result.append(ArrayCase(high=self.low - 1))
+            result.append(ArrayConjunct(high=self.low - 1))
         if self.high is not None:
-            result.append(ArrayCase(low=self.high + 1))
+            result.append(ArrayConjunct(low=self.high + 1))
         for count in self.counts:
             if count.low > 0:
-                result.append(ArrayCase(counts=(replace(count, low=0, high=count.low - 1),)))
+                result.append(ArrayConjunct(counts=(replace(count, low=0, high=count.low - 1),)))
             if count.high is not None:
-                result.append(ArrayCase(counts=(replace(count, low=count.high + 1, high=None),)))
+                result.append(ArrayConjunct(counts=(replace(count, low=count.high + 1, high=None),)))
         return tuple(result)
 
-    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ArrayCase:
-        """As `Case.with_unevaluated`."""
+    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ArrayConjunct:
+        """As `Conjunct.with_unevaluated`."""
         seen = self.evaluated
         if seen.everything:
             return self
         block = Items((TRUE,) * seen.prefix, formulas.either(unevaluated, *seen.matching))
         return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedItems(everything=True))
 
-    def not_looked_at(self) -> ArrayCase:
-        """As `Case.not_looked_at`."""
+    def not_looked_at(self) -> ArrayConjunct:
+        """As `Conjunct.not_looked_at`."""
         return replace(self, evaluated=EvaluatedItems())
 
 
-ANY_ARRAY: Final = ArrayCase()
+ANY_ARRAY: Final = ArrayConjunct()
 
 
 class Resolver:
-    """Turns cases into shapes, some of whose items may turn out to have no values.
+    """Turns conjuncts into shapes, some of whose items may turn out to have no values.
 
     `single_values` splits a formula into its values if it has finitely many, all scalars; `all_strings` gives the
     bodies of its values if they are strings.
@@ -165,32 +165,34 @@ class Resolver:
         self.single_values = single_values
         self.all_strings = all_strings
 
-    def shapes(self, case: ArrayCase) -> Iterator[Array]:
+    def shapes(self, conjunct: ArrayConjunct) -> Iterator[Array]:
         """One shape, unless distinct items are written out. Raises Undecidable."""
         formulas = self.formulas
-        counts = _merge_counts(case.counts)
-        length = max([len(block.prefix) for block in case.blocks] + [count.start for count in counts], default=0)
-        if case.high is not None:
-            length = min(length, case.high)
-        prefix = tuple(case.at(index, formulas) for index in range(length))
-        rest = case.at(length, formulas) if case.high is None or case.high > length else FALSE
+        counts = _merge_counts(conjunct.counts)
+        length = max(
+            [len(block.prefix) for block in conjunct.blocks] + [count.start for count in counts], default=0
+        )
+        if conjunct.high is not None:
+            length = min(length, conjunct.high)
+        prefix = tuple(conjunct.at(index, formulas) for index in range(length))
+        rest = conjunct.at(length, formulas) if conjunct.high is None or conjunct.high > length else FALSE
         if FALSE in prefix:
             prefix, rest = prefix[: prefix.index(FALSE)], FALSE
-        high = lower_of(case.high, len(prefix)) if rest is FALSE else case.high
+        high = lower_of(conjunct.high, len(prefix)) if rest is FALSE else conjunct.high
         while prefix and prefix[-1] is rest and not counts:
             prefix = prefix[:-1]
-        is_void = (high is not None and case.low > high) or any(count.is_void() for count in counts)
+        is_void = (high is not None and conjunct.low > high) or any(count.is_void() for count in counts)
         if is_void:
             return
-        if case.unique is not None and (high is None or high > 1):
+        if conjunct.unique is not None and (high is None or high > 1):
             if counts:
-                raise Undecidable("uniqueItems", "distinct items together with contains", case.unique)
-            yield from self._distinct(case, prefix, rest, high)
+                raise Undecidable("uniqueItems", "distinct items together with contains", conjunct.unique)
+            yield from self._distinct(conjunct, prefix, rest, high)
             return
         if len(counts) > 1:
             raise Undecidable("contains", "several counts of different items in one array")
         contains = self._contains(prefix, rest, counts[0]) if counts else None
-        yield Array(tuple(map(self.schema_of, prefix)), self.schema_of(rest), case.low, high, contains)
+        yield Array(tuple(map(self.schema_of, prefix)), self.schema_of(rest), conjunct.low, high, contains)
 
     def _contains(self, prefix: tuple[Formula, ...], rest: Formula, count: Count) -> Contains:
         both, other = self.formulas.both, self.formulas.negate(count.value)
@@ -205,11 +207,11 @@ class Resolver:
         )
 
     def _distinct(
-        self, case: ArrayCase, prefix: tuple[Formula, ...], rest: Formula, high: int | None
+        self, conjunct: ArrayConjunct, prefix: tuple[Formula, ...], rest: Formula, high: int | None
     ) -> Iterator[Array]:
         """Arrays of distinct items, where the items have finitely many values or are strings."""
         if prefix:
-            yield from self._distinct_tuples(case, prefix, rest)
+            yield from self._distinct_tuples(conjunct, prefix, rest)
             return
         values, texts = self.single_values(rest), None
         if values is not None:
@@ -218,28 +220,32 @@ class Resolver:
             texts = self.all_strings(rest)
             if texts is None:
                 reason = "items that are neither strings nor finitely many scalars"
-                raise Undecidable("uniqueItems", reason, case.unique)
-            if case.low > MOST_NOTED:
-                raise Undecidable("uniqueItems", f"more than {MOST_NOTED} different strings", case.unique)
+                raise Undecidable("uniqueItems", reason, conjunct.unique)
+            if conjunct.low > MOST_NOTED:
+                raise Undecidable("uniqueItems", f"more than {MOST_NOTED} different strings", conjunct.unique)
             available = num_texts(texts, ENOUGH_TEXTS)
             high = lower_of(high, available if available < ENOUGH_TEXTS else None)
-        if high is None or case.low <= high:
+        if high is None or conjunct.low <= high:
             distinct = None if values is None else tuple(map(self.schema_of, values))
-            yield Array((), self.schema_of(rest), case.low, high, distinct=distinct, noted=texts)
+            yield Array((), self.schema_of(rest), conjunct.low, high, distinct=distinct, noted=texts)
 
-    def _distinct_tuples(self, case: ArrayCase, prefix: tuple[Formula, ...], rest: Formula) -> Iterator[Array]:
+    def _distinct_tuples(
+        self, conjunct: ArrayConjunct, prefix: tuple[Formula, ...], rest: Formula
+    ) -> Iterator[Array]:
         written: list[tuple[Formula, ...]] = [()]
         lengths = [written]
         for item in prefix:
             values = self.single_values(item)
             if rest is not FALSE or values is None:
-                raise Undecidable("uniqueItems", "a tuple whose items are not finitely many scalars", case.unique)
+                raise Undecidable(
+                    "uniqueItems", "a tuple whose items are not finitely many scalars", conjunct.unique
+                )
             written = [(*array, value) for array in written for value in values if value not in array]
             if len(written) > FEW_ITEMS:
-                raise Undecidable("uniqueItems", f"a tuple of more than {FEW_ITEMS} combinations", case.unique)
+                raise Undecidable("uniqueItems", f"a tuple of more than {FEW_ITEMS} combinations", conjunct.unique)
             lengths.append(written)
         for length, arrays in enumerate(lengths):
-            if case.low <= length:
+            if conjunct.low <= length:
                 for array in arrays:
                     yield Array(tuple(map(self.schema_of, array)), None, length, length)
 

@@ -16,14 +16,23 @@ from sgl.errors import GrammarError
 from sgl.grammar.regular.expr import EMPTY, Expr, union, words
 from sgl.grammar.regular.shortest import num_texts
 from sgl.grammar.schema import objects as json_objects
-from sgl.grammar.schema.arrays import ArrayCase, Resolver
+from sgl.grammar.schema.arrays import ArrayConjunct, Resolver
 from sgl.grammar.schema.document import IN_PLACE, Dialect, Document, dialect_of
-from sgl.grammar.schema.formula import ARRAY, LITERAL, NUMBER, OBJECT, STRING, Formula, TooManyCases, Undecidable
+from sgl.grammar.schema.evaluator import Evaluator, as_conjuncts
+from sgl.grammar.schema.formula import (
+    ARRAY,
+    LITERAL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    Formula,
+    TooManyConjuncts,
+    Undecidable,
+)
 from sgl.grammar.schema.keywords import KindSet
-from sgl.grammar.schema.objects import ObjectCase
+from sgl.grammar.schema.objects import ObjectConjunct
 from sgl.grammar.schema.reader import NeedsTracking, Subschema
 from sgl.grammar.schema.report import Dropped, Report
-from sgl.grammar.schema.sets import Sets, as_cases
 from sgl.grammar.schema.strings import StringSet
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text, num_spots
 from sgl.grammar.text.decimals import NumberSet
@@ -63,7 +72,7 @@ def compile_schema(
         dialect = dialect_of(schema)
         if dialect is None:
             report.problem("", "$schema", "no draft from 4 to 2020-12 has this address")
-        sets = Sets(Document(schema, dialect or Dialect()), report, is_tracking=is_tracking)
+        sets = Evaluator(Document(schema, dialect or Dialect()), report, is_tracking=is_tracking)
         try:
             root = _Compilation(sets, any_spelling, closes_objects).root()
         except NeedsTracking:
@@ -96,7 +105,7 @@ class _Values:
 class _Compilation:
     """One walk over a document. `values` grows until it holds every formula that a value may be held to."""
 
-    def __init__(self, sets: Sets, any_spelling: bool, closes_objects: bool) -> None:
+    def __init__(self, sets: Evaluator, any_spelling: bool, closes_objects: bool) -> None:
         self.sets = sets
         self.any_spelling = any_spelling
         self.closes_objects = closes_objects
@@ -141,11 +150,11 @@ class _Compilation:
             else:
                 texts.append(shape.expr)
         values.text = union(*texts)
-        for case in chain(*[as_cases(self._set(formula, kind)) for kind in (OBJECT, ARRAY)]):
-            if isinstance(case, ObjectCase):
-                values.nested += self._objects(formula, case)
-            elif isinstance(case, ArrayCase):
-                values.nested += self._arrays(formula, case)
+        for conjunct in chain(*[as_conjuncts(self._set(formula, kind)) for kind in (OBJECT, ARRAY)]):
+            if isinstance(conjunct, ObjectConjunct):
+                values.nested += self._objects(formula, conjunct)
+            elif isinstance(conjunct, ArrayConjunct):
+                values.nested += self._arrays(formula, conjunct)
         for child in dict.fromkeys(child for shape in values.nested for child in _children(shape)):
             assert isinstance(child, _Values)
             child.users.append(values)
@@ -154,7 +163,7 @@ class _Compilation:
         """The values of one kind of a formula, and those that it excludes if that takes too many alternatives."""
         try:
             return self.sets.of(formula, kind).value
-        except TooManyCases as error:
+        except TooManyConjuncts as error:
             rest = self.sets.formulas.without_negations(formula)
             if rest is formula:
                 raise
@@ -169,24 +178,24 @@ class _Compilation:
         assert isinstance(strings, StringSet)
         return literals, numbers, strings
 
-    def _objects(self, formula: Formula, case: ObjectCase) -> list[Object]:
+    def _objects(self, formula: Formula, conjunct: ObjectConjunct) -> list[Object]:
         try:
-            return list(json_objects.resolve(case, self.sets.formulas, self._of))
-        except TooManyCases as error:
+            return list(json_objects.resolve(conjunct, self.sets.formulas, self._of))
+        except TooManyConjuncts as error:
             self._refuse(formula, None, str(error))
-            return list(json_objects.resolve(replace(case, exists=()), self.sets.formulas, self._of))
+            return list(json_objects.resolve(replace(conjunct, exists=()), self.sets.formulas, self._of))
 
-    def _arrays(self, formula: Formula, case: ArrayCase) -> list[Array]:
+    def _arrays(self, formula: Formula, conjunct: ArrayConjunct) -> list[Array]:
         try:
-            return list(self.arrays.shapes(case))
+            return list(self.arrays.shapes(conjunct))
         except Undecidable as error:
             if error.path is None:
                 self._refuse(formula, error.keyword, error.reason)
             else:
                 self.sets.report.problem(error.path, error.keyword, error.reason)
             if error.keyword == "uniqueItems":
-                return self._arrays(formula, replace(case, unique=None))
-            return self._arrays(formula, replace(case, counts=case.counts[:-1]))
+                return self._arrays(formula, replace(conjunct, unique=None))
+            return self._arrays(formula, replace(conjunct, counts=conjunct.counts[:-1]))
 
     def _refuse(self, formula: Formula, keyword: str | None, reason: str) -> None:
         """Report a keyword, or else the combinator, of the place in the schema that a formula comes from, as near as is

@@ -77,8 +77,8 @@ class OneOf(Formula):
         self.path = path
 
 
-class Case(Protocol):
-    """Objects or arrays that satisfy several demands at once; a set of objects or arrays is a union of cases."""
+class Conjunct(Protocol):
+    """Objects or arrays that satisfy several demands at once; a set of objects or arrays is a union of conjuncts."""
 
     @property
     def blocks(self) -> tuple[object, ...]:
@@ -109,16 +109,16 @@ class Case(Protocol):
         """What both share; None if that is plainly nothing."""
 
     def outside(self, formulas: Formulas) -> tuple[Self, ...]:
-        """All others, as a union of cases. Raises Undecidable where that is none."""
+        """All others, as a union of conjuncts. Raises Undecidable where that is none."""
 
     def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> Self:
-        """The case with everything that nothing has looked at held to a formula."""
+        """The conjunct with everything that nothing has looked at held to a formula."""
 
     def not_looked_at(self) -> Self:
-        """The case as if nothing had been looked at."""
+        """The conjunct as if nothing had been looked at."""
 
 
-Cases = tuple[Case, ...]
+Conjuncts = tuple[Conjunct, ...]
 
 
 def lower_of(left: int | None, right: int | None) -> int | None:
@@ -127,7 +127,7 @@ def lower_of(left: int | None, right: int | None) -> int | None:
 
 
 class Undecidable(Exception):
-    """A case asks for something that no shape expresses: the keyword, and the pointer if it is known."""
+    """A conjunct asks for something that no shape expresses: the keyword, and the pointer if it is known."""
 
     def __init__(self, keyword: str, reason: str, path: str | None = None) -> None:
         super().__init__(reason)
@@ -140,13 +140,13 @@ def _kinds_of_any(members: Iterable[Formula]) -> int:
     return reduce(or_, (member.kinds for member in members), 0)
 
 
-class TooManyCases(GrammarTooLarge):
+class TooManyConjuncts(GrammarTooLarge):
     """The alternatives of one value multiply out of hand; lenient compilation may leave out the combinator."""
 
 
-def too_many_cases() -> TooManyCases:
+def too_many_conjuncts() -> TooManyConjuncts:
     """The error for a product of alternatives past CASES_LIMIT."""
-    return TooManyCases(
+    return TooManyConjuncts(
         f"the combinators of this schema multiply to more than {CASES_LIMIT} alternatives",
         states=CASES_LIMIT,
         limit=CASES_LIMIT,
@@ -171,12 +171,12 @@ class Formulas:
         self._work = 0
 
     def work(self, amount: int) -> None:
-        """Count work, in blocks and keys looked at. Raises TooManyCases past the limit."""
+        """Count work, in blocks and keys looked at. Raises TooManyConjuncts past the limit."""
         check_time()
         self._work += amount
         if self._work > WORK_LIMIT:
             self._work = 0  # what is left out instead may take as much again
-            raise too_many_cases()
+            raise too_many_conjuncts()
 
     def values(self, values: Mapping[Frozen, object]) -> Formula:
         """Exactly these values, given by their frozen form."""

@@ -11,9 +11,9 @@ from fractions import Fraction
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
-from sgl.grammar.schema.arrays import ANY_ARRAY, ArrayCase, Count, EvaluatedItems, Items
-from sgl.grammar.schema.formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Cases, Formula
-from sgl.grammar.schema.objects import ANY_OBJECT, Block, EvaluatedKeys, ObjectCase
+from sgl.grammar.schema.arrays import ANY_ARRAY, ArrayConjunct, Count, EvaluatedItems, Items
+from sgl.grammar.schema.formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Conjuncts, Formula
+from sgl.grammar.schema.objects import ANY_OBJECT, EvaluatedKeys, KeywordGroup, ObjectConjunct
 from sgl.grammar.schema.reader import TYPES, Subschema
 from sgl.grammar.schema.report import Dropped
 from sgl.grammar.schema.strings import EVERY_STRING, Strings, StringSet, make_strings, not_in, pattern_strings
@@ -29,7 +29,7 @@ class Scalars(Protocol):
     def __or__(self, other: Self, /) -> Self: ...
 
 
-KindSet = Scalars | Cases
+KindSet = Scalars | Conjuncts
 EVERY_LITERAL: Final = frozenset(("null", "true", "false"))
 EVERYTHING: Final[tuple[KindSet, ...]] = (EVERY_LITERAL, EVERY_NUMBER, EVERY_STRING, (ANY_OBJECT,), (ANY_ARRAY,))
 NOTHING: Final[tuple[KindSet, ...]] = (frozenset(), NumberSet(), StringSet(), (), ())
@@ -37,7 +37,7 @@ _OF_OTHERS: Final = ("additionalProperties", "patternProperties", "propertyNames
 _T = TypeVar("_T")
 
 
-class Known(NamedTuple):
+class Result(NamedTuple):
     """The values of one kind in a formula; a superset of them if `problem` names something that was dropped."""
 
     value: KindSet
@@ -50,7 +50,7 @@ class Keywords:
     `strings_of` gives the strings of a formula, for propertyNames.
     """
 
-    def __init__(self, subschema: Subschema, strings_of: Callable[[Formula], Known]) -> None:
+    def __init__(self, subschema: Subschema, strings_of: Callable[[Formula], Result]) -> None:
         self.schema = subschema.schema
         self.keywords = subschema.keywords
         self.location = subschema.location
@@ -61,7 +61,7 @@ class Keywords:
         self.strings_of = strings_of
         self.problem: Dropped | None = None
 
-    def set_of(self, kind: int) -> Known:
+    def set_of(self, kind: int) -> Result:
         """The values of one kind that the keywords allow."""
         names = self.types
         if names is None:
@@ -80,7 +80,7 @@ class Keywords:
             value = (self._objects(),)
         elif kind == ARRAY and "array" in names:
             value = (self._arrays(),)
-        return Known(value, self.problem)
+        return Result(value, self.problem)
 
     def has(self, keyword: str) -> bool:
         """Whether the keyword is there and means something in this draft."""
@@ -188,7 +188,7 @@ class Keywords:
                     strings &= Strings(body=body, high=LONGEST.get(name))
         return make_strings([strings])
 
-    def _objects(self) -> ObjectCase:
+    def _objects(self) -> ObjectConjunct:
         names = {name: self.child("properties", name) for name in self.of_type("properties", dict, {})}
         patterns = []
         rest = self.child("additionalProperties") if self.has("additionalProperties") else TRUE
@@ -201,24 +201,24 @@ class Keywords:
         blocks = []
         is_about_others = any(map(self.has, _OF_OTHERS))
         if names or patterns or rest is not TRUE or is_about_others:
-            blocks.append(Block(names, tuple(patterns), rest, bool(names), is_about_others))
+            blocks.append(KeywordGroup(names, tuple(patterns), rest, bool(names), is_about_others))
         if self.has("propertyNames"):
             known = self.strings_of(self.child("propertyNames"))
             assert isinstance(known.value, StringSet)
             self._note(known.problem)
             if known.value != EVERY_STRING:
-                blocks.append(Block(patterns=((not_in(known.value.bodies()), FALSE),)))
+                blocks.append(KeywordGroup(patterns=((not_in(known.value.bodies()), FALSE),)))
         required = tuple(dict.fromkeys(self.strings("required")))
         low, high = self.count("minProperties") or 0, self.count("maxProperties")
         if self.is_tracking:
             looks_at_all = self.has("additionalProperties")
             evaluated = EvaluatedKeys(frozenset(names), frozenset(key for key, _ in patterns), looks_at_all)
-            return ObjectCase(tuple(blocks), required, low, high, evaluated=evaluated)
+            return ObjectConjunct(tuple(blocks), required, low, high, evaluated=evaluated)
         if not (blocks or required or low) and high is None:
             return ANY_OBJECT
-        return ObjectCase(tuple(blocks), required, low, high)
+        return ObjectConjunct(tuple(blocks), required, low, high)
 
-    def _arrays(self) -> ArrayCase:
+    def _arrays(self) -> ArrayConjunct:
         prefix: tuple[Formula, ...] = ()
         behind = "items"
         for keyword in ("prefixItems", "items"):
@@ -242,7 +242,7 @@ class Keywords:
             evaluated = EvaluatedItems(
                 len(prefix), looks_at_all, tuple(count.value for count in counts if matching)
             )
-            return ArrayCase(blocks, low, high, counts, unique, evaluated)
+            return ArrayConjunct(blocks, low, high, counts, unique, evaluated)
         if not (blocks or counts or low) and high is None and unique is None:
             return ANY_ARRAY
-        return ArrayCase(blocks, low, high, counts, unique)
+        return ArrayConjunct(blocks, low, high, counts, unique)

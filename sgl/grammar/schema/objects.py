@@ -1,6 +1,6 @@
 """Sets of JSON objects: conjunctions of what schemas say about keys, closed under intersection and complement.
 
-A case is kept as the list of blocks that the schemas wrote (properties, patterns, the rest), which makes merging
+A conjunct is kept as the list of blocks that the schemas wrote (properties, patterns, the rest), which makes merging
 free; `resolve` turns it into declared keys, disjoint key patterns and existence demands once it is final. Children
 are formulas. The evaluator calls all of this.
 """
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from sgl.grammar.regular.byteset import bytes_of
 from sgl.grammar.regular.expr import Expr, difference, intersect, is_empty, matches, union, words
-from sgl.grammar.schema.formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_cases
+from sgl.grammar.schema.formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_conjuncts
 from sgl.grammar.shape import KeyPattern, Object, Schema
 from sgl.grammar.text.json import CANONICAL_BODY, string_body, string_of
 from sgl.time_limit import check_size
@@ -32,7 +32,7 @@ _SPLIT_WORK: Final = 4000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class KeywordGroup:
     """What one schema says about values by their keys: by name, by pattern (all that match apply), and for the
     rest."""
 
@@ -87,11 +87,11 @@ class EvaluatedKeys:
 
 
 @dataclass(frozen=True, eq=False)
-class ObjectCase:
+class ObjectConjunct:
     """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of
     `exists` some key that matches with a value that does."""
 
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[KeywordGroup, ...] = ()
     required: tuple[str, ...] = ()
     low: int = 0
     high: int | None = None
@@ -99,19 +99,19 @@ class ObjectCase:
     evaluated: EvaluatedKeys = EvaluatedKeys()
 
     def demands(self) -> frozenset[object]:
-        """As `Case.demands`."""
+        """As `Conjunct.demands`."""
         return frozenset((*self.blocks, *self.required, *self.exists))
 
     def is_void(self) -> bool:
-        """As `Case.is_void`."""
+        """As `Conjunct.is_void`."""
         return self.high is not None and max(self.low, len(self.required)) > self.high
 
     def under(self, name: str, formulas: Formulas) -> Formula:
         """What the value of a key must be."""
         return formulas.both(*[block.under(name, formulas) for block in self.blocks])
 
-    def needed(self, formulas: Formulas, sides: tuple[ObjectCase, ...] = ()) -> Iterator[Formula]:
-        """As `Case.needed`."""
+    def needed(self, formulas: Formulas, sides: tuple[ObjectConjunct, ...] = ()) -> Iterator[Formula]:
+        """As `Conjunct.needed`."""
         names = list(self.required)
         for side in sides:
             named = side.named
@@ -135,8 +135,8 @@ class ObjectCase:
             return None
         return frozenset(chain(*[block.names for block in self.blocks]))
 
-    def join(self, other: ObjectCase, formulas: Formulas) -> ObjectCase | None:
-        """As `Case.join`."""
+    def join(self, other: ObjectConjunct, formulas: Formulas) -> ObjectConjunct | None:
+        """As `Conjunct.join`."""
         required = dict.fromkeys((*self.required, *other.required))
         blocks = dict.fromkeys((*self.blocks, *other.blocks))
         exists = dict.fromkeys((*self.exists, *other.exists))
@@ -153,7 +153,7 @@ class ObjectCase:
                 required[able[0]] = None
                 if value is not TRUE:
                     blocks[_one_key(able[0], value, formulas)] = None
-        return ObjectCase(
+        return ObjectConjunct(
             tuple(blocks),
             tuple(required),
             max(self.low, other.low),
@@ -162,9 +162,9 @@ class ObjectCase:
             self.evaluated | other.evaluated,
         )
 
-    def outside(self, formulas: Formulas) -> tuple[ObjectCase, ...]:
-        """As `Case.outside`."""
-        result: list[ObjectCase] = []
+    def outside(self, formulas: Formulas) -> tuple[ObjectConjunct, ...]:
+        """As `Conjunct.outside`."""
+        result: list[ObjectConjunct] = []
         absent = dict.fromkeys(self.required)
         for block in self.blocks:
             for violation in _violations(block, formulas):
@@ -173,34 +173,34 @@ class ObjectCase:
                     del absent[name]
                     violation = replace(violation, required=())
                 result.append(violation)
-        result.extend(ObjectCase((_one_key(name, FALSE, formulas),)) for name in absent)
+        result.extend(ObjectConjunct((_one_key(name, FALSE, formulas),)) for name in absent)
         if self.low > 0:
-            result.append(ObjectCase(high=self.low - 1))
+            result.append(ObjectConjunct(high=self.low - 1))
         if self.high is not None:
-            result.append(ObjectCase(low=self.high + 1))
+            result.append(ObjectConjunct(low=self.high + 1))
         for key, value in self.exists:
-            result.append(ObjectCase((Block(patterns=((key.texts(), formulas.negate(value)),)),)))
+            result.append(ObjectConjunct((KeywordGroup(patterns=((key.texts(), formulas.negate(value)),)),)))
         return tuple(result)
 
-    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ObjectCase:
-        """As `Case.with_unevaluated`."""
+    def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ObjectConjunct:
+        """As `Conjunct.with_unevaluated`."""
         seen = self.evaluated
         if seen.everything:
             return self
         names = dict.fromkeys(sorted(seen.names), TRUE)
         patterns = tuple((key, TRUE) for key in seen.patterns)
-        block = Block(names, patterns, unevaluated, is_about_others=True)
+        block = KeywordGroup(names, patterns, unevaluated, is_about_others=True)
         return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedKeys(everything=True))
 
-    def not_looked_at(self) -> ObjectCase:
-        """As `Case.not_looked_at`."""
+    def not_looked_at(self) -> ObjectConjunct:
+        """As `Conjunct.not_looked_at`."""
         return replace(self, evaluated=EvaluatedKeys())
 
 
-ANY_OBJECT: Final = ObjectCase()
+ANY_OBJECT: Final = ObjectConjunct()
 
 
-def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
+def _closed_names(blocks: Iterable[KeywordGroup]) -> list[str] | None:
     """The keys that a block without patterns allows to have values, if there is such a block that allows no others."""
     closed = [block for block in blocks if block.rest is FALSE and not block.patterns]
     if not closed:
@@ -209,36 +209,36 @@ def _closed_names(blocks: Iterable[Block]) -> list[str] | None:
     return [name for name, value in least.names.items() if value is not FALSE]
 
 
-def _clash(blocks: Iterable[Block], name: str, value: Formula, formulas: Formulas) -> bool:
+def _clash(blocks: Iterable[KeywordGroup], name: str, value: Formula, formulas: Formulas) -> bool:
     return formulas.both(value, *[block.under(name, formulas) for block in blocks]) is FALSE
 
 
-def _one_key(name: str, value: Formula, formulas: Formulas) -> Block:
-    """The block that speaks of one key only: the same one each time, so that cases can be compared."""
+def _one_key(name: str, value: Formula, formulas: Formulas) -> KeywordGroup:
+    """The block that speaks of one key only: the same one each time, so that conjuncts can be compared."""
     key = (name, value)
     found = formulas.blocks.get(key)
     if found is None:
-        found = formulas.blocks[key] = Block({name: value})
-    assert isinstance(found, Block)
+        found = formulas.blocks[key] = KeywordGroup({name: value})
+    assert isinstance(found, KeywordGroup)
     return found
 
 
-def _violations(block: Block, formulas: Formulas) -> Iterator[ObjectCase]:
+def _violations(block: KeywordGroup, formulas: Formulas) -> Iterator[ObjectConjunct]:
     """The ways in which an object can break a block: one key with a wrong value is enough."""
     for name in block.names:
         wrong = formulas.negate(block.under(name, formulas))
         if wrong is not FALSE:
-            yield ObjectCase(() if wrong is TRUE else (_one_key(name, wrong, formulas),), required=(name,))
+            yield ObjectConjunct(() if wrong is TRUE else (_one_key(name, wrong, formulas),), required=(name,))
     for key, value in block.patterns:
         wrong = formulas.negate(value)
         if wrong is not FALSE:
-            yield ObjectCase(exists=((Keys(key), wrong),))
+            yield ObjectConjunct(exists=((Keys(key), wrong),))
     wrong = formulas.negate(block.rest)
     if wrong is not FALSE:
         others = CANONICAL_BODY
         if block.patterns:
             others = difference(others, union(*[key for key, _ in block.patterns]))
-        yield ObjectCase(exists=((Keys(others, frozenset(block.names)), wrong),))
+        yield ObjectConjunct(exists=((Keys(others, frozenset(block.names)), wrong),))
 
 
 def _without(names: list[str], keys: Expr) -> Expr:
@@ -247,30 +247,32 @@ def _without(names: list[str], keys: Expr) -> Expr:
     return difference(keys, words(bodies)) if bodies else keys
 
 
-def resolve(case: ObjectCase, formulas: Formulas, schema_of: Callable[[Formula], Schema]) -> Iterator[Object]:
-    """The case as shapes, some of whose values may turn out to have none: one shape, unless existence demands can be
-    met by several declared keys or patterns."""
+def resolve(
+    conjunct: ObjectConjunct, formulas: Formulas, schema_of: Callable[[Formula], Schema]
+) -> Iterator[Object]:
+    """The conjunct as shapes, some of whose values may turn out to have none: one shape, unless existence demands can
+    be met by several declared keys or patterns."""
     names: dict[str, Formula] = {}
-    for block in case.blocks:
+    for block in conjunct.blocks:
         for name in block.names:
             if name not in names:
-                names[name] = case.under(name, formulas)
-    demanded_keys = [few_words(keys.texts(), FEW_KEYS) or [] for keys, _ in case.exists]
-    for name in (*case.required, *map(string_of, chain(*demanded_keys))):
+                names[name] = conjunct.under(name, formulas)
+    demanded_keys = [few_words(keys.texts(), FEW_KEYS) or [] for keys, _ in conjunct.exists]
+    for name in (*conjunct.required, *map(string_of, chain(*demanded_keys))):
         if name not in names:
-            names[name] = case.under(name, formulas)
-    cells = _cells(case, list(names), formulas)
-    required = frozenset(case.required)
+            names[name] = conjunct.under(name, formulas)
+    cells = _cells(conjunct, list(names), formulas)
+    required = frozenset(conjunct.required)
     if any(names[name] is FALSE for name in required):
         return
     for cell in list(cells):
-        few = few_words(cell[0], FEW_KEYS) if cell[1] is not TRUE or case.low else None
+        few = few_words(cell[0], FEW_KEYS) if cell[1] is not TRUE or conjunct.low else None
         if few is not None:
             cells.remove(cell)
             names.update((string_of(body), cell[1]) for body in few)
-    ways = [_ways_to_exist(names, cells, key, value, formulas) for key, value in case.exists]
+    ways = [_ways_to_exist(names, cells, key, value, formulas) for key, value in conjunct.exists]
     if prod(map(len, ways)) > CASES_LIMIT:
-        raise too_many_cases()
+        raise too_many_conjuncts()
     patterns = tuple(KeyPattern(key, schema_of(value)) for key, value in cells)
     for choice in product(*ways):
         formulas.work(len(names))
@@ -287,7 +289,13 @@ def resolve(case: ObjectCase, formulas: Formulas, schema_of: Callable[[Formula],
         for together in _joint(list(exists), formulas):
             demands = tuple(KeyPattern(key, schema_of(value)) for key, value in together)
             yield Object(
-                properties, frozenset(demanded), patterns, case.low, case.high, demands, case.is_about_declared
+                properties,
+                frozenset(demanded),
+                patterns,
+                conjunct.low,
+                conjunct.high,
+                demands,
+                conjunct.is_about_declared,
             )
 
 
@@ -305,9 +313,9 @@ def _joint(demands: list[tuple[Expr, Formula]], formulas: Formulas) -> Iterator[
                 yield (*others[:i], (both_keys, both), *others[i + 1 :])
 
 
-def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple[Expr, Formula]]:
+def _cells(conjunct: ObjectConjunct, names: list[str], formulas: Formulas) -> list[tuple[Expr, Formula]]:
     """The undeclared keys in disjoint languages, each with what all blocks say about its values."""
-    patterns = list(dict.fromkeys(key for block in case.blocks for key, _ in block.patterns))
+    patterns = list(dict.fromkeys(key for block in conjunct.blocks for key, _ in block.patterns))
     parts: list[tuple[Expr, frozenset[Expr]]] = [(CANONICAL_BODY, frozenset())]
     for pattern in patterns:
         split: list[tuple[Expr, frozenset[Expr]]] = []
@@ -323,7 +331,7 @@ def _cells(case: ObjectCase, names: list[str], formulas: Formulas) -> list[tuple
     cells: dict[Formula, list[Expr]] = {}
     for keys, inside in parts:
         found = []
-        for block in case.blocks:
+        for block in conjunct.blocks:
             applying = [value for key, value in block.patterns if key in inside]
             found += applying or [block.rest]
         value = formulas.both(*found) if found else TRUE

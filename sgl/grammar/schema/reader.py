@@ -28,7 +28,7 @@ from sgl.grammar.schema.formula import (
     Values,
     frozen_values,
 )
-from sgl.grammar.schema.objects import Block, ObjectCase
+from sgl.grammar.schema.objects import KeywordGroup, ObjectConjunct
 from sgl.grammar.schema.report import Report
 
 Scope = frozenset[tuple[str, Location]]
@@ -53,14 +53,14 @@ class NeedsTracking(Exception):
     """The schema looks at what others have evaluated or at the dynamic scope: read it again with both tracked."""
 
 
-class Fact(Formula):
-    """The objects of a case, and everything that is no object."""
+class ObjectFormula(Formula):
+    """The objects of a conjunct, and everything that is no object."""
 
-    __slots__ = ("case",)
+    __slots__ = ("conjunct",)
 
-    def __init__(self, case: ObjectCase) -> None:
+    def __init__(self, conjunct: ObjectConjunct) -> None:
         super().__init__("leaf")
-        self.case = case
+        self.conjunct = conjunct
 
 
 class Reader:
@@ -72,7 +72,7 @@ class Reader:
         self.report = report
         self.is_tracking = is_tracking
         self._read: dict[tuple[object, Resource, Scope], tuple[Formula, Location]] = {}
-        self._facts: dict[tuple[str | None, tuple[str, ...]], Fact] = {}
+        self._facts: dict[tuple[str | None, tuple[str, ...]], ObjectFormula] = {}
 
     def formula(self, location: Location, scope: Scope = frozenset()) -> Formula:
         """The formula of a subschema."""
@@ -141,8 +141,8 @@ class Reader:
         """That a key is absent, or that some are there: the same formula each time."""
         found = self._facts.get((absent, required))
         if found is None:
-            blocks = () if absent is None else (Block({absent: FALSE}),)
-            found = self._facts[absent, required] = Fact(ObjectCase(blocks, required))
+            blocks = () if absent is None else (KeywordGroup({absent: FALSE}),)
+            found = self._facts[absent, required] = ObjectFormula(ObjectConjunct(blocks, required))
         return found
 
 
@@ -239,7 +239,7 @@ class Subschema(Formula):
         formulas = self.reader.formulas
         if not self.reader.is_tracking:
             return formulas.either(*members)
-        # Every branch that holds counts as having looked at keys and items, so each set of branches is a case.
+        # Every branch that holds counts as having looked at keys and items, so each set of branches is a conjunct.
         if len(members) > MOST_BRANCHES_WITH_UNEVALUATED:
             return self._unknown("anyOf", "too many branches beside unevaluated*")
         sizes = range(1, len(members) + 1)

@@ -25,7 +25,7 @@ from sgl.grammar.regular.expr import (
 )
 from sgl.grammar.regular.regex import compile_regex, single_class_repeat
 from sgl.grammar.regular.shortest import shortest
-from sgl.grammar.schema.formula import TooManyCases, lower_of
+from sgl.grammar.schema.formula import TooManyConjuncts, lower_of
 from sgl.grammar.shape import CountedString, Text
 from sgl.grammar.text.json import CANONICAL_BODY, CANONICAL_CHAR, JSON_CHAR, JSON_STRING, QUOTE, string_of
 from sgl.time_limit import OutOfTime
@@ -53,7 +53,7 @@ class Strings:
         return intersect(*parts) if parts else CANONICAL_BODY
 
     def is_empty(self) -> bool:
-        """Whether there is no such string. Raises TooManyCases where that takes too long to find out."""
+        """Whether there is no such string. Raises TooManyConjuncts where that takes too long to find out."""
         if self.high is not None and self.high < self.low:
             return True
         if self.body is None:
@@ -66,7 +66,7 @@ class Strings:
         except GrammarTooLarge as error:
             if self._has_shortest_of(free):
                 return False
-            raise TooManyCases(str(error), states=error.states, limit=error.limit) from error
+            raise TooManyConjuncts(str(error), states=error.states, limit=error.limit) from error
 
     def _has_shortest_of(self, free: Expr) -> bool:
         """Whether the shortest text without bounds on the length keeps to them; False where it is not found."""

@@ -18,7 +18,7 @@ import torch
 
 from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
-from sgl.kernels.staging import ALIGNMENT, Uploader, carve
+from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 
 _TILE = 32  # keys that a program takes at a time
 _LEAST_SHARE = 128  # keys; smaller shares cost more to merge than they save
@@ -28,7 +28,7 @@ _FEW_ROWS = 16  # of which steps in a row often need no new page, and so no new 
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class SplitWork:
     """Who attends to what; int32. A segment is a run of keys of one row in one share."""
 
     starts: Int32Array  # [num_programs + 1] each program's first segment
@@ -36,7 +36,9 @@ class Shares:
     """[n, 6] row, first key, end, the row's first page, the first program that has keys of it, and how many have."""
 
     @staticmethod
-    def of(begins: Int32Array, ends: Int32Array, first_pages: Int32Array, num_programs: int, tile: int) -> Shares:
+    def of(
+        begins: Int32Array, ends: Int32Array, first_pages: Int32Array, num_programs: int, tile: int
+    ) -> SplitWork:
         """Keys begins[row] ≤ key < ends[row] of every row, none empty; first_pages: where its pages begin; tile: keys
         that are not cut."""
         tiles = -(-(ends - begins) // tile)
@@ -64,7 +66,7 @@ class Shares:
         segments[:, 2] = np.minimum(ends[rows], begins_at[rows] + next_cuts * tile)
         for column, of_row in enumerate((first_pages, first_programs, num_parts), 3):
             segments[:, column] = of_row[rows]
-        return Shares(cuts.searchsorted(edges).astype(np.int32), segments)
+        return SplitWork(cuts.searchsorted(edges).astype(np.int32), segments)
 
     @property
     def programs(self) -> Int32Array:
@@ -103,7 +105,7 @@ class _Arrays:
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
+class SharedOutput:
     """Attention over keys that rows have in common, to be merged with that over the keys of their own."""
 
     out: torch.Tensor  # [N, num_heads, head_dim]
@@ -160,7 +162,7 @@ class DecodeAttention:
         self._uploader.upload_into(self._graph_inputs, *arrays)
         key = len(step.q_lens), len(inputs)
         if key not in self._graph_plans:  # pages come last, so that all arrays begin where they did
-            placed = carve(self._graph_inputs, arrays)
+            placed = views_into(self._graph_inputs, arrays)
             self._graph_plans[key] = self._plan(len(step.q_lens), placed[len(inputs) :]), placed[: len(inputs)]
         return self._graph_plans[key]
 
@@ -172,7 +174,7 @@ class DecodeAttention:
         value_cache: torch.Tensor,
         window: int | None,
         out: torch.Tensor,
-        common: Common | None = None,
+        common: SharedOutput | None = None,
         *,
         overlaps: bool = False,
     ) -> None:
@@ -218,7 +220,7 @@ class DecodeAttention:
         arrays = []
         for window in self._shape.windows:
             begins = np.zeros(num_rows, np.int32) if window is None else np.maximum(rows.kv_lens - window, 0)
-            shares = Shares.of(begins, rows.kv_lens, rows.page_starts, self.num_programs, _TILE)
+            shares = SplitWork.of(begins, rows.kv_lens, rows.page_starts, self.num_programs, _TILE)
             segments = np.zeros((num_rows + self.num_programs, 6), np.int32)
             segments[: len(shares.segments)] = shares.segments
             arrays += [shares.programs, segments]

@@ -34,8 +34,8 @@ def attend(
     *,
     overlaps: bool,
 ) -> None:
-    """`decode.DecodeAttention.run`. common: the tensors of `decode.Common`. scratch: room for what is to be merged, and
-    counters, zero before and after. plan: programs and segments of `decode.Shares`, and pages."""
+    """`decode.DecodeAttention.run`. common: the tensors of `decode.SharedOutput`. scratch: room for what is
+    to be merged, and counters, zero before and after. plan: programs and segments of `decode.SplitWork`, and pages."""
     assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
     programs, segments, pages = plan
     parts, counters = scratch

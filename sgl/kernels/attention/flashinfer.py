@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
-from sgl.kernels.attention.decode import Common, DecodeAttention, DecodePlan
+from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, SharedOutput
 from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows, starts
-from sgl.kernels.staging import Uploader, carve
+from sgl.kernels.staging import Uploader, views_into
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +212,9 @@ class FlashInferAttention:
             host, *indices = self._shared(num_rows, groups)
             arrays = (host.query_starts, host.page_starts, host.last_page_lens, *indices, host.pages)
             self._uploader.upload_into(self._common_inputs, *arrays)
-            query_starts, page_starts, last_page_lens, tokens, places, pages = carve(self._common_inputs, arrays)
+            query_starts, page_starts, last_page_lens, tokens, places, pages = views_into(
+                self._common_inputs, arrays
+            )
             uploaded = [query_starts, page_starts, pages, last_page_lens]
             part = self._shared_part(host, num_rows, uploaded, "common", for_graph=True)
             before = self._graph_plans.setdefault(num_rows, list(part.plan))
@@ -310,7 +312,7 @@ class FlashInferAttention:
                 common_out = torch.empty_like(together)
                 lse = torch.empty(together.shape[:2], dtype=torch.float32, device=query.device)
                 self._attend(step.shared.part, together, key_cache, value_cache, None, common_out, lse)
-                common = Common(common_out, lse, step.shared.places)
+                common = SharedOutput(common_out, lse, step.shared.places)
             self._decode.run(
                 step.decodes, some, key_cache, value_cache, window, some_out, common, overlaps=overlaps
             )

@@ -418,7 +418,7 @@ class EngineLoop:
             if request.is_done:  # aborted on its way
                 continue
             request.owner = submission
-            request.is_held = guide is not None
+            request.waits_for_grammar = guide is not None
             try:
                 self.scheduler.add(request)
             except QueueFull as error:
@@ -446,7 +446,7 @@ class EngineLoop:
         except Exception as error:  # whatever it is, it is this request's
             self._end(submission, FinishReason("abort", error=error))
         else:
-            self.scheduler.let_go(submission.request)
+            self.scheduler.grammar_is_ready(submission.request)
 
     def _abort(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> None:
         self._slices.begin(self._end_all(uids, then))

@@ -32,7 +32,7 @@ _EACH, _STEP, _MANY = (
 
 
 @dataclass(slots=True)
-class Flow:
+class LayerState:
     """T tokens on their way through the layers."""
 
     residual: torch.Tensor  # [T, hidden]
@@ -100,13 +100,13 @@ class Decoder:
             return flow.residual[:0]
         return self.leave(flow, self._attend(last, flow, query, kv, attention), wanted, captured=captured)
 
-    def enter(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> Flow:
+    def enter(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> LayerState:
         """Tokens before the first layer; arguments as for `forward`."""
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        return Flow(functional.embedding(input_ids, self.weights.embedding), rotary, slots)
+        return LayerState(functional.embedding(input_ids, self.weights.embedding), rotary, slots)
 
     def before_attention(
-        self, index: int, flow: Flow, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
+        self, index: int, flow: LayerState, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
     ) -> torch.Tensor:
         """A layer up to its attention: the queries [T, num_heads, head_dim], written to `out` where it is given."""
         config, layer = self.config, self.weights.layers[index]
@@ -120,7 +120,7 @@ class Decoder:
         norm, eps, keys, values = self._qk_norms[index], config.rms_norm_eps, kv.keys[index], kv.values[index]
         return rotate_and_store(qkv, config.num_heads, flow.rotary, norm, eps, keys, values, flow.slots, out)
 
-    def after_attention(self, index: int, flow: Flow, x: torch.Tensor, *, captured: bool) -> None:
+    def after_attention(self, index: int, flow: LayerState, x: torch.Tensor, *, captured: bool) -> None:
         """A layer from its attention's x [T, num_heads, head_dim] on."""
         layer = self.weights.layers[index]
         rest = linear_add(x.flatten(1), layer.output, layer.output_bias, flow.residual, captured=captured)
@@ -129,7 +129,7 @@ class Decoder:
         flow.rest = linear_add(x, layer.down, layer.down_bias, flow.residual, captured=captured)
 
     def leave(
-        self, flow: Flow, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
+        self, flow: LayerState, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
     ) -> torch.Tensor:
         """The last layer from its attention on and the last norm, of the tokens that are wanted: [N, hidden]."""
         if wanted is not None:
@@ -138,14 +138,14 @@ class Decoder:
         return add_rms_norm(flow.rest, flow.residual, self.weights.norm, self.config.rms_norm_eps)
 
     def _attend(
-        self, index: int, flow: Flow, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
+        self, index: int, flow: LayerState, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
     ) -> torch.Tensor:
         keys, values, window = kv.keys[index], kv.values[index], self.config.windows[index]
         if flow.overlaps:
             return cast(GraphAttention, attention).run(query, keys, values, window, overlaps=True)
         return attention.run(query, keys, values, window)
 
-    def _forward_single(self, flow: Flow, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
+    def _forward_single(self, flow: LayerState, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
         """`forward` of one token, whose products only read their matrices."""
         config = self.config
         eps, residual = config.rms_norm_eps, flow.residual
@@ -171,7 +171,7 @@ class Decoder:
         return logits.float() if out is None else out.copy_(logits)
 
     @torch.inference_mode()
-    def meet_products(self, most_rows: int, most_tokens: int) -> None:
+    def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
         """Multiply as many tokens as a step may have, or nearly so many, with the matrices of a layer, and up to
         most_rows with the output's: for some numbers, cuBLAS chooses a kernel that it has for no other. To load one
         halts the host until the device has done all that is under way."""
@@ -186,7 +186,7 @@ class Decoder:
             )
             linear(hidden, layer.qkv, layer.qkv_bias)
             self.after_attention(
-                0, Flow(hidden, (nothing, nothing), nothing), attended.unsqueeze(1), captured=False
+                0, LayerState(hidden, (nothing, nothing), nothing), attended.unsqueeze(1), captured=False
             )
             if num_tokens <= most_rows:
                 self.logits(hidden)

@@ -25,8 +25,8 @@ from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.timers import Timer
 from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import Encoder
-from sgl.runtime.requests.intake import Intake
-from sgl.runtime.requests.outlet import Outlet
+from sgl.runtime.requests.intake import RequestBuilder
+from sgl.runtime.requests.outlet import OutputRouter
 from sgl.runtime.scheduler.leases import Leases
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class Services:
     """What programs use of an engine."""
 
     loop: EngineLoop
-    outlet: Outlet
-    intake: Intake
+    outlet: OutputRouter
+    intake: RequestBuilder
     encoder: Encoder
     leases: Leases
     pool: Executor  # for work too long for the loop's thread

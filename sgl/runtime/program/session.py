@@ -25,7 +25,7 @@ from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
 from sgl.runtime.requests.aside import FEW
-from sgl.runtime.requests.intake import Ask, check_num_logprobs, num_logprobs
+from sgl.runtime.requests.intake import GenerateRequest, check_num_logprobs, num_logprobs
 from sgl.runtime.requests.native import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
 
@@ -161,7 +161,7 @@ class ProgramSession(Interpreter[Stream]):
         return [
             pair
             for ask in asks
-            for pair in self._services.intake.submissions(Ask(input_ids=ids, **ask), waits=False)
+            for pair in self._services.intake.submissions(GenerateRequest(input_ids=ids, **ask), waits=False)
         ]
 
     def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:
@@ -229,7 +229,7 @@ class ProgramSession(Interpreter[Stream]):
         extend = self._services.encoder.extend
         tokens = extend(stream.tokens, stream.unencoded)
         self._services.intake.prompt_ids(
-            Ask(input_ids=tokens.ids, sampling_params=_SCORE)
+            GenerateRequest(input_ids=tokens.ids, sampling_params=_SCORE)
         )  # it fits, or raises now
         wholes = [extend(tokens, [(choice, False)]).ids for choice in choices]
         start = min(_common_len(tokens.ids, ids) for ids in wholes)

@@ -42,7 +42,7 @@ MAX_NAME_CHARACTERS = 1024
 
 
 @dataclass(slots=True)
-class Ask:
+class GenerateRequest:
     """One prompt and what is wanted of it, as the caller put it; see Engine.generate."""
 
     prompt: str | None = None
@@ -63,7 +63,7 @@ class Ask:
     arrived: float = field(default_factory=time.monotonic)  # from when on the timeout counts
 
 
-class Intake:
+class RequestBuilder:
     """Makes submissions for one engine. Safe from any thread."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Intake:
         """See `Constraints.warm_up`."""
         return self._constraints.warm_up()
 
-    def asks(self, arguments: Mapping[str, Any]) -> tuple[list[Ask], bool]:
+    def asks(self, arguments: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool]:
         """What a call of Engine.generate with these arguments asks for, and whether it asked for a list. Raises
         InvalidRequest before it makes more than a call may have, and QueueFull for more than may ever wait."""
         most = self._config.max_requests_per_call
@@ -127,18 +127,18 @@ class Intake:
             raise QueueFull(message, limit=queued)
         return asks, is_list
 
-    def _samples(self, ask: Ask) -> int:
+    def _samples(self, ask: GenerateRequest) -> int:
         """How many requests an ask will be. What is no number is refused later."""
         params = ask.sampling_params
         number = params.get("n") if isinstance(params, Mapping) else getattr(params, "n", None)
         return number if isinstance(number, int) else 1
 
-    def announce(self, ask: Ask) -> Future[Any] | None:
+    def announce(self, ask: GenerateRequest) -> Future[Any] | None:
         """Compile the constraint of an ask, if it has one; see `Constraints.announce`."""
         ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
         return self._constraints.announce(params)
 
-    def submissions(self, ask: Ask, *, waits: bool = True) -> list[tuple[Submission, NativeResult]]:
+    def submissions(self, ask: GenerateRequest, *, waits: bool = True) -> list[tuple[Submission, NativeResult]]:
         """A submission for each of the n samples, and the empty result that will collect its outputs. `waits` until the
         constraint is compiled, and raises the GrammarError in which that ends; else the request ends in it."""
         ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
@@ -207,7 +207,7 @@ class Intake:
         """End what works for the intake."""
         self._constraints.close()
 
-    def prompt_ids(self, ask: Ask) -> Int32Array:
+    def prompt_ids(self, ask: GenerateRequest) -> Int32Array:
         """The prompt's tokens, int32 [n >= 1], checked against vocabulary and context."""
         if (ask.prompt is None) == (ask.input_ids is None):
             what = "both" if ask.prompt is not None else "neither"
@@ -232,7 +232,7 @@ class Intake:
             raise InvalidRequest("the prompt is empty: it needs at least one token", param="prompt")
         return self._tokenizer.encode(text, limit=self._context_length)
 
-    def _max_new(self, ask: Ask) -> int:
+    def _max_new(self, ask: GenerateRequest) -> int:
         return self._params(ask.sampling_params).max_new_tokens
 
     def _params(self, given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
@@ -259,7 +259,7 @@ class Intake:
         stops = StopMatcher(params.stop, params.stop_regex) if params.stop or params.stop_regex else None
         return TextOutput(detokenizer, stops, keep_match=params.no_stop_trim, min_tokens=params.min_new_tokens)
 
-    def _logprob_start(self, ask: Ask, prompt_len: int) -> int | None:
+    def _logprob_start(self, ask: GenerateRequest, prompt_len: int) -> int | None:
         """The first prompt position whose logprob is wanted; None: none is."""
         start = ask.logprob_start_len
         if start is None or (isinstance(start, int) and start == -1):
@@ -271,7 +271,7 @@ class Intake:
             )
         return start if ask.return_logprob else None
 
-    def _top_logprobs(self, ask: Ask) -> int:
+    def _top_logprobs(self, ask: GenerateRequest) -> int:
         if not isinstance(ask.return_logprob, bool):
             raise InvalidRequest(
                 f"return_logprob must be true or false, not {ask.return_logprob!r}", param="return_logprob"
@@ -285,7 +285,7 @@ class Intake:
             )
         return number if ask.return_logprob else -1
 
-    def _given(self, ask: Ask) -> Int32Array | None:
+    def _given(self, ask: GenerateRequest) -> Int32Array | None:
         ids = ask.token_ids_logprob
         if ids is None or not ask.return_logprob:
             return None
@@ -320,7 +320,7 @@ def check_num_logprobs(number: int, limit: int = MAX_LOGPROBS) -> None:
         )
 
 
-def asks_of(arguments: Mapping[str, Any], most: int) -> tuple[list[Ask], bool]:
+def asks_of(arguments: Mapping[str, Any], most: int) -> tuple[list[GenerateRequest], bool]:
     """What a call of Engine.generate with these arguments asks for, at most so many prompts, and whether it asked for a
     list."""
     options = dict(arguments)
@@ -338,7 +338,7 @@ def asks_of(arguments: Mapping[str, Any], most: int) -> tuple[list[Ask], bool]:
         chosen = {name: _one_of(name, value, i, count, is_list) for name, value in options.items()}
         prompt = prompts[i] if is_list and prompts is not None else prompts
         ids = inputs[i] if is_list and inputs is not None else inputs
-        asks.append(Ask(prompt=prompt, input_ids=ids, **chosen))
+        asks.append(GenerateRequest(prompt=prompt, input_ids=ids, **chosen))
     return asks, is_list
 
 

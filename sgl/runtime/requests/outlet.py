@@ -65,7 +65,7 @@ class AsyncSink:
         return await self._queue.get()
 
 
-class Outlet:
+class OutputRouter:
     """Carries outputs from the loop's thread to the sinks of the calls that wait for them."""
 
     def __init__(self) -> None:

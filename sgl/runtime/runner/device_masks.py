@@ -17,7 +17,7 @@ from sgl.grammar.automaton.closure import MAX_BYTES, MAX_DEPTH, MAX_OPENED, Clos
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.layout import MAX_OPEN, AutomatonTensors, GrammarTensors, Places
 from sgl.kernels.mask.ops import find_masks_
-from sgl.kernels.staging import ALIGNMENT, Uploader, carve
+from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.runner.device_grammars import addresses_of, places_arrays, vocabulary_tensors
 
@@ -78,7 +78,7 @@ class DeviceMasks:
         for closed, its, size in zip(missing, arrays, sizes, strict=True):
             assert size <= MAX_BYTES, "larger ones are not closed"
             home = self._arena[self._used : self._used + size]
-            tensors = AutomatonTensors(*carve(home, tuple(its)))
+            tensors = AutomatonTensors(*views_into(home, tuple(its)))
             self._homes[id(closed)] = _Home(closed, tensors, addresses_of([tensors])[0].tolist())
             self._used += size
         # Few copies: each would wait for one of few staging buffers, which steps under way still read.

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from sgl.kernels.attention.base import GraphAttention
-from sgl.kernels.staging import ALIGNMENT, Uploader, carve
+from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import Int64Array
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.decoder import Decoder, Flow
+from sgl.runtime.model.decoder import Decoder, LayerState
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
@@ -74,7 +74,7 @@ class PromptGraphs:
         self._query = torch.zeros(heads, dtype=model.dtype, device=model.device)
         self._attended = torch.zeros(heads, dtype=model.dtype, device=model.device)
         self._residual = torch.zeros(most, config.hidden_size, dtype=model.dtype, device=model.device)
-        self._pieces: dict[int, tuple[Flow, list[torch.cuda.CUDAGraph]]] = {}
+        self._pieces: dict[int, tuple[LayerState, list[torch.cuda.CUDAGraph]]] = {}
 
     def holds(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens is replayed. One token has kernels of its own."""
@@ -86,7 +86,7 @@ class PromptGraphs:
         read[:, : len(step[0])] = step[:_NUM_INPUTS]
         arrays = *read, *step[_NUM_INPUTS:]
         self._uploader.upload_into(self._inputs, *arrays)
-        return carve(self._inputs, arrays)
+        return views_into(self._inputs, arrays)
 
     def run(self, num_tokens: int, wanted: torch.Tensor | None) -> torch.Tensor:
         """Hidden states after the last norm as of `Decoder.forward`, of a step that is placed and planned."""
@@ -98,7 +98,7 @@ class PromptGraphs:
             if index == len(pieces) - 1 and wanted is not None and not len(wanted):
                 return self._residual[:0]
             self._attention.run(query, kv.keys[index], kv.values[index], config.windows[index], attended)
-        last = Flow(self._residual[:num_tokens], flow.rotary, flow.slots)
+        last = LayerState(self._residual[:num_tokens], flow.rotary, flow.slots)
         return self._model.leave(last, attended, wanted)
 
     @torch.inference_mode()
@@ -112,7 +112,7 @@ class PromptGraphs:
             torch.cuda.empty_cache()  # what was computed beside captures lay in that stream's memory
 
     def _capture(self, bucket: int, pool: Any) -> None:
-        inputs = carve(self._inputs, (np.empty(bucket, np.int64),) * _NUM_INPUTS)
+        inputs = views_into(self._inputs, (np.empty(bucket, np.int64),) * _NUM_INPUTS)
         flow = self._enter(inputs)
         for index in range(min(2, self._model.config.num_layers)):  # compiles and loads what a capture may not
             self._piece(index, flow)
@@ -130,12 +130,12 @@ class PromptGraphs:
             pieces.append(graph)
         self._pieces[bucket] = flow, pieces
 
-    def _enter(self, inputs: list[torch.Tensor]) -> Flow:
+    def _enter(self, inputs: list[torch.Tensor]) -> LayerState:
         flow = self._model.enter(*inputs)
         flow.residual = self._residual[: len(flow.slots)].copy_(flow.residual)
         return flow
 
-    def _piece(self, index: int, flow: Flow) -> None:
+    def _piece(self, index: int, flow: LayerState) -> None:
         """From the attention of the layer before to that of this one."""
         num_tokens = len(flow.slots)
         if index:

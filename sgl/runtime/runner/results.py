@@ -68,7 +68,7 @@ class DeviceLogprobs:
         return parts
 
 
-def lay_out(batch: Batch, lengths: Iterable[tuple[int, int]]) -> tuple[list[Span], Int64Array]:
+def spans_of(batch: Batch, lengths: Iterable[tuple[int, int]]) -> tuple[list[Span], Int64Array]:
     """Spans for (b, number of positions) one after another, and what each position asks for of given ids:
     int64 [N, G], padded with token 0."""
     spans: list[Span] = []
@@ -100,7 +100,7 @@ def score_inputs(
     scored = [(b, length) for b, length in scored if length]
     if not scored:
         return None
-    spans, given_ids = lay_out(batch, scored)
+    spans, given_ids = spans_of(batch, scored)
     starts = np.cumsum(batch.q_lens, dtype=np.int64) - batch.q_lens + batch.score_from
     tokens = np.concatenate([np.arange(starts[b], starts[b] + length) for b, length in scored])
     targets = np.concatenate([batch.score_targets[b] for b, _ in scored]).astype(np.int64)

@@ -142,7 +142,7 @@ class ModelRunner:
                 graphs.capture()
         most = min(self._page_table.shape[1] * self._kv.page_size, self._model.max_positions)
         num_rows = len(self._page_table)
-        self._model.meet_products(num_rows, num_tokens)
+        self._model.warm_up_gemms(num_rows, num_tokens)
         first, *others = [most] * (num_tokens // most) + [num_tokens % most] * (num_tokens % most > 0)
         prompts = [1, *others, max(first - 1, 1)][:num_rows] if num_rows > 1 else [first]  # beside a decode
         for q_lens in ([1] * min(64, num_rows), prompts, [1]):

@@ -20,7 +20,7 @@ from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.pack import Uploader
-from sgl.runtime.runner.results import DeviceLogprobs, lay_out, position_logprobs
+from sgl.runtime.runner.results import DeviceLogprobs, position_logprobs, spans_of
 from sgl.runtime.sampling_params import SamplingParams
 
 # Columns of the float table
@@ -135,7 +135,7 @@ class Sampler:
         wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
         penalised = np.flatnonzero(self._has_penalties[rows])
         index, places = placed or self._uploader.upload(rows, positions)
-        spans, given_ids = lay_out(batch, [(b, 1) for b in sampling_rows[wants_logprobs].tolist()])
+        spans, given_ids = spans_of(batch, [(b, 1) for b in sampling_rows[wants_logprobs].tolist()])
         if spans:
             logprob_index, given = self._uploader.upload(wants_logprobs, given_ids)
             raw = logits.index_select(0, logprob_index)

@@ -83,8 +83,8 @@ class WaitingQueue:
         self._subtrees: Subtrees[Group] | None = Subtrees() if policy == "dfs-weight" else None
         self._stale: deque[Group] = deque()
         self._blocked: dict[int, list[Group]] = {}  # by who computes their next page
-        self._held: dict[int, Request] = {}  # those that cannot go on before they are let go
-        self._num_held = 0
+        self._waiting_for_grammar: dict[int, Request] = {}  # those that cannot go on before they are let go
+        self._num_waiting_for_grammar = 0
         self._overtaken = 0  # how often the oldest round was
 
     def __len__(self) -> int:
@@ -94,9 +94,9 @@ class WaitingQueue:
         return iter(self._requests.values())
 
     @property
-    def num_held(self) -> int:
+    def num_waiting_for_grammar(self) -> int:
         """How many of them are held."""
-        return self._num_held
+        return self._num_waiting_for_grammar
 
     def add(self, request: Request) -> None:
         """Append a request, or give a retracted one its old place back. One that waits already stays where it is."""
@@ -104,7 +104,7 @@ class WaitingQueue:
             return
         request.order = request.order or next(self._orders)
         self._requests[request.order] = request
-        self._num_held += request.is_held
+        self._num_waiting_for_grammar += request.waits_for_grammar
         heappush(self._arrivals, request.order)
         if len(self._arrivals) > 2 * len(self._requests) + _MUCH_GARBAGE:
             self._arrivals = sorted(self._requests)
@@ -114,8 +114,8 @@ class WaitingQueue:
         """Take out a request that leaves for another reason than admission."""
         oldest = self._oldest_tick()
         del self._requests[request.order]
-        self._num_held -= request.is_held
-        if self._held.pop(request.uid, None) is None:
+        self._num_waiting_for_grammar -= request.waits_for_grammar
+        if self._waiting_for_grammar.pop(request.uid, None) is None:
             self._leave(request)
         if self._oldest_tick() != oldest:
             self._overtaken = 0
@@ -127,12 +127,12 @@ class WaitingQueue:
         if oldest is not None and oldest < request.tick:
             self._overtaken += 1
 
-    def let_go(self, request: Request) -> None:
+    def grammar_is_ready(self, request: Request) -> None:
         """A request that is held may go on."""
-        request.is_held = False
+        request.waits_for_grammar = False
         if request.order in self._requests:
-            self._num_held -= 1
-            if self._held.pop(request.uid, None) is not None:
+            self._num_waiting_for_grammar -= 1
+            if self._waiting_for_grammar.pop(request.uid, None) is not None:
                 self._place(request)
 
     def is_aged(self, request: Request) -> bool:
@@ -162,9 +162,9 @@ class WaitingQueue:
                 if owner is not None:
                     self._set_aside(group, owner)
                     continue
-                if request.is_held and (request.num_retractions or match.length == request.num_known - 1):
+                if request.waits_for_grammar and (request.num_retractions or match.length == request.num_known - 1):
                     self._leave(request)  # it has given way, or nothing is left to compute
-                    self._held[request.uid] = request
+                    self._waiting_for_grammar[request.uid] = request
                     continue
                 yield request
                 if request.group is not None:

@@ -67,7 +67,7 @@ class Request:
     num_retractions: int = 0
     num_forced: int = 0  # output tokens that followed for certain and were not sampled
 
-    is_held: bool = False  # its last known token is not computed: what may follow is not known yet
+    waits_for_grammar: bool = False  # its last known token is not computed: what may follow is not known yet
     tick: int = 0  # the scheduling round in which it arrived
     order: int = 0  # its place among all that ever waited; 0: it has not
     group: Any = None  # the queue's own record of a request that waits
@@ -93,9 +93,9 @@ class Request:
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
-    def ready_len(self) -> int:
+    def computable_len(self) -> int:
         """How many of the tokens known at admission may be computed."""
-        return self.target_len - self.is_held
+        return self.target_len - self.waits_for_grammar
 
     @property
     def is_timed(self) -> bool:

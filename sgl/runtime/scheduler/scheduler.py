@@ -132,10 +132,10 @@ class Scheduler:
             if not request.params.ignore_eos:
                 self._lengths.finished(len(request.output_ids), request.max_new_tokens)
 
-    def let_go(self, request: Request) -> None:
+    def grammar_is_ready(self, request: Request) -> None:
         """Let the last token of a request that is held be computed."""
-        if request.is_held:
-            self.queue.let_go(request)
+        if request.waits_for_grammar:
+            self.queue.grammar_is_ready(request)
 
     def append(self, request: Request, token_ids: Sequence[int], draft: int | None = None) -> None:
         """Give a request tokens that follow for certain behind its last one: the next step computes them, and
@@ -181,7 +181,9 @@ class Scheduler:
     @property
     def has_held(self) -> bool:
         """Whether any request waits to be let go."""
-        return self.queue.num_held > 0 or any(request.is_held for request in self._running.values())
+        return self.queue.num_waiting_for_grammar > 0 or any(
+            request.waits_for_grammar for request in self._running.values()
+        )
 
     def expire(self, most: int = _MAX_EXPIRED) -> list[Request]:
         """Requests whose deadline has passed, for the caller to finish: so many at once, and each is named once."""
@@ -220,8 +222,8 @@ class Scheduler:
                 self.counters.steps += 1
                 return self._commit(decodes, chunks, setups)
             stuck = [request for request in self._running.values() if request.phase is Phase.PREFILL]
-            held = [request for request in stuck if request.is_held]
-            if held and (len(held) < len(stuck) or self.queue.num_held < len(self.queue)):
+            held = [request for request in stuck if request.waits_for_grammar]
+            if held and (len(held) < len(stuck) or self.queue.num_waiting_for_grammar < len(self.queue)):
                 self._retract(held[-1])
             elif not held and len(stuck) > 1:
                 self._retract(stuck[-1])  # all wait for pages that only they hold
@@ -233,7 +235,7 @@ class Scheduler:
         step on, since steps run in order."""
         for request in step.requests[step.num_decodes :]:
             self.memory.share(request)
-            if self._rows.kv_len[request.row] >= request.ready_len:
+            if self._rows.kv_len[request.row] >= request.computable_len:
                 self.memory.prompt_is_computed(request)
 
     def handle(self, step: Step, result: StepResult) -> Iterator[list[Request]]:
@@ -317,7 +319,7 @@ class Scheduler:
                 break
             if request.phase is Phase.PREFILL:
                 start = int(self._rows.kv_len[request.row])
-                end = self.memory.reach(request, min(request.ready_len, start + budget))
+                end = self.memory.reach(request, min(request.computable_len, start + budget))
                 if request.draft is not None and end < request.target_len:  # it is verified at once or not at all
                     request.draft, request.target_len = None, request.num_known
                 if end > start:
@@ -342,7 +344,7 @@ class Scheduler:
                         break
                     continue
                 start = request.tree_len
-                end = self.memory.reach(request, min(request.ready_len, start + budget))
+                end = self.memory.reach(request, min(request.computable_len, start + budget))
                 chunks.append(Chunk(request, start, end))
                 budget -= end - start
                 output_ids = np.array(request.output_ids, np.int32)
