@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sgl.runtime.batch import Batch, StepResult
+from sgl.runtime.batch import Batch, StepResult, TokenMasks
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
@@ -58,7 +58,7 @@ class PackingRunner:
         self._tokens = np.random.default_rng(0).integers(10, VOCAB, (64, rows), dtype=np.int32)
         self._step = 0
 
-    def launch(self, batch: Batch) -> DrawnTokens:
+    def forward(self, batch: Batch) -> DrawnTokens:
         """See Runner."""
         writes = batch.page_writes
         self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
@@ -66,6 +66,10 @@ class PackingRunner:
         self._step += 1
         tokens = np.where(batch.samples, self._tokens[self._step % 64, : len(batch)], np.int32(-1))
         return DrawnTokens(StepResult(tokens))
+
+    def sample(self, launched: DrawnTokens, masks: TokenMasks | None = None) -> DrawnTokens:
+        """See Runner."""
+        return launched
 
 
 def token_table() -> TokenTable:

@@ -40,17 +40,17 @@ def chat_checkpoint(folder: Path, context: int = 512) -> Path:
 def slow_steps(engine: Engine, seconds: float = 0.01) -> Iterator[None]:
     """Every step takes so much longer: what a test does while a request runs, it does in time on any machine."""
     runner: Any = engine._loop._runner
-    launch = runner.launch
+    forward = runner.forward
 
-    def launch_later(*arguments: Any) -> Any:
+    def forward_later(*arguments: Any) -> Any:
         time.sleep(seconds)
-        return launch(*arguments)
+        return forward(*arguments)
 
-    runner.launch = launch_later
+    runner.forward = forward_later
     try:
         yield
     finally:
-        runner.launch = launch
+        runner.forward = forward
 
 
 class LocalEngine(EngineProcess):

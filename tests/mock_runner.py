@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from sgl.runtime.batch import FROM_DEVICE, Batch, Logprobs, StepResult
+from sgl.runtime.batch import FROM_DEVICE, Batch, Logprobs, StepResult, TokenMasks
 
 VOCAB = 97
 _MASK = (1 << 61) - 1
@@ -42,7 +42,7 @@ def expected_output(prompt: Sequence[int], max_new_tokens: int, seed: int, stop_
 
 
 class MockPending:
-    """A step that was computed when it was launched."""
+    """A step that was computed in its forward phase."""
 
     def __init__(self, result: StepResult) -> None:
         self._result = result
@@ -63,7 +63,7 @@ class MockRunner:
         self.batches: list[Batch] = []
         self.keep_batches = False
 
-    def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> MockPending:
+    def forward(self, batch: Batch) -> tuple[Batch, StepResult]:
         writes = batch.page_writes
         places = {(int(row), int(index)) for row, index, _ in writes}
         assert len(places) == len(writes), "a page-table entry is written twice in one step"
@@ -98,12 +98,17 @@ class MockRunner:
             if b in batch.drafts:
                 assert q_len > 1
                 checks[b] = _choose(sum(self.kv[slot] for slot in slots[:-1]), self.seeds[row]) % VOCAB
-        if under_way is not None:
-            under_way()
-        for b in np.flatnonzero(batch.samples).tolist():
-            self.next_token[batch.rows[b]] = tokens[b]
         tokens = [token if samples else -1 for token, samples in zip(tokens, batch.samples.tolist(), strict=True)]
-        return MockPending(StepResult(np.array(tokens, np.int32), checks, input_logprobs=inputs))
+        return batch, StepResult(np.array(tokens, np.int32), checks, input_logprobs=inputs)
+
+    def sample(self, launched: tuple[Batch, StepResult], masks: TokenMasks | None = None) -> MockPending:
+        batch, result = launched
+        for b in np.flatnonzero(batch.samples).tolist():
+            self.next_token[batch.rows[b]] = int(result.next_tokens[b])
+        return MockPending(result)
+
+    def launch(self, batch: Batch) -> MockPending:
+        return self.sample(self.forward(batch))
 
     def _score(self, slots: list[int], target: int) -> float:
         return expected_score(sum(self.kv[slot] for slot in slots), target)

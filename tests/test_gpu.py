@@ -231,13 +231,13 @@ class Driver:
         self.temperature = temperature
         sampler = self.sampler = self.runner._sampler
 
-        def note(logits: torch.Tensor, batch: Batch, placed: Any = None) -> Any:
+        def note(logits: torch.Tensor, batch: Batch, masks: Any = None, placed: Any = None) -> Any:
             self.logits.append(logits.clone())
-            return sampler(logits, batch, placed)
+            return sampler(logits, batch, masks, placed)
 
         note.next_tokens = sampler.next_tokens  # type: ignore[attr-defined]
         note.setup = sampler.setup  # type: ignore[attr-defined]
-        note.draws_alone = lambda batch: False  # type: ignore[attr-defined]  # so that it sees all logits
+        note.draws_alone = lambda batch, masks: False  # type: ignore[attr-defined]  # so that it sees all logits
         self.runner._sampler = note  # type: ignore[assignment]
 
     def step(self, rows: Sequence[int], forced: Sequence[int] | None = None) -> Any:
@@ -313,7 +313,7 @@ def test_tokens_drawn_in_graphs_are_those_that_are_drawn_by_launches(model_path:
         graphs = driver.runner._graphs
         assert graphs is not None
         if not in_graphs:
-            sampler.draws_alone = lambda batch: False  # type: ignore[method-assign]
+            sampler.draws_alone = lambda batch, masks: False  # type: ignore[method-assign]
         pending = driver.step(range(20))
         steps = []
         with mock.patch.object(graphs.draws, "run", wraps=graphs.draws.run) as replay:

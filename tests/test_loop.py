@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout
-from sgl.runtime.batch import Batch
+from sgl.runtime.batch import Batch, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
@@ -22,7 +22,7 @@ from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.token_bytes import TokenTable
-from tests.mock_runner import VOCAB, MockPending, MockRunner, expected_output
+from tests.mock_runner import VOCAB, MockRunner, expected_output
 from tests.patience import PATIENCE
 
 STOPS = frozenset({3})
@@ -36,11 +36,11 @@ class SlowRunner(MockRunner):
     delay = 0.0
     failure: Exception | None = None
 
-    def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> MockPending:
+    def forward(self, batch: Batch) -> tuple[Batch, StepResult]:
         if self.failure is not None:
             raise self.failure
         time.sleep(self.delay)
-        return super().launch(batch, under_way)
+        return super().forward(batch)
 
 
 class Harness:

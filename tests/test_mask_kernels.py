@@ -346,15 +346,15 @@ def test_the_sampler_draws_the_same_in_one_pass() -> None:
         samples=np.ones(size, np.bool_),
         score_from=np.full(size, -1, np.int32),
         top_logprobs=np.full(size, -1, np.int32),
-        token_masks=[None if row < 0 else packed[row] for row in mask_rows],
     )
+    masks = [None if row < 0 else packed[row] for row in mask_rows]
     logits = torch.from_numpy(generator.normal(0, 2, (6, size, 40)).astype(np.float32))
     drawn = []
     for in_one_pass in (False, True):
         sampler = Sampler(max_rows=8, vocab_size=40, device=ON_GPU)
         sampler.setup(setups)
         sampler._takes_one_pass = in_one_pass  # as it is on a GPU
-        drawn.append([sampler(one.clone().to(ON_GPU), batch).ids.tolist() for one in logits])
+        drawn.append([sampler(one.clone().to(ON_GPU), batch, masks).ids.tolist() for one in logits])
     for ids in drawn[1]:
         assert all(allowed[mask_row, i] for mask_row, i in zip(mask_rows, ids, strict=True) if mask_row >= 0)
     assert drawn[0] == drawn[1]

@@ -340,17 +340,17 @@ def test_branches_are_admitted_together_and_share_the_pages_of_what_is_before(
     """64 branches after `length` tokens, of which the last has been generated and is not computed yet: a whole page
     that this one completes is computed by the first branch, and then shared as well."""
     rows: list[int] = []
-    launch = engine._loop._runner.launch
+    forward = engine._loop._runner.forward
 
     def count(batch: Any) -> Any:
         rows.append(len(batch))
-        return launch(batch)
+        return forward(batch)
 
     engine.flush_cache()
     client = Client(engine)
     client.send(ir.Text("x" * (length - 4)), gen(max_tokens=3))
     client.wait(ir.NodeDone)
-    monkeypatch.setattr(engine._loop._runner, "launch", count)
+    monkeypatch.setattr(engine._loop._runner, "forward", count)
     client.send(ir.Fork(tuple(range(1, 65))))
     client.send(*((i, ir.Text(chr(32 + i))) for i in range(1, 65)))
     done = client.finish(*((i, gen(max_tokens=2)) for i in range(1, 65)))[1:]

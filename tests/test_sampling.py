@@ -687,7 +687,7 @@ def test_only_rows_that_need_nothing_else_are_drawn_alone() -> None:
     assert sampler.draws_alone(decode_batch(range(len(alone)), [5] * len(alone)))
     for row in range(len(alone), len(setups)):
         assert not sampler.draws_alone(decode_batch([0, row], [5, 5]))
-    assert not sampler.draws_alone(decode_batch([0], [5], token_masks=[None]))
+    assert not sampler.draws_alone(decode_batch([0], [5]), [None])
     assert not sampler.draws_alone(decode_batch([0, 1], [5, 5], top_logprobs=np.array([-1, 0], np.int32)))
     sampler.setup([row_setup(len(alone))])
     assert sampler.draws_alone(decode_batch([0, len(alone)], [5, 5]))

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from sgl import Engine
-from sgl.runtime.batch import Batch, PendingStep
+from sgl.runtime.batch import Batch, PendingStep, TokenMasks
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.runner.runner import Launched
 
 PROMPT_IDS = 10_000  # prompts are drawn from the token ids below this
 
@@ -183,22 +184,25 @@ class Workloads:
     def exposed_host_time(self) -> Iterator[Figure]:
         """Share of decode steps of 256 rows in which the GPU waits for the host."""
         runner = self._engine._started.runner
-        launch, events = runner.launch, []
+        forward, sample = runner.forward, runner.sample
+        events: list[list[torch.cuda.Event]] = []
 
-        def timed_launch(batch: Batch) -> PendingStep:
-            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            pair[0].record()
-            pending = launch(batch)
-            pair[1].record()
-            events.append(pair)
+        def timed_forward(batch: Batch) -> Launched:
+            events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+            events[-1][0].record()
+            return forward(batch)
+
+        def timed_sample(launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
+            pending = sample(launched, masks)
+            events[-1][1].record()
             return pending
 
         shares = []
         for _ in range(self._reps):
             events.clear()
-            runner.launch = timed_launch  # type: ignore[method-assign]
+            runner.forward, runner.sample = timed_forward, timed_sample  # type: ignore[method-assign]
             self._timed(self._prompts(256, 512), [128] * 256)
-            runner.launch = launch  # type: ignore[method-assign]
+            runner.forward, runner.sample = forward, sample  # type: ignore[method-assign]
             torch.cuda.synchronize()
             steps = events[-110:-10]  # all rows decode
             waited = sum(before[1].elapsed_time(after[0]) for before, after in pairwise(steps))

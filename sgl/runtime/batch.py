@@ -8,9 +8,9 @@ per-request table on the device (page table, sampling parameters, last sampled t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ TokenMask = Int32Array | Standing | int
 """What a row may sample: [ceil(V / 32)], where bit i % 32 of word i // 32 is 1 if token i is allowed (never written to,
 and an array that comes again is the same mask); or what its grammar allows at a place; or the one token that follows
 for certain."""
+TokenMasks = Sequence[TokenMask | None]
+"""[S] what may be sampled at each position of `Batch.sampling`; None: everything."""
 
 FROM_DEVICE = -1
 """In `Batch.token_ids`: the token that the row sampled last, which the host may not know yet."""
@@ -62,9 +64,6 @@ class Batch:
     drafts: set[int] = field(default_factory=set)
     """Each b, among those that sample, whose last token is a draft: such a row samples at the position before as well,
     and where that gives the draft, what it samples from its last position counts too."""
-    token_masks: list[TokenMask | None] | None = None
-    """[S] what may be sampled at each position of `sampling`; None: everything. No list: no row is constrained. May be
-    set while the forward pass is under way, see `Runner.launch`."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """Per b: ids whose logprobs are wanted at every scored and sampled position."""
     is_streamed: bool = False
@@ -112,11 +111,14 @@ class PendingStep(Protocol):
 
 
 class Runner(Protocol):
-    """Executes batches in the order in which they are launched."""
+    """Executes batches in the order in which they are launched, each in two phases: what a constrained row may sample
+    is not known before the step ahead of it was handled, and its forward pass need not wait for that."""
 
-    def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> PendingStep:
-        """Start a step. Its reads and writes of KV come after those of every batch launched before.
+    def forward(self, batch: Batch) -> Any:
+        """Start the forward pass of a step; for `sample`. Its reads and writes of KV come after those of every batch
+        launched before."""
+        ...
 
-        under_way is called when the forward pass is on its way and before anything is sampled: what it sets in
-        `batch.token_masks` still counts."""
+    def sample(self, launched: Any, masks: TokenMasks | None = None) -> PendingStep:
+        """Sample behind the forward pass that was launched last. masks: None where no row is constrained."""
         ...

@@ -23,7 +23,7 @@ import numpy as np
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.grammar.automaton.closure import Standing
 from sgl.grammar.matching.jump import Foreseen, Jump, cut
-from sgl.runtime.batch import PendingStep, Runner, TokenMask
+from sgl.runtime.batch import PendingStep, Runner, TokenMask, TokenMasks
 from sgl.runtime.constraints.guides import Guide
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.slices import Slices
@@ -200,12 +200,15 @@ class EngineLoop:
         if step is not None:
             self._note_first_step(step)
             step.batch.is_streamed = self._num_streamed > 0
-            if self._num_constrained:
-                pending = self._launch_constrained(step, flying)
-                flying = None
-            else:
-                pending = self._runner.launch(step.batch)
-                self.scheduler.launched(step)
+            launched = self._runner.forward(step.batch)
+            self.scheduler.launched(step)
+            masks = None
+            if self._num_constrained:  # what they may sample hangs on the tokens of the step before
+                if flying is not None:
+                    self._handle(*flying)
+                    flying = None
+                masks = self._find_masks(step)
+            pending = self._runner.sample(launched, masks)
             if self._overlap:
                 self._flying = step, pending
             else:
@@ -219,19 +222,8 @@ class EngineLoop:
         if self._check_ledger and (problems := self.scheduler.memory.check()):
             raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
 
-    def _launch_constrained(self, step: Step, due: tuple[Step, PendingStep] | None) -> PendingStep:
-        """Launch a step, and handle the one before while it computes: what may be sampled hangs on its tokens."""
-
-        def under_way() -> None:
-            self.scheduler.launched(step)
-            if due is not None:
-                self._handle(*due)
-            self._find_masks(step)
-
-        return self._runner.launch(step.batch, under_way)
-
-    def _find_masks(self, step: Step) -> None:
-        """Say what the constrained rows of a step may sample; what those do that have ended nobody will read."""
+    def _find_masks(self, step: Step) -> TokenMasks | None:
+        """What the rows of a step may sample; what those do that have ended nobody will read."""
         batch, counters = step.batch, self.scheduler.counters
         masks: list[TokenMask | None] = []
         for b, comes_draft in zip(*map(np.ndarray.tolist, batch.sampling), strict=True):
@@ -244,8 +236,7 @@ class EngineLoop:
             counters.host_masks += isinstance(mask, np.ndarray)
             counters.device_masks += isinstance(mask, Standing)
             masks.append(mask)
-        if any(mask is not None for mask in masks):
-            batch.token_masks = masks
+        return masks if any(mask is not None for mask in masks) else None
 
     def _note_first_step(self, step: Step) -> None:
         if step.batch.setups:

@@ -1,13 +1,14 @@
 """Executes batches on one device: packs them, runs the model over the paged KV cache, samples.
 
 The runner decides nothing: it keeps the page table and does what a Batch says. On a GPU
-`launch` only enqueues; nothing in it waits for the device.
+`forward` and `sample` only enqueue; nothing in them waits for the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, cast
 
@@ -17,13 +18,13 @@ import torch
 from sgl.grammar.automaton.closure import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
-from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask
+from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.runner.graphs import DecodeGraphs
+from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.pack import Uploader, pack
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
-from sgl.runtime.runner.results import Downloader, PendingStep, score_inputs
+from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, score_inputs
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
@@ -36,6 +37,16 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     """Makes a GPU the calling thread's own: streams, events, captures and Triton's launches are of that one. May be
     entered again once left."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A forward pass on its way."""
+
+    batch: Batch
+    logits: torch.Tensor | None  # float32 [S, V]; None where nothing is sampled
+    inputs: DeviceLogprobs | None = None  # of scored input tokens
+    replayed: Replayed | None = None  # of a decode graph, if it was one
 
 
 class ModelRunner:
@@ -81,31 +92,19 @@ class ModelRunner:
                 self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, under_way: Callable[[], None] | None = None) -> PendingStep:
-        """Start a step; see `batch.Runner`."""
-        worked = False
-        with self._current:
-            try:
-                pending = self._launch(batch, under_way)
-                worked = True
-            finally:
-                if self._threads is not None:
-                    self._threads.done(worked=worked)
-        return pending
-
-    def _launch(self, batch: Batch, under_way: Callable[[], None] | None) -> PendingStep:
-        if self._threads is not None:
-            self._threads.choose(int(batch.q_lens.sum()), is_streamed=batch.is_streamed)
-        self._sampler.setup(batch.setups)
-        writes = batch.page_writes
-        self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
-        num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
-        pages = self._page_table[batch.rows, :num_pages]
-        replayed = None if self._graphs is None else self._graphs.run(batch, pages)
-        inputs = logits = placed = None
-        if replayed is not None:
-            logits, placed = replayed.logits, (replayed.rows, replayed.positions)
-        else:
+    def forward(self, batch: Batch) -> Launched:
+        """Start the forward pass of a step; see `batch.Runner`."""
+        with self._current, self._on_threads():
+            if self._threads is not None:
+                self._threads.choose(int(batch.q_lens.sum()), is_streamed=batch.is_streamed)
+            self._sampler.setup(batch.setups)
+            writes = batch.page_writes
+            self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
+            num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
+            pages = self._page_table[batch.rows, :num_pages]
+            replayed = None if self._graphs is None else self._graphs.run(batch, pages)
+            if replayed is not None:
+                return Launched(batch, replayed.logits, replayed=replayed)
             self._launching_since = monotonic()
             try:
                 hidden, sampling = self._forward(batch, pages)
@@ -113,19 +112,38 @@ class ModelRunner:
                 self._launching_since = None
             vocab_size = self._model.config.vocab_size
             inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
-            if len(sampling):
-                logits = self._model.logits(sampling)
-        if under_way is not None:
-            under_way()
-        if logits is None:
-            nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
-            return PendingStep.of(batch, nothing, None, inputs, self._downloader)
-        if self._graphs is not None and replayed is not None and self._sampler.draws_alone(batch):
-            land = self._graphs.draws.run(replayed.bucket, len(batch))
-            if land is not None:
-                return PendingStep(batch, land)
-        sampled = self._sampler(logits, batch, placed)
-        return PendingStep.of(batch, sampled.ids, sampled.logprobs, inputs, self._downloader)
+            return Launched(batch, self._model.logits(sampling) if len(sampling) else None, inputs)
+
+    @torch.inference_mode()
+    def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
+        """Sample what a forward pass leads to; see `batch.Runner`."""
+        batch, logits, replayed = launched.batch, launched.logits, launched.replayed
+        with self._current, self._on_threads(is_last=True):
+            if logits is None:
+                nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
+                return PendingStep.of(batch, nothing, None, launched.inputs, self._downloader)
+            if self._graphs is not None and replayed is not None and self._sampler.draws_alone(batch, masks):
+                land = self._graphs.draws.run(replayed.bucket, len(batch))
+                if land is not None:
+                    return PendingStep(batch, land)
+            placed = None if replayed is None else (replayed.rows, replayed.positions)
+            sampled = self._sampler(logits, batch, masks, placed)
+            return PendingStep.of(batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader)
+
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
+        """Both phases of a step at once."""
+        return self.sample(self.forward(batch), masks)
+
+    @contextmanager
+    def _on_threads(self, *, is_last: bool = False) -> Iterator[None]:
+        """A phase of a step: torch's threads are given back when the last one is over, or one fails."""
+        worked = False
+        try:
+            yield
+            worked = True
+        finally:
+            if self._threads is not None and (is_last or not worked):
+                self._threads.done(worked=worked)
 
     def is_launching(self) -> bool:
         """Whether a step is being launched kernel by kernel, unless that takes so long that it waits for the device.
@@ -157,10 +175,8 @@ class ModelRunner:
         self._sampler.walk_masks(vocabulary)
         num_rows = min(2, len(self._page_table))
         for temperature in (0.0, 1.0):
-            batch = _idle_batch([1] * num_rows, temperature)
-            kept: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
-            batch.token_masks = kept[:num_rows]
-            self.launch(batch).wait()
+            masks: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
+            self.launch(_idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm of the batch's tokens if any is scored, else of those sampled from; and

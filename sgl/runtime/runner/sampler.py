@@ -16,7 +16,7 @@ import torch
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.ops import apply_token_mask_
 from sgl.kernels.sampling import ops as sampling
-from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup
+from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup, TokenMasks
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.pack import Uploader
@@ -120,7 +120,11 @@ class Sampler:
         self._set_occurrences([setup for setup in setups if setup.params.has_penalties])
 
     def __call__(
-        self, logits: torch.Tensor, batch: Batch, placed: Sequence[torch.Tensor] | None = None
+        self,
+        logits: torch.Tensor,
+        batch: Batch,
+        token_masks: TokenMasks | None = None,
+        placed: Sequence[torch.Tensor] | None = None,
     ) -> SampleOutput:
         """Sample at the batch's S positions, in its order, and note the tokens in `next_tokens`; of rows with drafts,
         whose next tokens the host says, any.
@@ -148,12 +152,12 @@ class Sampler:
                 sampling.add_edits_(logits, *self._uploader.upload(*edits))
         masks = None
         known: list[tuple[int, int]] = []
-        if batch.token_masks is not None:
+        if token_masks is not None:
             if self._masks is None:
                 self._masks = self._mask_table()
-            (mask_rows,) = self._uploader.upload(self._masks.find(batch.token_masks))
+            (mask_rows,) = self._uploader.upload(self._masks.find(token_masks))
             masks = self._masks.rows, mask_rows
-            known = [(i, mask) for i, mask in enumerate(batch.token_masks) if isinstance(mask, int)]
+            known = [(i, mask) for i, mask in enumerate(token_masks) if isinstance(mask, int)]
         is_noted = self._takes_one_pass and not known
         if self._takes_one_pass:
             ids, are_final = self._choose_in_one_pass(logits, rows, index, places, masks)
@@ -173,9 +177,9 @@ class Sampler:
             return SampleOutput(ids, None)
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
 
-    def draws_alone(self, batch: Batch) -> bool:
+    def draws_alone(self, batch: Batch, token_masks: TokenMasks | None = None) -> bool:
         """Whether `draw` is all that there is to do for a batch whose rows decode."""
-        takes_more = batch.token_masks is not None or self._takes_more[batch.rows].any()
+        takes_more = token_masks is not None or self._takes_more[batch.rows].any()
         return not takes_more and int(batch.top_logprobs.max()) < 0
 
     def draw(
