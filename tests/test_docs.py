@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -41,3 +42,10 @@ def test_the_examples_of_the_engine_run(tmp_path: Path) -> None:
         names: dict[str, object] = {"engine": engine}
         exec(second, names)
     assert names["result"]["text"].startswith('{"name":"')  # type: ignore[index]
+
+
+def test_the_stages_of_a_schema_are_as_shown() -> None:
+    page = REPOSITORY / "docs" / "schema_to_mask.md"
+    found = doctest.testfile(str(page), module_relative=False)
+    assert found.attempted > 20
+    assert found.failed == 0
