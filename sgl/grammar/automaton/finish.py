@@ -45,8 +45,7 @@ class Finish:
         """Of objects where no undeclared key has been used that may not come again: what `_keys` found."""
         self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}
         """The same of arrays and `_next_items`."""
-        self._most_from: dict[int, int] = {}
-        self._most_behind: dict[int, int] = {}
+        self._most_known: dict[Thread | Node, int] = {}
         self.longest: tuple[str, int] | None = None
         """The keyword that asked for the longest text, and how much it asks for."""
         self._notes = NO_NOTES
@@ -68,23 +67,24 @@ class Finish:
 
     def most_from(self, state: int) -> int:
         """The same, whichever of the readings that stand there is the only one to go on."""
-        found = self._most_from.get(state)
-        if found is None:
-            self._notes = NO_NOTES
-            with _bounded_depth():
-                ends = [self._thread(thread, 0, 0) for _, thread in self.automaton.members[state]]
-            found = self._most_from[state] = max((end.size for end in ends if end is not None), default=0)
-        return found
+        return max((self._most(thread) for _, thread in self.automaton.members[state]), default=0)
 
     def most_behind(self, symbol: int) -> int:
         """The same behind a frame that was pushed as `symbol`, of the frame around it."""
-        found = self._most_behind.get(symbol)
+        return max(
+            (self._most(node) for callers in self.automaton.callers[symbol] for _, node in callers), default=0
+        )
+
+    def _most(self, begun: Thread | Node) -> int:
+        found = self._most_known.get(begun)
         if found is None:
             self._notes = NO_NOTES
             with _bounded_depth():
-                nodes = {node for callers in self.automaton.callers[symbol] for _, node in callers}
-                ends = [self._node(node, 0) for node in nodes]
-            found = self._most_behind[symbol] = max((end.size for end in ends if end is not None), default=0)
+                if isinstance(begun, Lexeme) and isinstance(begun.target, Node):
+                    found = _size(shortest_rope(begun.expr)) + self._most(begun.target)
+                else:
+                    found = _size(self._node(begun, 0) if isinstance(begun, Node) else self._thread(begun, 0, 0))
+            self._most_known[begun] = found
         return found
 
     def _end(self, place: Place) -> Rope:
