@@ -25,7 +25,7 @@ up to date by `entries[:num_states, :num_classes]` and the others, whenever `ver
 from __future__ import annotations
 
 from copy import copy
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -71,10 +71,10 @@ class Tables:
         self.classes: npt.NDArray[np.uint8] = np.zeros(256, np.uint8)
         self.class_of = bytes(256)
         """`classes` again, faster to ask for one byte."""
-        self.entries: Int32Array = np.full((_FEW, _FEW), UNKNOWN, np.int32)
-        self.symbols: Int32Array = np.full((_FEW, 2), -1, np.int32)
-        self.gates: Int32Array = np.full((_FEW, 4), -1, np.int32)
-        self.accepting: npt.NDArray[np.bool_] = np.zeros(_FEW, np.bool_)
+        self.entries: Int32Array = np.empty((_FEW, _FEW), np.int32)
+        self.symbols: Int32Array = np.empty((_FEW, 2), np.int32)
+        self.gates: Int32Array = np.empty((_FEW, 4), np.int32)
+        self.accepting: npt.NDArray[np.bool_] = np.empty(_FEW, np.bool_)
         self.returns: Int32Array = np.full((4, 4), UNKNOWN, np.int32)
         self._members = [(1 << 256) - 1]  # of each class, as a set of bytes
         self._columns: dict[int, list[int]] = {}  # by set of bytes: its classes
@@ -107,10 +107,10 @@ class Tables:
         """A new state, its row unknown."""
         number = self.num_states
         if number == len(self.entries):
-            self.entries = _taller(self.entries, UNKNOWN)
-            self.symbols = _taller(self.symbols, -1)
-            self.gates = _taller(self.gates, -1)
-            self.accepting = np.concatenate([self.accepting, np.zeros(len(self.accepting), np.bool_)])
+            self.entries, self.symbols = _grown(self.entries, 2), _grown(self.symbols, 2)
+            self.gates, self.accepting = _grown(self.gates, 2), _grown(self.accepting, 2)
+        self.entries[number] = UNKNOWN
+        self.symbols[number] = self.gates[number] = -1
         self.accepting[number] = accepting
         self.num_states += 1
         self.version += 1
@@ -119,7 +119,8 @@ class Tables:
     def add_symbol(self) -> int:
         """A new symbol to push."""
         if self.num_symbols == len(self.returns):
-            self.returns = _taller(self.returns, UNKNOWN)
+            self.returns = _grown(self.returns, 2)
+        self.returns[self.num_symbols] = UNKNOWN
         self.num_symbols += 1
         self.version += 1
         return self.num_symbols - 1
@@ -127,7 +128,8 @@ class Tables:
     def add_result(self) -> int:
         """A new result of pops."""
         if self.num_results == self.returns.shape[1]:
-            self.returns = _wider(self.returns, UNKNOWN)
+            self.returns = _grown(self.returns, columns=1.5)
+        self.returns[:, self.num_results] = UNKNOWN
         self.num_results += 1
         self.version += 1
         return self.num_results - 1
@@ -151,8 +153,8 @@ class Tables:
             if apart and apart != self._members[old]:
                 new = self.num_classes
                 if new == self.entries.shape[1]:
-                    self.entries = _wider(self.entries, UNKNOWN)
-                self.entries[:, new] = self.entries[:, old]
+                    self.entries = _grown(self.entries, columns=1.5)
+                self.entries[: self.num_states, new] = self.entries[: self.num_states, old]
                 self._members[old] ^= apart
                 self._members.append(apart)
                 self.num_classes += 1
@@ -164,10 +166,9 @@ class Tables:
         return [number for number, members in enumerate(self._members) if members & mask]
 
 
-def _taller(array: Int32Array, fill: int) -> Int32Array:
-    return np.concatenate([array, np.full(array.shape, fill, np.int32)])
-
-
-def _wider(array: Int32Array, fill: int) -> Int32Array:
-    more = max(array.shape[1] // 2, 2)
-    return np.concatenate([array, np.full((len(array), more), fill, np.int32)], axis=1)
+def _grown(array: npt.NDArray[Any], rows: int = 1, columns: float = 1) -> npt.NDArray[Any]:
+    """So many times as large; what is new is not filled, so that no memory is touched before it is used."""
+    height, *width = array.shape
+    larger = np.empty((height * rows, *(int(size * columns) for size in width)), array.dtype)
+    larger[tuple(map(slice, array.shape))] = array
+    return larger
