@@ -74,9 +74,7 @@ class Automaton:
         self._numbers: dict[frozenset[Member], int] = {}
         self._symbols: dict[Callers, int] = {}
         self._results: dict[tuple[int, ...], int] = {}
-        self._plain_limits: dict[int, int] = {}
         self._plain_loops: dict[Expr, bool] = {}
-        self._plain_alone: dict[int, bool] = {}
         self.start = self.state((0, thread) for thread in start.threads())
 
     def __len__(self) -> int:
@@ -241,33 +239,16 @@ class Automaton:
         """Up to how many characters of a string a plain character keeps some thread of the state where it is, and keeps
         no other alive: ENDLESS if for ever, whatever others do; NOT_PLAIN if there is no such thread.
         """
-        found = self._plain_limits.get(state)
-        if found is None:
-            found = self._plain_limits[state] = self._find_plain_limit(self.members[state])
-        return found
-
-    def _find_plain_limit(self, members: tuple[Member, ...]) -> int:
-        limit = max((self._thread_limit(thread) for _, thread in members), default=NOT_PLAIN)
-        if limit not in (NOT_PLAIN, ENDLESS):
-            for _, thread in members:
-                if self._thread_limit(thread) == NOT_PLAIN and _moves_on_plain(thread):
-                    return NOT_PLAIN
-        return limit
-
-    def is_plain_alone(self, state: int) -> bool:
-        """Whether plain characters keep one thread of the state where it is, and lead no other anywhere."""
-        found = self._plain_alone.get(state)
-        if found is None:
-            others = [thread for _, thread in self.members[state] if self._thread_limit(thread) == NOT_PLAIN]
-            is_one = len(others) + 1 == len(self.members[state])
-            found = self._plain_alone[state] = is_one and not any(map(_moves_on_plain, others))
-        return found
+        limits = {thread: self._thread_limit(thread) for _, thread in self.members[state]}
+        limit = max(limits.values(), default=NOT_PLAIN)
+        others = (thread for thread, each in limits.items() if each == NOT_PLAIN)
+        return NOT_PLAIN if NOT_PLAIN < limit < ENDLESS and any(map(_moves_on_plain, others)) else limit
 
     def steady(self, state: int) -> tuple[int, int] | None:
         """If plain characters leave `state` as it is: up to which count of characters, and the state that stands
-        there from then on. ENDLESS and -1 if it is for ever; None if they do not.
-        """
-        if not self.is_plain_alone(state):
+        there from then on. ENDLESS and -1 if it is for ever; None if they do not, or lead other threads elsewhere."""
+        others = [thread for _, thread in self.members[state] if self._thread_limit(thread) == NOT_PLAIN]
+        if len(others) + 1 != len(self.members[state]) or any(map(_moves_on_plain, others)):
             return None
         self.expand(state)
         tables = self.tables

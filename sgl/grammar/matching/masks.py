@@ -65,10 +65,6 @@ class MaskCache:
         self._keep(self._key(place, num_frames), mask)
         return mask
 
-    def row(self, place: Place) -> Int32Array:
-        """The mask at a place, [words], not to be written to."""
-        return self.find(place).row
-
     def _key(self, place: Place, num_frames: int) -> tuple[int, ...]:
         key = [place.state]
         frame = place.stack

@@ -7,7 +7,7 @@ enum { INC_CHAR = 1, RESET_CHAR = 2, INC_ITEM = 4 };
 enum { FIXED = -1 };                                /* a count that does not go on from one at the place */
 enum { DONE, EXPAND, RETURN, FRAMES, GROUPS, TIME, PLAIN }; /* why sgl_walk returns; all but DONE are called again */
 enum { ASK, NONE, ALLOWED, STAYS };                         /* what plain characters do in a state, see Walker */
-enum { FEW = 64 };
+enum { FEW = 2 };
 
 typedef struct { int32_t end, token, depth_byte; } Node;
 /* top: frame opened on the way, or -1 - i with i frames of the place closed; source: of items, 0 the place, i its i-th frame. */
@@ -22,10 +22,12 @@ typedef struct {
     const Node *nodes, *rest;
     /* by node, or 0: plain tokens before it, and the same node in the trie of the rest; all plain tokens by node; by state */
     const int32_t *plain_before, *rest_of, *plain_tokens, *plain;
+    const int32_t *row_of; /* by node: the mask of the plain tokens below it, or -1 */
+    const uint32_t *rows;
     const int32_t (*starts)[3];  /* from node, up to node, characters read before */
     const int64_t (*regions)[2]; /* a start's state: that of the first with a limit above its count of characters, if any */
     const int32_t (*stack)[2];   /* the place's frames from the top: symbol, items */
-    int64_t num_starts, num_regions, num_stack, chars, items;
+    int64_t words, num_starts, num_regions, num_stack, chars, items;
     uint32_t *mask;
     int32_t *seen;     /* by state: 0, 1 if it was come to, 2 + its last group */
     int32_t *group_of; /* by token, or 0 */
@@ -155,7 +157,9 @@ int64_t sgl_walk(Walk *w, int64_t steps) {
                 const int32_t *tokens = w->plain_tokens + w->plain_before[next];
                 int32_t found = w->group_of ? group(w, a, tokens[0]) : 0, same = w->rest_of[i];
                 if (found < 0) { why = GROUPS; break; }
-                for (int32_t k = 0; k < many; k++) w->mask[tokens[k] >> 5] |= 1u << (tokens[k] & 31);
+                const uint32_t *row = w->row_of[i] < 0 ? 0 : w->rows + w->row_of[i] * w->words;
+                for (int64_t k = 0; row && k < w->words; k++) w->mask[k] |= row[k];
+                for (int32_t k = 0; !row && k < many; k++) w->mask[tokens[k] >> 5] |= 1u << (tokens[k] & 31);
                 if (w->group_of) for (int32_t k = 0; k < many; k++) w->group_of[tokens[k]] = found;
                 if (same < 0) { i = node.end; continue; }
                 w->back = node.end, w->back_end = end;

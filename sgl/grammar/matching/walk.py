@@ -51,8 +51,8 @@ class _Walk(ctypes.Structure):
         for kind, names in (
             (_POINTER, "entries symbols gates returns classes"),
             (_LONG, "width results"),
-            (_POINTER, "nodes rest plain_before rest_of plain_tokens plain starts regions stack"),
-            (_LONG, "num_starts num_regions num_stack chars items"),
+            (_POINTER, "nodes rest plain_before rest_of plain_tokens plain row_of rows starts regions stack"),
+            (_LONG, "words num_starts num_regions num_stack chars items"),
             (_POINTER, "mask seen group_of frames groups bounds at"),
             (_LONG, "max_frames num_frames max_groups num_groups num_closed"),
             (_INT, "on_place unused"),
@@ -69,11 +69,16 @@ class Walker:
         self._automaton = automaton
         self._vocabulary = vocabulary
         vocabulary.work_out()  # outside of any mask's time limit
-        self._fields = _Walk(max_frames=32, max_groups=32)
+        self._fields = _Walk(words=vocabulary.words, max_frames=32, max_groups=32)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         """What the fields point to."""
-        longest = vocabulary.max_token_len  # no token closes more frames
+        plain, longest = vocabulary.plain_tokens, vocabulary.max_token_len  # no token closes more frames
         self._keep(
+            rest=plain.rest.nodes,
+            rest_of=plain.rest_of,
+            plain_tokens=plain.in_order,
+            row_of=plain.row_of,
+            rows=plain.rows,
             at=np.zeros((longest + 1, 6), np.int32),
             stack=np.zeros((longest, 2), np.int32),
             bounds=np.zeros((longest + 2, 2), np.int64),
@@ -84,22 +89,20 @@ class Walker:
         )
 
     def walk(self, place: Place, *, grouped: bool = False) -> Mask:
-        """The tokens that the grammar allows at a place; if `grouped`, by the place that each leads to as well. Raises
-        GrammarTooLarge, OutOfTime among them."""
+        """The mask of a place; if `grouped`, with the place that each token leads to. Raises GrammarTooLarge."""
         plan = make_plan(self._automaton, self._vocabulary, place)
         library = compiled()
         if library is None:
-            found = walk_reference.walk(self._automaton, self._vocabulary, place, plan, grouped=grouped)
+            number = self._vocabulary.size if grouped else None
+            found = walk_reference.Reference(self._automaton, place, plan).run(number)
         else:
             found = self._run(library, place, plan, grouped=grouped)
-        if found.group_of is not None:
+        if grouped and plan.num_plain:
             plain = self._vocabulary.plain_tokens
-            bounds: Any = (
-                np.flatnonzero(np.diff(plain.chars[: plan.num_plain])) + 1 if self._automaton.has_counters else []
-            )
+            differs = np.diff(plain.chars[: plan.num_plain]) != 0  # their number decides where anything is counted
+            bounds = np.flatnonzero(differs & self._automaton.has_counters) + 1
             for tokens in np.split(plain.tokens[: plan.num_plain], bounds):
-                if len(tokens):
-                    found.add_group(tokens)
+                found.add_group(tokens)
         twins = self._vocabulary.twins
         if len(twins):
             first, other = twins.T
@@ -121,14 +124,8 @@ class Walker:
         regions = np.array(plan.regions, np.int64)
         group_of = np.full(self._vocabulary.size, -1, np.int32) if grouped else None
         plain = self._vocabulary.plain_tokens
-        has_plain = plan.trie is not plain.rest
-        self._keep(
-            rest=plain.rest.nodes,
-            plain_before=plain.before if has_plain else None,
-            rest_of=plain.rest_of,
-            plain_tokens=plain.in_order,
-        )
-        self._keep(nodes=plan.trie.nodes, starts=plan.starts, regions=regions, mask=plan.row, group_of=group_of)
+        self._keep(nodes=plan.trie.nodes, plain_before=None if plan.trie is plain.rest else plain.before)
+        self._keep(starts=plan.starts, regions=regions, mask=plan.row, group_of=group_of)
         fields.num_starts, fields.num_regions, fields.num_stack = len(plan.starts), len(regions), number
         fields.chars, fields.items = place.char_count, place.item_count
         fields.num_frames = fields.num_groups = fields.num_closed = fields.on_place = 0
@@ -144,11 +141,9 @@ class Walker:
             elif why == _RETURN:
                 self._automaton.returned(fields.symbol, fields.result)
             elif why == _FRAMES:
-                self._grow("frames", 2 * fields.max_frames)
-                fields.max_frames *= 2
+                fields.max_frames = self._grow("frames", 2 * fields.max_frames)
             elif why == _GROUPS:
-                self._grow("groups", 2 * fields.max_groups)
-                fields.max_groups *= 2
+                fields.max_groups = self._grow("groups", 2 * fields.max_groups)
             elif why == _PLAIN:
                 arrays["plain"][fields.state] = self._plain(fields.state)
             else:
@@ -193,10 +188,9 @@ class Walker:
                 self._arrays[name] = array
                 setattr(self._fields, name, array.ctypes.data)
 
-    def _grow(self, name: str, length: int) -> None:
-        """Make room in an array, which stays as it is."""
+    def _grow(self, name: str, length: int) -> int:
+        """Make room in an array, which stays as it is. Returns `length`."""
         old = self._arrays[name]
         if len(old) < length:
-            new = np.zeros((length, *old.shape[1:]), old.dtype)
-            new[: len(old)] = old
-            self._keep(**{name: new})
+            self._keep(**{name: np.concatenate([old, np.zeros((length - len(old), *old.shape[1:]), old.dtype)])})
+        return length

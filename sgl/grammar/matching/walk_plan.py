@@ -25,27 +25,23 @@ ANY_COUNT: Final = (0, ENDLESS)
 @dataclass(slots=True)
 class Mask:
     """Which tokens may follow at a place, and for which other places that holds: those with the same state, the same
-    symbols on the frames that were closed, and counts within the bounds."""
+    symbols on the frames that were closed, and counts within the bounds, first and last included.
 
-    row: Int32Array
-    """The token bitmask, [words]."""
+    `items` are the bounds in the top frame and in the one below each frame that was closed. `seen` are the states that
+    tokens lead to or through, but for those between words of a long list, where `longest_word` are the bytes of the
+    longest. `opened` are the frames that tokens open: the one around each, negative for the place's, and its symbol.
+    """
+
+    row: Int32Array  # [words]
     chars: tuple[int, int]
-    """The first and the last count of characters."""
     items: list[tuple[int, int]]
-    """Of items, in the top frame and in the one below each frame that was closed."""
     seen: Int32Array
-    """The states that tokens lead to or through, but for those between words of a long list."""
     opened: list[tuple[int, int]]
-    """The frames that they open: of each the one around it, negative for those of the place, and its symbol."""
     longest_word: int
-    """In a long list of words: bytes of the longest; else 0."""
-    group_of: Int32Array | None
-    """[V] tokens of one number lead to one place; -1 if not allowed. None if it was not asked for."""
-    firsts: list[int]
-    """A token of each number."""
-    growth: int | None = None
+    group_of: Int32Array | None  # [V], if asked for: tokens of one number lead to one place; -1 if not allowed
+    firsts: list[int]  # a token of each number
+    growth: int | None = None  # this and the next: what `budget.py` found out
     most_behind: int | None = None
-    """What `budget.py` found out about it."""
 
     def holds(self, place: Place) -> bool:
         """Whether the counts of a place with the same state and symbols are within the bounds."""
@@ -79,18 +75,12 @@ class Plan:
 
     trie: Trie
     starts: Int32Array
-    regions: list[tuple[int, int]]
-    """The count at which it ends, and the state up to there."""
-    row: Int32Array
-    """The tokens that are allowed for certain, [words]."""
-    num_plain: int = 0
-    """How many of the plain tokens these are, in their order."""
-    chars: tuple[int, int] = ANY_COUNT
-    """The counts of characters at which the plan is the same."""
-    seen: list[int] = field(default_factory=list)
-    """The states that those tokens lead to or through."""
+    regions: list[tuple[int, int]]  # the count at which it ends, and the state up to there
+    row: Int32Array  # [words], the tokens that are allowed for certain
+    num_plain: int = 0  # how many of the plain tokens these are, in their order
+    chars: tuple[int, int] = ANY_COUNT  # the counts of characters at which the plan is the same
+    seen: list[int] = field(default_factory=list)  # as in `Mask`, for those tokens
     longest_word: int = 0
-    """See `Mask`."""
 
 
 def whole(vocabulary: Vocabulary, place: Place) -> Plan:
@@ -107,10 +97,9 @@ def make_plan(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Pla
     found = whole(vocabulary, place)
     words = walk_words(automaton, found.trie, place.state, with_nearest=False)
     if words is not None:
-        trie, ends = found.trie, words.ends
-        tokens = trie.token[words.nodes]
+        tokens, ends = found.trie.token[words.nodes], words.ends
         allow(found.row, tokens[tokens >= 0])
-        found.starts = np.stack([ends + 1, trie.end[ends], np.zeros_like(ends)], axis=1).astype(np.int32)
+        found.starts = np.stack([ends + 1, found.trie.end[ends], np.zeros_like(ends)], axis=1).astype(np.int32)
         found.regions, found.seen, found.longest_word = [(ENDLESS, words.then)], [words.then], words.longest
     return found
 

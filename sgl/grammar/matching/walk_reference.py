@@ -7,25 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sgl.grammar.automaton import tables
 from sgl.grammar.automaton.place import Frame, Place
 from sgl.grammar.automaton.pushdown import OPEN_BRACE, Automaton
-from sgl.grammar.automaton.tables import (
-    AT,
-    BELOW,
-    CHARS,
-    COUNT_SHIFT,
-    COUNTER,
-    INC_CHAR,
-    INC_ITEM,
-    LIMIT,
-    POP_BIT,
-    PUSH_BIT,
-    RESET_CHAR,
-    TARGET_MASK,
-    UNKNOWN,
-)
 from sgl.grammar.matching.walk_plan import ANY_COUNT, Mask, Plan, allow
-from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import check_time
 
 Int64Array = npt.NDArray[np.int64]
@@ -34,46 +19,47 @@ _FIXED = -1
 """Source of a count that does not go on from one at the place; else 0 is its own, i that of its i-th frame."""
 
 
-def walk(automaton: Automaton, vocabulary: Vocabulary, place: Place, plan: Plan, *, grouped: bool) -> Mask:
-    """The plan carried out."""
-    return _Reference(automaton, place, plan).run(vocabulary.size if grouped else None)
+class Reference:
+    """One walk by a plan."""
 
-
-class _Reference:
     def __init__(self, automaton: Automaton, place: Place, plan: Plan) -> None:
         self.automaton, self.place, self.plan = automaton, place, plan
         self.frames: dict[tuple[int, int, int, int], int] = {}
         """Those opened on the way, to their numbers: what is below (-1 - i: the place with i frames closed), symbol,
         and the count of items that its end returns to, with its source."""
+        self.own: list[Frame] = []  # the place's, from the top
+        while (frame := self.own[-1].parent if self.own else place.stack) is not None:
+            self.own.append(frame)
         self.num_closed = 0
         self.bounds = {(True, 0): plan.chars}
         """By whether characters are counted, and by source."""
 
     def run(self, num_tokens: int | None) -> Mask:
+        """Carry out the plan; tokens are grouped if their number is given."""
         automaton, trie, plan = self.automaton, self.plan.trie, self.plan
-        tables = automaton.tables
+        known = automaton.tables
         lanes, ended, seen = self._lanes(), [np.zeros((0, 8), np.int64)], set(plan.seen)
         while len(lanes):
             check_time()
             states = lanes[:, _STATE]
-            for state in np.unique(states[tables.entries[states, 0] == UNKNOWN]).tolist():
+            for state in np.unique(states[known.entries[states, 0] == tables.UNKNOWN]).tolist():
                 automaton.expand(state)
             byte = trie.data[trie.starts[lanes[:, _TOKEN]] + lanes[:, _DEPTH]]
-            entries = tables.entries[states, tables.classes[byte]].astype(np.int64)
+            entries = known.entries[states, known.classes[byte]].astype(np.int64)
             alive = entries >= 0
             lanes, byte, entries = lanes[alive], byte[alive], entries[alive]
-            moved = np.flatnonzero(entries & (PUSH_BIT | POP_BIT))
+            moved = np.flatnonzero(entries & (tables.PUSH_BIT | tables.POP_BIT))
             before = lanes[moved, _STATE].tolist()
-            lanes[:, _STATE] = entries & TARGET_MASK
+            lanes[:, _STATE] = entries & tables.TARGET_MASK
             lanes[:, _DEPTH] += 1
             for i, state in zip(moved.tolist(), before, strict=True):
                 self._move(lanes[i], entries.item(i), state, 0 if byte[i] == OPEN_BRACE else 1)
-            operations = entries >> COUNT_SHIFT
+            operations = entries >> tables.COUNT_SHIFT
             operations[moved] = 0
-            is_reset = (operations & RESET_CHAR) != 0
+            is_reset = (operations & tables.RESET_CHAR) != 0
             lanes[is_reset, _CHARS], lanes[is_reset, _CHARS_SOURCE] = 0, _FIXED
-            lanes[:, _CHARS] += operations & INC_CHAR
-            lanes[:, _ITEMS] += (operations & INC_ITEM) != 0
+            lanes[:, _CHARS] += operations & tables.INC_CHAR
+            lanes[:, _ITEMS] += (operations & tables.INC_ITEM) != 0
             self._land(lanes)
             seen.update(np.unique(lanes[:, _STATE]).tolist())
             is_over = lanes[:, _DEPTH] == trie.lengths[lanes[:, _TOKEN]]
@@ -112,7 +98,7 @@ class _Reference:
     def _move(self, lane: Any, entry: int, before: int, bracket: int) -> None:
         """Push or pop."""
         top = lane.item(_TOP)
-        if entry & PUSH_BIT:
+        if entry & tables.PUSH_BIT:
             symbol = self.automaton.tables.symbols.item(before, bracket)
             frame = top, symbol, lane.item(_ITEMS), lane.item(_ITEMS_SOURCE)
             lane[_TOP] = self.frames.setdefault(frame, len(self.frames))
@@ -121,43 +107,32 @@ class _Reference:
         if top >= 0:
             top, symbol, items, source = list(self.frames)[top]
         else:
-            source = -top
-            own = self._frame(source)
+            source, own = -top, self.own[-top - 1]
             symbol, items, top = own.symbol, own.item_count, top - 1
             self.num_closed = max(self.num_closed, source)
-        lane[_STATE] = self.automaton.returned(symbol, entry & TARGET_MASK)
+        lane[_STATE] = self.automaton.returned(symbol, entry & tables.TARGET_MASK)
         lane[_TOP], lane[_ITEMS], lane[_ITEMS_SOURCE] = top, items, source
-
-    def _frame(self, number: int) -> Frame:
-        """The place's own, 1 the top."""
-        frame = self.place.stack
-        for _ in range(number - 1):
-            assert frame is not None
-            frame = frame.parent
-        assert frame is not None, "the outermost frame is never closed"
-        return frame
 
     def _land(self, lanes: Int64Array) -> None:
         """Go on from gates to the states that they stand for, and note at which counts they do."""
         gates = self.automaton.tables.gates
-        waiting = np.flatnonzero(gates[lanes[:, _STATE], LIMIT] >= 0)
+        waiting = np.flatnonzero(gates[lanes[:, _STATE], tables.LIMIT] >= 0)
         while len(waiting):
             gate = gates[lanes[waiting, _STATE]].astype(np.int64)
-            of_chars = gate[:, COUNTER] == CHARS
+            of_chars = gate[:, tables.COUNTER] == tables.CHARS
             count = np.where(of_chars, lanes[waiting, _CHARS], lanes[waiting, _ITEMS])
             source = np.where(of_chars, lanes[waiting, _CHARS_SOURCE], lanes[waiting, _ITEMS_SOURCE])
-            is_at = count >= gate[:, LIMIT]
-            turns = np.stack([gate[:, LIMIT] - count, of_chars, source, is_at], axis=1)[source != _FIXED]
+            is_at = count >= gate[:, tables.LIMIT]
+            turns = np.stack([gate[:, tables.LIMIT] - count, of_chars, source, is_at], axis=1)[source != _FIXED]
             for left, counts_chars, number, was_at in np.unique(turns, axis=0).tolist():
                 self._bound(bool(counts_chars), number, left, was_at=bool(was_at))
-            lanes[waiting, _STATE] = np.where(is_at, gate[:, AT], gate[:, BELOW])
-            waiting = waiting[gates[lanes[waiting, _STATE], LIMIT] >= 0]
+            lanes[waiting, _STATE] = np.where(is_at, gate[:, tables.AT], gate[:, tables.BELOW])
+            waiting = waiting[gates[lanes[waiting, _STATE], tables.LIMIT] >= 0]
 
     def _bound(self, of_chars: bool, source: int, left: int, *, was_at: bool) -> None:
         """A gate turns at `left` more than the count at the place."""
         place = self.place
-        turn = left + (
-            place.char_count if of_chars else self._frame(source).item_count if source else place.item_count
-        )
+        items = self.own[source - 1].item_count if source else place.item_count
+        turn = left + (place.char_count if of_chars else items)
         low, high = self.bounds.get((of_chars, source), ANY_COUNT)
         self.bounds[of_chars, source] = (max(low, turn), high) if was_at else (low, min(high, turn - 1))

@@ -102,6 +102,8 @@ class PlainTokens:
 
     `tokens` are sorted by `chars`, their numbers of characters. `exits`, [n, 3]: where the other tokens have the first
     byte that is not a plain character of ASCII: its node, the end of that node, and how many characters come before.
+    By node of the trie of all tokens: `before`, how many plain tokens, `in_order`, end before it; `rest_of`, the node
+    of `rest` with the same bytes, or -1; `row_of`, the row of `rows` that has the plain tokens below it, or -1.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], plain: BoolArray, chars: Int32Array, trie: Trie) -> None:
@@ -113,28 +115,35 @@ class PlainTokens:
         self._rows: dict[int, Int32Array] = {}
         self.rest = rest = Trie(token_bytes, trie.ids[~plain[trie.ids]].tolist())
         texts = [token_bytes[i] for i in rest.ids.tolist()]
-        before = np.fromiter((_SPECIAL.search(text).start() for text in texts), np.int64, len(texts))  # type: ignore[union-attr]  # else it is plain
-        chosen = rest.shared <= before
-        nodes = (rest.first + before - rest.shared)[chosen]
-        self.exits: Int32Array = np.stack([nodes, rest.end[nodes], before[chosen]], axis=1).astype(np.int32)
+        prefix = np.fromiter((_SPECIAL.search(text).start() for text in texts), np.int64, len(texts))  # type: ignore[union-attr]  # else it is plain
+        chosen = rest.shared <= prefix
+        nodes = (rest.first + prefix - rest.shared)[chosen]
+        self.exits: Int32Array = np.stack([nodes, rest.end[nodes], prefix[chosen]], axis=1).astype(np.int32)
         is_plain = np.zeros(len(trie) + 1, np.bool_)
         is_plain[1:][trie.last] = plain[trie.ids]
         self.before: Int32Array = np.cumsum(is_plain, dtype=np.int32)
-        """[nodes of `trie` + 1]: how many plain tokens end before a node."""
         self.in_order: Int32Array = trie.ids[plain[trie.ids]]
-        """The plain tokens in the order of their nodes."""
         self.rest_of: Int32Array = np.full(len(trie), -1, np.int32)
-        """[nodes of `trie`]: the node of `rest` with the same bytes, or -1."""
         self.rest_of[rest.nodes_of(trie)] = np.arange(len(rest))
-        self.most_chars = max(self.chars.max(initial=0), before.max(initial=0))
+        many = np.flatnonzero(self.before[trie.end] - self.before[:-1] >= _MANY)
+        self.row_of: Int32Array = np.full(len(trie), -1, np.int32)
+        self.row_of[many] = np.arange(len(many))
+        self.rows: Int32Array = np.zeros((len(many), self._words), np.int32)
+        for row, node in zip(self.rows, many.tolist(), strict=True):
+            row[:] = self._packed(self.in_order[self.before[node] : self.before[trie.end[node]]])
+        self.most_chars = max(self.chars.max(initial=0), prefix.max(initial=0))
 
     def row(self, count: int) -> Int32Array:
         """The token bitmask of the first tokens; a fresh copy."""
         if count not in self._rows:
-            bits = np.zeros(self._words * 32, np.uint8)
-            bits[self.tokens[:count]] = 1
-            self._rows[count] = np.packbits(bits, bitorder="little").view(np.int32)
+            self._rows[count] = self._packed(self.tokens[:count])
         return self._rows[count].copy()
 
+    def _packed(self, tokens: Int32Array) -> Int32Array:
+        bits = np.zeros(self._words * 32, np.uint8)
+        bits[tokens] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
+
+_MANY: Final = 512
 _SPECIAL: Final = re.compile(rb'["\\\x00-\x1f\x80-\xff]')

@@ -165,7 +165,8 @@ class Constraints:
         For engines with a tokenizer whose masks are walked on a device."""
         service = self._started()
         service.start()
-        _ = service.vocabulary.trie, self._encode(["{"])  # each takes half a second the first time
+        service.vocabulary.work_out()  # this and the next take half a second each the first time
+        self._encode(["{"])
         grammar = compile_grammar(json_schema=True, vocabulary=service.vocabulary)
         assert grammar.automaton is not None, "it was made from a schema"
         grammar.matcher().mask(remaining=1)
@@ -209,7 +210,7 @@ class Constraints:
         return self._tokenizer.encode_all(texts, add_special_tokens=False, allow_special=False)
 
     def _started(self) -> CompileService:
-        """The service; it and the vocabulary's trie are made for the first constraint."""
+        """The service; it and the vocabulary are made for the first constraint."""
         assert self._tokenizer is not None
         with self._lock:
             if self._service is None:

@@ -203,6 +203,7 @@ class CompileService:
 
     def _compile_in_time(self, constraint: Constraint) -> Grammar:
         """Raises OutOfTime where that takes more than a moment."""
+        self.vocabulary.work_out()  # once, for all constraints
         with time_limit(min(self.moment, self.deadline), thread_time), resting():
             return with_first_mask(constraint, self.vocabulary)
 
