@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sgl.grammar.vocabulary.token_table import TokenTable
 from sgl.runtime.batch import Batch, StepResult, TokenMasks
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.loop.loop import EngineLoop
@@ -31,7 +32,6 @@ from sgl.runtime.scheduler.scheduler import Limits, Scheduler
 from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
-from sgl.runtime.text.token_bytes import TokenTable
 
 BAR_MS = 0.5
 VOCAB = 32_000

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sgl.errors import TokenizerError
 from sgl.grammar import Vocabulary
+from sgl.grammar.vocabulary.token_table import read_tokens
 from sgl.grammar.vocabulary.trie import Trie
+from sgl.runtime.text.token_bytes import token_table
 from tests.grammar_oracles import PIECES
 from tests.tiny_tokenizers import EOS, WITH_TABLE, WITHOUT_TABLE, WORDS
 
@@ -40,6 +42,22 @@ def test_bytes_join_to_what_the_tokenizer_decodes(name: str) -> None:
 def test_a_tokenizer_that_does_more_than_join_is_refused(name: str) -> None:
     with pytest.raises(TokenizerError, match="join tokens"):
         Vocabulary.from_tokenizer(WITHOUT_TABLE[name]())
+
+
+@pytest.mark.parametrize("name", WITH_TABLE)
+def test_a_table_that_was_read_gives_the_vocabulary_of_its_tokenizer(name: str) -> None:
+    tokenizer = WITH_TABLE[name]()
+    assert Vocabulary.from_tokenizer(read_tokens(tokenizer)).digest == Vocabulary.from_tokenizer(tokenizer).digest
+
+
+@pytest.mark.parametrize("replacement", ["xy", ""])
+def test_a_decoder_that_replaces_across_tokens_is_refused(replacement: str) -> None:
+    tokenizer: Tokenizer = WITH_TABLE["characters"]()
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Replace(" ", replacement)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    with pytest.raises(TokenizerError, match="join tokens"):
+        Vocabulary.from_tokenizer(tokenizer)
+    assert token_table(tokenizer) is None
 
 
 def test_something_without_a_table_is_refused() -> None:

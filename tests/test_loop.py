@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout
+from sgl.grammar.vocabulary.token_table import TokenTable
 from sgl.runtime.batch import Batch, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.loop.loop import EngineLoop
@@ -21,7 +22,6 @@ from sgl.runtime.scheduler.scheduler import Limits, Scheduler
 from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
-from sgl.runtime.text.token_bytes import TokenTable
 from tests.mock_runner import VOCAB, MockRunner, expected_output
 from tests.patience import PATIENCE
 

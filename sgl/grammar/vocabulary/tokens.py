@@ -7,18 +7,16 @@ once for a tokenizer (about a third of a second for 150,000 tokens) and shared b
 from __future__ import annotations
 
 import hashlib
-import json
-import random
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import TokenizerError
+from sgl.grammar.vocabulary.token_table import TokenTable, read_tokens
 from sgl.grammar.vocabulary.trie import PlainTokens, Trie
 
 Int32Array = npt.NDArray[np.int32]
@@ -55,7 +53,8 @@ class Vocabulary:
     def from_tokenizer(
         cls, tokenizer: Any, *, eos_ids: Iterable[int] | None = None, logits_width: int | None = None
     ) -> Vocabulary:
-        """The vocabulary of a fast transformers tokenizer, a `tokenizers.Tokenizer`, or a tiktoken-like encoding.
+        """The vocabulary of a fast transformers tokenizer, a `tokenizers.Tokenizer`, a tiktoken-like encoding, or a
+        table that was read from one.
 
         `eos_ids` defaults to the tokenizer's own. Raises TokenizerError where the decoder does more than join
         tokens, or where a sample of tokens does not decode to its bytes.
@@ -63,13 +62,7 @@ class Vocabulary:
         if hasattr(tokenizer, "decode_single_token_bytes"):
             tokens, found_eos = _tiktoken_bytes(tokenizer)
         else:
-            backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-            if not hasattr(backend, "get_added_tokens_decoder"):
-                raise TokenizerError(
-                    f"{type(tokenizer).__name__} has no byte table; a fast tokenizer or a tiktoken encoding does"
-                )
-            tokens, special = _backend_bytes(backend)
-            _check(backend, tokens, special)
+            tokens = _text_bytes(tokenizer if isinstance(tokenizer, TokenTable) else _read(tokenizer))
             eos = getattr(tokenizer, "eos_token_id", None)
             found_eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
         return cls(tokens, found_eos if eos_ids is None else eos_ids, logits_width)
@@ -166,105 +159,24 @@ class Vocabulary:
         return (Vocabulary, (self.token_bytes, self.eos_ids, self.size))
 
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_MAX_CHECKED = 256
 
 
-def _byte_level_chars() -> dict[str, int]:
-    """The printable stand-ins that byte-level BPE writes for bytes."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-
-
-def _backend_bytes(backend: Any) -> tuple[list[bytes | None], set[int]]:
-    """Bytes by id, None where there are none, and the special ids."""
-    added = backend.get_added_tokens_decoder()
-    tokens: dict[int, str] = {i: token for token, i in backend.get_vocab(with_added_tokens=True).items()}
-    tokens.update({i: token.content for i, token in added.items()})
-    special = {i for i, token in added.items() if token.special}
-    decoder = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-    steps = _decoder_steps(decoder)
-    kinds = [step["type"] for step in steps]
-    result: list[bytes | None] = [None] * (max(tokens, default=-1) + 1)
-    if kinds == ["ByteLevel"]:
-        shown = _byte_level_chars()
-        plain = [(i, token) for i, token in tokens.items() if i not in special]
-        # A token with a character outside the table (an added one, as a rule) stands for its own text.
-        for token_id in [i for i, token in plain if i in added and not shown.keys() >= set(token)]:
-            result[token_id] = tokens[token_id].encode()
-        plain = [(i, token) for i, token in plain if result[i] is None]
-        text = "".join([token for _, token in plain])
-        if not shown.keys() >= set(text):
-            raise TokenizerError(f"not byte-level: {sorted(set(text) - shown.keys())[:5]} stand for no byte")
-        data = text.translate({ord(char): chr(byte) for char, byte in shown.items()}).encode("latin-1")
-        start = 0
-        for token_id, token in plain:  # one character a byte
-            result[token_id] = data[start : start + len(token)]
-            start += len(token)
-        return result, special
-    has_bytes = "ByteFallback" in kinds
-    replacements = [(" " if s["type"] == "Metaspace" else s["content"], _pattern(s)) for s in steps if _pattern(s)]
-    unknown = _unknown_id(backend)
-    for token_id, token in tokens.items():
-        if token_id in special or token_id == unknown:
-            continue
-        byte = _BYTE_TOKEN.fullmatch(token) if has_bytes else None
-        if byte:
-            result[token_id] = bytes([int(byte[1], 16)])
-            continue
-        for content, pattern in replacements:
-            token = token.replace(pattern, content)
-        result[token_id] = token.encode()
-    return result, special
-
-
-def _unknown_id(backend: Any) -> int | None:
-    """The token for text outside the vocabulary: it has no bytes, even where it is not called special."""
-    unknown = getattr(backend.model, "unk_token", None)
-    return backend.token_to_id(unknown) if isinstance(unknown, str) else None
-
-
-def _pattern(step: dict[str, Any]) -> str:
-    if step["type"] == "Metaspace":
-        return str(step.get("replacement", "▁"))
-    return str(step["pattern"].get("String", "")) if step["type"] == "Replace" else ""
-
-
-def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a decoder that only joins tokens; TokenizerError for any other."""
-    steps = [] if decoder is None else decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    kinds = {step["type"] for step in steps}
-    joins = kinds == {"ByteLevel"} or (
-        {"Replace", "Metaspace"} & kinds
-        and kinds <= {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
-        and all("String" in step["pattern"] for step in steps if step["type"] == "Replace")
-    )
-    if not joins:
+def _read(tokenizer: Any) -> TokenTable:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "get_added_tokens_decoder"):
         raise TokenizerError(
-            f"the decoder {sorted(kinds) or None} does more than join tokens, so they have no bytes of their own; "
-            "byte-level BPE and SentencePiece decoders do"
+            f"{type(tokenizer).__name__} has no byte table; a fast tokenizer or a tiktoken encoding does"
         )
-    return steps
+    return read_tokens(backend, max_checked=_MAX_CHECKED)
 
 
-def _check(backend: Any, tokens: Sequence[bytes | None], special: set[int]) -> None:
-    """Compare a sample of tokens, in pairs, with what the tokenizer decodes."""
-    texts = {}
-    for token_id, data in enumerate(tokens):
-        if data is not None and token_id not in special:
-            try:
-                texts[token_id] = data.decode()
-            except UnicodeDecodeError:
-                continue
-    chosen = random.Random(0).sample(sorted(texts), min(len(texts), 256))
-    for first, second in pairwise(chosen):
-        decoded = backend.decode([first, second], skip_special_tokens=False)
-        expected = texts[first] + texts[second]
-        # Some decoders take the space off the first token of a text.
-        if decoded not in (expected, expected.removeprefix(" ")):
-            raise TokenizerError(
-                f"tokens {first} and {second} decode to {decoded!r}, and their bytes say {expected!r}"
-            )
+def _text_bytes(table: TokenTable) -> list[bytes | None]:
+    """The bytes of the tokens that stand for text."""
+    tokens: list[bytes | None] = list(table.token_bytes)
+    for token_id in table.special_ids if table.unknown_id is None else {*table.special_ids, table.unknown_id}:
+        tokens[token_id] = None
+    return tokens
 
 
 def _tiktoken_bytes(encoding: Any) -> tuple[list[bytes | None], list[int]]:

@@ -215,7 +215,9 @@ class Constraints:
         with self._lock:
             if self._service is None:
                 vocabulary = Vocabulary.from_tokenizer(
-                    self._tokenizer.hf, eos_ids=self._eos_ids, logits_width=self._vocab_size
+                    self._tokenizer.table or self._tokenizer.hf,
+                    eos_ids=self._eos_ids,
+                    logits_width=self._vocab_size,
                 )
                 self._service = CompileService(
                     vocabulary,

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sgl.runtime.text.token_bytes import TokenTable
+from sgl.grammar.vocabulary.token_table import TokenTable
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
 

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import ContextTooLong, InvalidRequest, TokenizerError
+from sgl.grammar.vocabulary.token_table import TokenTable
 from sgl.runtime.text.detokenizer import ByteDetokenizer, Detokenizer, TokenIds, WindowDetokenizer
-from sgl.runtime.text.token_bytes import TokenTable, token_table
+from sgl.runtime.text.token_bytes import token_table
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
