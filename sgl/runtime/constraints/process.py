@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import pickle
 import resource
 import select
 import selectors
 import socket
-import struct
 import subprocess
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -30,6 +29,7 @@ from sgl.grammar.compiler import Constraint, Grammar, build
 from sgl.grammar.matching.budget import FAR
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.runtime.child import command
+from sgl.runtime.framing import Frames, packed
 from sgl.time_limit import OutOfTime, time_limit
 
 _WORKER_BYTES = 8 << 30
@@ -41,8 +41,7 @@ MAX_CLOSED_STATES = 5000
 """Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
 _CLOSING_SECONDS = 1.0
 _ANSWER_BYTES = 1 << 20
-_ALIGNMENT = 16  # bytes, of arrays in a message
-_HEADER = struct.Struct("<qq")  # of a message: its parts, and all bytes behind
+_READ_BYTES = 1 << 20
 _COLLECT_AFTER, _COLLECT_ANYWAY = 32, 128  # constraints: garbage of them is looked for while idle, and in any case
 _IDLE_SECONDS = 0.02
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
@@ -54,17 +53,12 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._out = memoryview(b"")
-        self._num_parts = 0
-        self._expect(_HEADER.size, is_header=True)
+        self._frames = Frames()
+        self._received: deque[Callable[[], Any]] = deque()
 
     def put(self, message: object) -> None:
-        """To be sent, behind what is; its arrays go as they are, to stay where they will be read."""
-        arrays: list[pickle.PickleBuffer] = []
-        rest = pickle.dumps(message, 5, buffer_callback=arrays.append)
-        parts = [rest, *(array.raw() for array in arrays)]
-        table = np.array([len(part) for part in parts], np.int64).tobytes()
-        body = b"".join(bytes(part) + bytes(-len(part) % _ALIGNMENT) for part in (table, *parts))
-        self._out = memoryview(bytes(self._out) + _HEADER.pack(len(parts), len(body)) + body)
+        """To be sent, behind what is."""
+        self._out = memoryview(bytes(self._out) + packed(message))
 
     def flush(self) -> bool:
         """Whether all is sent."""
@@ -76,23 +70,11 @@ class Channel:
     def receive(self) -> Callable[[], Any] | None:
         """What unpacks the next message, if that is complete. Raises EOFError if none will come."""
         with contextlib.suppress(BlockingIOError):
-            while True:
-                num_read = self._socket.recv_into(self._in[self._num_read :])
-                if not num_read:
+            while not self._received:
+                if not (data := self._socket.recv(_READ_BYTES)):
                     raise EOFError
-                self._num_read += num_read
-                if self._num_read < len(self._in):
-                    continue
-                if not self._is_header:
-                    body = self._in
-                    self._expect(_HEADER.size, is_header=True)
-                    return partial(_unpacked, body, self._num_parts)
-                self._num_parts, size = _HEADER.unpack(self._in)
-                self._expect(size, is_header=False)
-        return None
-
-    def _expect(self, size: int, *, is_header: bool) -> None:
-        self._in, self._num_read, self._is_header = memoryview(bytearray(size)), 0, is_header
+                self._received += self._frames.feed(data)
+        return self._received.popleft() if self._received else None
 
     def fileno(self) -> int:
         """The socket's, for selectors."""
@@ -102,15 +84,6 @@ class Channel:
     def events(self) -> int:
         """What to wait for before the next `flush` or `receive`."""
         return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
-
-
-def _unpacked(body: memoryview, num_parts: int) -> Any:
-    at, parts = 8 * num_parts, []
-    for size in np.frombuffer(body[:at], np.int64).tolist():
-        at += -at % _ALIGNMENT
-        parts.append(body[at : at + size])
-        at += size
-    return pickle.loads(parts[0], buffers=parts[1:])
 
 
 class GrammarProcess:

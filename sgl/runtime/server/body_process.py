@@ -13,7 +13,6 @@ import pickle
 import resource
 import signal
 import socket
-import struct
 import subprocess
 from typing import Any
 
@@ -27,7 +26,6 @@ _BYTES = 2 << 30  # address space of one; half of it is taken by what it has imp
 _CPU_SECONDS = 10  # the largest body that may be sent takes one
 _NICER = 5  # than the engine and whoever answers
 _IMPORTED = tuple(f"sgl.runtime.server.{module}" for module in ("native", "protocol", "programs"))
-_LENGTHS = struct.Struct("<QQ")  # of a model's name, of a body
 _ANSWER_BYTES = 1 << 18
 
 
@@ -50,8 +48,9 @@ class BodyProcesses:
             name = pickle.dumps((model.__module__, model.__qualname__, context_length))
             answer = bytearray()
             with contextlib.suppress(ConnectionError):  # it has ended already
-                await loop.sock_sendall(ours, _LENGTHS.pack(len(name), len(data)) + name)
+                await loop.sock_sendall(ours, name)
                 await loop.sock_sendall(ours, data)
+                ours.shutdown(socket.SHUT_WR)
                 while piece := await loop.sock_recv(ours, _ANSWER_BYTES):
                     answer += piece
         if not answer:
@@ -122,20 +121,12 @@ def _answer(end: socket.socket) -> Any:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     try:
-        name_length, length = _LENGTHS.unpack(_received(end, _LENGTHS.size))
-        module, name, context_length = pickle.loads(_received(end, name_length))
-        return parse(_received(end, length), getattr(importlib.import_module(module), name), context_length)
+        with end.makefile("rb") as file:
+            module, name, context_length = pickle.load(file)
+            return parse(file.read(), getattr(importlib.import_module(module), name), context_length)
     except InvalidRequest as error:
         return error
     except MemoryError:
         return InvalidRequest("the body takes too much memory to read")
     except Exception as error:  # not everything can be pickled
         return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _received(end: socket.socket, length: int) -> bytes:
-    data = bytearray(length)
-    view = memoryview(data)
-    while view:
-        view = view[end.recv_into(view) or os._exit(0) :]
-    return bytes(data)

@@ -1,26 +1,24 @@
 """A duplex channel between the server and its engine's process: lists of messages over a socket pair.
 
 The server's end lives on its event loop, the engine's has threads. Sending never blocks, whatever the other side does.
-Messages are pickled: both ends are of this program. A frame is a list of messages behind its length; what is sent in a
-burst travels together.
+A frame (`framing.py`) is a list of messages; what is sent in a burst travels together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import pickle
 import queue
 import socket
-import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+
+from sgl.runtime.framing import Frames, packed
 
 Message = tuple[Any, ...]
 
-_LENGTH = struct.Struct("<Q")
 _READ_BYTES = 1 << 18
 
 
@@ -35,7 +33,7 @@ class LoopChannel(asyncio.Protocol):
         """`receive` gets what arrives; `closed` is called once, when the other end is gone or this one was closed."""
         self._receive = receive
         self._closed = closed
-        self._frames = _Frames()
+        self._frames = Frames()
         self._outbox: list[Message] = []
         self._transport: asyncio.WriteTransport | None = None
 
@@ -64,7 +62,7 @@ class LoopChannel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Some bytes arrived."""
         for messages in self._frames.feed(data):
-            self._receive(self, messages)
+            self._receive(self, messages())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other end is gone, or this one was closed."""
@@ -72,7 +70,7 @@ class LoopChannel(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._outbox and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(_packed(self._outbox))
+            self._transport.write(packed(self._outbox))
         self._outbox = []
 
 
@@ -134,35 +132,12 @@ class ThreadChannel:
 
     def _frame(self) -> bytes:
         """What is due, for the one that holds the lock."""
-        return _packed([self._outbox.popleft() for _ in range(len(self._outbox))])
+        return packed([self._outbox.popleft() for _ in range(len(self._outbox))])
 
     def _read(self) -> None:
-        frames = _Frames()
+        frames = Frames()
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_READ_BYTES):
                 for messages in frames.feed(data):
-                    self._receive(messages)
+                    self._receive(messages())
         self._closed()
-
-
-def _packed(messages: list[Message]) -> bytes:
-    data = pickle.dumps(messages, protocol=5)
-    return _LENGTH.pack(len(data)) + data
-
-
-class _Frames:
-    """Puts frames together again."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[list[Message]]:
-        """The frames that these bytes complete."""
-        self._rest += data
-        while len(self._rest) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._rest)[0]
-            if len(self._rest) < end:
-                return
-            frame = bytes(memoryview(self._rest)[_LENGTH.size : end])
-            del self._rest[:end]
-            yield pickle.loads(frame)
