@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from sgl import Engine
 from sgl.errors import GrammarError, RegexSyntaxError
 from sgl.grammar import Vocabulary, compile
-from sgl.grammar.automaton.closure import Closed, Standing, close
+from sgl.grammar.automaton.closure import MAX_OPENED, Closed, Standing, close
 from sgl.grammar.automaton.place import advance
 from sgl.grammar.matching.jump import cut
-from sgl.runtime.constraints.cursor import MAX_OPENED, ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
+from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
 from sgl.runtime.constraints.service import CompileService
 from sgl.runtime.requests.intake import RequestBuilder
 from sgl.runtime.runner import device_masks

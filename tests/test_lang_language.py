@@ -41,17 +41,17 @@ EXPORTS = {
     get_server_info
     global_config token_length_normalized greedy_token_selection unconditional_likelihood_normalized Runtime
     RuntimeEndpoint Engine ServerArgs OpenAI Anthropic LiteLLM VertexAI Crusoe __version__""",
-    "sgl.lang.ir.nodes": """REGEX_INT REGEX_FLOAT REGEX_BOOL REGEX_STR SglGen SglSelect SglExpr SglExprList
+    "sgl.lang.ir": """REGEX_INT REGEX_FLOAT REGEX_BOOL REGEX_STR SglGen SglSelect SglExpr SglExprList
     SglConstantText SglRoleBegin SglRoleEnd SglVariable SglFork""",
-    "sgl.lang.ir.choices": "ChoicesDecision ChoicesSamplingMethod token_length_normalized greedy_token_selection",
+    "sgl.lang.choices": "ChoicesDecision ChoicesSamplingMethod token_length_normalized greedy_token_selection",
     "sgl.lang.chat_template": "get_chat_template register_chat_template ChatTemplate",
     "sgl.lang.backend.base_backend": "BaseBackend",
     "sgl.lang.backend.runtime_endpoint": "Runtime RuntimeEndpoint",
     "sgl.lang.api": "function gen select set_default_backend",
     "sgl.lang.interpreter": "ProgramState ProgramStateGroup",
-    "sgl.compat.utils": """dump_state_text read_jsonl http_request normalize_base_url download_and_cache_file
+    "sgl.utils": """dump_state_text read_jsonl http_request normalize_base_url download_and_cache_file
     print_highlight wait_for_server terminate_process launch_server_cmd""",
-    "sgl.compat.test_utils": """add_common_sglang_args_and_parse select_sglang_backend DEFAULT_MODEL_NAME_FOR_TEST
+    "sgl.test.test_utils": """add_common_sglang_args_and_parse select_sglang_backend DEFAULT_MODEL_NAME_FOR_TEST
     CustomTestCase""",
 }
 

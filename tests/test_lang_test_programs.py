@@ -1,4 +1,4 @@
-"""The programs of `sgl.compat.test_programs` pass on the embedded model, which is the default backend."""
+"""The programs of `sgl.test.test_programs` pass on the embedded model, which is the default backend."""
 
 from __future__ import annotations
 
