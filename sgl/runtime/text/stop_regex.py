@@ -1,9 +1,9 @@
 """Finds stop regexes in a text that grows, and knows where in it a match may have begun.
 
 Patterns come from users and are hostile until bounded: in size before they are compiled, in the text that a match
-may span, and in the time that searching takes. Their syntax and meaning are those of Python's `re`; they are compiled
-by the `regex` module, which can search with a time limit and report matches that more text may complete. Only
-`stop.StopMatcher` calls this.
+may span, and in the time that searching takes. They mean what they mean to Python's `re`, word boundaries, look-behind,
+(?m), back-references and Unicode's `\\w` included, none of which the derivatives of `grammar.regular` have. So `regex`
+compiles them: it can search with a time limit and report matches that more text may complete.
 """
 
 from __future__ import annotations
