@@ -12,7 +12,7 @@ import torch
 
 from sgl.kernels import cpu
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
-from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
+from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
 
 _MOST_SHARING = 8  # rows with more query tokens attend to what they share on their own: its tiles are busy enough
 _LEAST_SAVED = 256  # keys that sharing is to save

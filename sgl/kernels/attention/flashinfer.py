@@ -22,7 +22,7 @@ import torch
 
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, SharedOutput
-from sgl.kernels.attention.partition import SharedPrefix, shared_prefixes
+from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows, starts
 from sgl.kernels.staging import Uploader, views_into
 
