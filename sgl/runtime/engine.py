@@ -13,8 +13,8 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -55,9 +55,6 @@ class CandidateScore:
 _JUMP_COST = 0.45
 """What a step takes longer that cannot be replayed from a CUDA graph, in steps of one that can: on an H200 5.9 ms
 instead of 4.1 at four rows of a Llama-3.1-8B shape."""
-_FIRST_PORTION = 128
-"""Prompts of a list that are queued before the others are read, where steps are launched ahead, unless fewer fill
-two steps: reading 500 of 2,000 token ids takes 50 to 100 ms."""
 
 
 class Engine:
@@ -144,15 +141,13 @@ class Engine:
         far and whose output logprobs are the new ones; with several requests it also has their "index". Closing
         the iterator aborts what is not finished.
 
-        Raises InvalidRequest, QueueFull and EngineDead, before anything is queued where possible: of a list of more
-        than 128 prompts, or two steps, the first may be under way when the last are read, and are aborted if those are
-        wrong.
+        Raises InvalidRequest, QueueFull and EngineDead. All prompts of a list are read before any is queued: where one
+        is wrong, none runs.
         """
         arguments = locals()
         if stream:
             return self._stream(self._prepare(arguments))
-        first = None if self.config.disable_overlap_schedule else _FIRST_PORTION
-        return self._wait(self._portions(arguments, first, waits=False))
+        return self._wait(self._prepare(arguments, waits=False))
 
     async def async_generate(
         self,
@@ -207,7 +202,7 @@ class Engine:
         prepared = Prepared(Call(is_list=True))
         for ask in asks:
             prepared.add(self._intake.submissions(ask), None)
-        results = self._wait([prepared])
+        results = self._wait(prepared)
         scores = []
         for ids, result in zip(full, results, strict=True):
             logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]
@@ -359,35 +354,12 @@ class Engine:
     def _prepare(self, arguments: Mapping[str, Any], *, waits: bool = True) -> Prepared:
         """The requests of a call. `waits` until what they are constrained to is compiled, and raises what that ends in;
         else a request ends in it."""
-        [prepared] = self._portions(arguments, None, waits=waits)
-        return prepared
-
-    def _portions(self, arguments: Mapping[str, Any], first: int | None, *, waits: bool) -> Iterator[Prepared]:
-        """The requests of a call: those of the first prompts, or of fewer that fill two steps, before the others are
-        read; for None in one portion. What comes is to be queued at once."""
         self._home.check()
         asks, is_list = self._intake.asks({name: value for name, value in arguments.items() if name != "self"})
-        call, flights = Call(is_list), list[Future[Any]]()
-        num_read = announced = 0
-        most, budget = first or len(asks), None if first is None else self._scheduler.limits.step_budget
-        while num_read < len(asks):
-            flights += filter(None, map(self._intake.announce, asks[announced : num_read + most]))
-            announced = num_read + most
-            prepared, size, before = Prepared(call, flights), 0, b""
-            for ask in asks[num_read:announced]:
-                pairs = self._intake.submissions(ask, waits=waits)
-                prepared.add(pairs, ask.rid)
-                num_read += 1
-                key = pairs[0][0].request.key()
-                size, before = size + len(key) - common_prefix(before, key, 0, TOKEN_BYTES), key
-                if budget is not None and size >= 2 * budget * TOKEN_BYTES:
-                    break
-            yield prepared
-            if most == first and num_read < len(asks):
-                # Whoever reads a list holds the interpreter: not before the first portion's step is launched.
-                for _ in range(2):
-                    self._loop.call(lambda: None)
-            most, budget = 8 * most, None
+        prepared = Prepared(Call(is_list), list(filter(None, map(self._intake.announce, asks))))
+        for ask in asks:
+            prepared.add(self._intake.submissions(ask, waits=waits), ask.rid)
+        return prepared
 
     def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
         """The tokens of prefix + candidate, and from where they are scored."""
@@ -415,15 +387,15 @@ class Engine:
 
     # ── waiting for outputs ─────────────────────────────────────────────────────────────────────────────────────
 
-    def _wait(self, portions: Iterable[Prepared]) -> Any:
-        sink = ThreadSink(self._loop)
-        with contextlib.ExitStack() as queued:
-            for prepared in portions:
-                self.submit(prepared, sink)
-                queued.callback(self.release, prepared)
-            while prepared.call.unfinished:
+    def _wait(self, prepared: Prepared) -> Any:
+        sink, call = ThreadSink(self._loop), prepared.call
+        self.submit(prepared, sink)
+        try:
+            while call.unfinished:
                 prepared.absorb(sink.get())
-            return prepared.call.result()
+            return call.result()
+        finally:
+            self.release(prepared)
 
     def _stream(self, prepared: Prepared) -> _Events:
         sink = ThreadSink(self._loop)
