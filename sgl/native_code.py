@@ -23,7 +23,7 @@ class CannotCompile(Exception):
 
 
 def cache_folder() -> Path | None:
-    """The user's, for what is measured or compiled once on a machine; it may not exist yet. None: there is no home."""
+    """The user's, for what is compiled once on a machine; it may not exist yet. None: there is no home."""
     try:
         return Path.home() / ".cache" / "sgl"
     except RuntimeError:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import tests.interpreter  # noqa: F401 - mends it
 from sgl import Engine
 from sgl.errors import ConfigError
-from sgl.kernels.attention import compare, flashinfer
+from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.runtime import startup
@@ -225,26 +225,26 @@ def test_short_prompts_attend_together_to_what_all_of_them_share() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [None, "{]", "[1]", '{"gpu, flashinfer 0.6.6, 4/2 heads of 8": {"fa2 long": 1}}']
+    ("prefill", "rows", "expected"),
+    [
+        ("fa3", [(300, 400), (128, 128)], "fa3"),
+        ("fa3", [(1, 30), (128, 128)], "fa3"),  # decodes are no prompts
+        ("fa3", [(300, 400), (2, 40), (2, 90)], "fa2"),  # fewer than 128 on average
+        ("fa3", [(127, 1000)], "fa2"),
+        ("fa2", [(300, 400)], "fa2"),
+    ],
 )
-def test_the_faster_kernels_for_prompts_are_remembered(
-    content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_short_prompts_take_fa2(
+    prefill: Literal["fa2", "fa3"], rows: list[tuple[int, int]], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = tmp_path / "new" / "prefill.json"
-    if content is not None:
-        memory.parent.mkdir()
-        memory.write_text(content)
-    case = Case([(1, 40)])
-    seconds = {"fa2 long": 3.0, "fa3 long": 2.0, "fa2 short": 1.0, "fa3 short": 1.5}
     installed(monkeypatch, "0.6.6")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "gpu")
     monkeypatch.setattr(flashinfer.FlashInferAttention, "_merge", lambda *_: None)  # of CPU tensors, beside a GPU
-    for measured in (seconds, None):  # not measured again
-        monkeypatch.setattr(compare, "_measure", lambda *_, measured=measured: measured)
-        backend = flashinfer.FlashInferAttention(case.shape, prefill="fa3")
-        note = compare.choose_prefill(backend, case.shape, memory)
-        assert note == "long prompts by fa3 (1.50x as fast), short prompts by fa2 (1.50x as fast)"
-        assert (backend.prefill, backend.short_prefill) == ("fa3", "fa2")
+    case = Case(rows)
+    backend = flashinfer.FlashInferAttention(case.shape, prefill=prefill)
+    backend.plan(case.step)
+    assert backend._planned_step is not None
+    assert {part.kernel for part in backend._planned_step.prompts.values()} == {expected}
+    near(backend.run(case.query, case.key_cache, case.value_cache), case.expected())
 
 
 @pytest.mark.parametrize("version", ["0.6.6", "0.6.15.post1", "0.6.16", "0.6.18.post1", "0.7.0", "0.7.2.post1"])

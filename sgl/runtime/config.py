@@ -69,7 +69,8 @@ class EngineConfig:
     """None: on a GPU flashinfer, on a CPU cpu, where they can serve the model, else torch. triton: for GPUs without
     FlashInfer. cpu: compiled for the processor, which takes a C compiler (gcc); for float32."""
     prefill_kernel: Literal["fa2", "fa3"] | None = None
-    """FlashInfer's kernels for prompts. None: on Hopper the faster ones, measured once on a machine, else fa2."""
+    """FlashInfer's kernels for prompts. None: fa3 on Hopper, else fa2. With fa3, prompts of fewer than 128 tokens (a
+    step's average) take fa2."""
     disable_cuda_graph: bool = False
     """Launch all kernels one by one, those of decodes and of prompts."""
     cuda_graph_max_bs: PositiveInt | None = None

@@ -19,10 +19,8 @@ from sgl.kernels import cpu
 from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.attention.compare import choose_prefill
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.machine_limits import address_space_left, memory_limit, num_processors
-from sgl.native_code import cache_folder
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.config import DtypeName, ModelConfig
@@ -230,10 +228,7 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
             raise ConfigError(f"attention_backend='flashinfer': {error}", option="attention_backend") from error
         reason = _not("flashinfer", str(error))
         return _without_graphs(config, "torch", reason, is_slow=True), TorchAttention(shape)
-    prompts = f"prompts by {kernel}"
-    if config.prefill_kernel is None and kernel == "fa3":
-        folder = cache_folder()
-        prompts = choose_prefill(backend, shape, None if folder is None else folder / "prefill_kernels.json")
+    prompts = "long prompts by fa3, short prompts by fa2" if kernel == "fa3" else "prompts by fa2"
     logger.info("attention: flashinfer (%s), decodes by triton, %s; %s", reason, prompts, graphs)
     return replace(config, prefill_kernel=backend.prefill), backend
 
