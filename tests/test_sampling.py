@@ -671,28 +671,6 @@ def test_a_step_without_scored_positions_calls_no_head() -> None:
     assert score_inputs(batch, torch.zeros(1, 2), unwanted, 5, Uploader(torch.device("cpu"))) is None
 
 
-def test_only_rows_that_need_nothing_else_are_drawn_alone() -> None:
-    alone = [{"temperature": 0}, {}, {"temperature": 0.3, "ignore_eos": True}, {"top_k": 1, "top_p": 0.5}]
-    others: list[Options] = [
-        {"top_k": 5},
-        {"top_p": 0.9},
-        {"min_p": 0.1},
-        {"frequency_penalty": 0.1},
-        {"repetition_penalty": 1.2},
-        {"logit_bias": {3: 1.0}},
-        {"min_new_tokens": 2},
-    ]
-    setups = [row_setup(row, **params) for row, params in enumerate([*alone, *others])]
-    sampler = make_sampler("cpu", setups)
-    assert sampler.draws_alone(decode_batch(range(len(alone)), [5] * len(alone)))
-    for row in range(len(alone), len(setups)):
-        assert not sampler.draws_alone(decode_batch([0, row], [5, 5]))
-    assert not sampler.draws_alone(decode_batch([0], [5]), [None])
-    assert not sampler.draws_alone(decode_batch([0, 1], [5, 5], top_logprobs=np.array([-1, 0], np.int32)))
-    sampler.setup([row_setup(len(alone))])
-    assert sampler.draws_alone(decode_batch([0, len(alone)], [5, 5]))
-
-
 @pytest.mark.gpu
 def test_sampling_never_waits_for_the_device() -> None:
     sampler = make_sampler("cuda", [row_setup(row, seed=row, **params) for row, params in enumerate(MIXED)])

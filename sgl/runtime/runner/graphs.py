@@ -19,17 +19,14 @@ from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
-from sgl.runtime.runner.draw_graphs import Draw, DrawGraphs
 
 
 class Replayed(NamedTuple):
-    """A step's logits float32 [B, vocab] and, int64 [B], its request rows and the positions of the tokens to come; and
-    how many rows it was padded to."""
+    """A step's logits float32 [B, vocab] and, int64 [B], its request rows and the positions of the tokens to come."""
 
     logits: torch.Tensor
     rows: torch.Tensor
     positions: torch.Tensor
-    bucket: int
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -44,7 +41,7 @@ class DecodeGraphs:
     """Decode steps of at most `max_rows` rows. Capture before the first step.
 
     next_tokens: int64 [request rows + 1], the tokens sampled last, which graphs read; a token that the host knows
-    better is written there before; the last row is for padding. draw: see DrawGraphs.
+    better is written there before; the last row is for padding.
     """
 
     def __init__(
@@ -53,14 +50,12 @@ class DecodeGraphs:
         kv: KVCache,
         attention: GraphAttention,
         next_tokens: torch.Tensor,
-        draw: Draw,
         max_rows: int,
     ) -> None:
         self._model = model
         self._kv = kv
         self._attention = attention
         self._next_tokens = next_tokens
-        self.draws = DrawGraphs(draw)
         self._buckets = buckets(max_rows)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and variant of attention
         self._uploader = Uploader(model.device)
@@ -95,7 +90,7 @@ class DecodeGraphs:
         step = AttentionStep(np.ones(bucket, np.int32), kv_lens, pages)
         placed = self._attention.plan_decode(step, variant, inputs)
         self._graphs[bucket, variant].replay()
-        return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows], bucket)
+        return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -112,8 +107,6 @@ class DecodeGraphs:
                     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
                         self._forward(inputs)
                     self._graphs[bucket, variant] = graph
-                rows, _, _, after = inputs
-                self.draws.capture(self._logits[:bucket], rows, after, pool, stream)
 
     def _forward(self, inputs: list[torch.Tensor]) -> None:
         rows, positions, slots, _ = inputs

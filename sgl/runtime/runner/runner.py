@@ -84,10 +84,7 @@ class ModelRunner:
         self._prompt_graphs: PromptGraphs | None = None
         if max_graph_rows:
             graph_attention = cast(GraphAttention, attention)
-            sampler = self._sampler
-            self._graphs = DecodeGraphs(
-                model, kv, graph_attention, sampler.next_tokens, sampler.draw, max_graph_rows
-            )
+            self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows)
             if max_graph_tokens > 1:
                 self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
 
@@ -122,10 +119,6 @@ class ModelRunner:
             if logits is None:
                 nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
                 return PendingStep.of(batch, nothing, None, launched.inputs, self._downloader)
-            if self._graphs is not None and replayed is not None and self._sampler.draws_alone(batch, masks):
-                land = self._graphs.draws.run(replayed.bucket, len(batch))
-                if land is not None:
-                    return PendingStep(batch, land)
             placed = None if replayed is None else (replayed.rows, replayed.positions)
             sampled = self._sampler(logits, batch, masks, placed)
             return PendingStep.of(batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader)

@@ -76,7 +76,6 @@ class Sampler:
         self._has_bias = np.zeros(max_rows, np.bool_)
         self._biases: dict[int, tuple[Int64Array, Float32Array]] = {}  # row → ids, values
         self._may_end = np.zeros(max_rows, np.int64)  # the first position at which the row may end
-        self._takes_more = np.zeros(max_rows, np.bool_)  # than its logits, temperature and seed
         self._ending: dict[int, Int64Array] = {}  # row → ids that it must not sample before
 
     def walk_masks(self, vocabulary: Vocabulary) -> None:
@@ -112,8 +111,6 @@ class Sampler:
             self._has_min_p[row] = min_p > 0.0
             self._has_penalties[row] = params.has_penalties
             self._set_edits(row, params, len(setup.prompt_ids))
-            is_cut = top_k > 0 or top_p < 1.0 or min_p > 0.0
-            self._takes_more[row] = is_cut or params.has_penalties or row in self._biases or row in self._ending
         index, new_floats, new_ints = self._uploader.upload(rows, floats, ints)
         self._floats.index_copy_(0, index, new_floats)
         self._ints.index_copy_(0, index, new_ints)
@@ -176,11 +173,6 @@ class Sampler:
         if not spans:
             return SampleOutput(ids, None)
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
-
-    def draws_alone(self, batch: Batch, token_masks: TokenMasks | None = None) -> bool:
-        """Whether `draw` is all that there is to do for a batch whose rows decode."""
-        takes_more = token_masks is not None or self._takes_more[batch.rows].any()
-        return not takes_more and int(batch.top_logprobs.max()) < 0
 
     def draw(
         self,
