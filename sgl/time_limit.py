@@ -16,11 +16,14 @@ from sgl.errors import GrammarTooLarge
 _REST_AFTER, _REST = 0.002, 0.001  # seconds
 
 
+_Limit = tuple[Callable[[], float], float, float, float]
+"""Clock, until when, seconds, and `collected` when it was set."""
+
+
 class _Limits(threading.local):
     def __init__(self) -> None:
         self.rested: float | None = None  # monotonic seconds; None: this thread does not rest
-        self.found: list[tuple[Callable[[], float], float, float, float]] = []
-        """Clock, until when, seconds, and `collected` when it was set."""
+        self.found: list[_Limit] = []
         self.collected = 0.0  # seconds of CPU time that collections of garbage took in this thread
         self.collecting_since = 0.0
 
@@ -29,14 +32,24 @@ _limits = _Limits()
 
 
 @contextmanager
-def time_limit(seconds: float, clock: Callable[[], float] = monotonic) -> Iterator[None]:
+def time_limit(
+    seconds: float, clock: Callable[[], float] = monotonic, *, too_long: str | None = None
+) -> Iterator[None]:
     """Within the block `check_time` raises once `seconds` have passed by the clock; outer limits stay in force. What a
-    collection of garbage takes in between does not count: it is of everybody's objects."""
+    collection of garbage takes in between does not count: it is of everybody's objects.
+
+    too_long: a limit of a part of the work, which leaves the block as a GrammarTooLarge of this message: whoever limits
+    the whole would take an OutOfTime for its own."""
     if _note_collection not in gc.callbacks:
         gc.callbacks.append(_note_collection)
-    _limits.found.append((clock, clock() + seconds, seconds, _limits.collected))
+    limit = (clock, clock() + seconds, seconds, _limits.collected)
+    _limits.found.append(limit)
     try:
         yield
+    except OutOfTime as error:
+        if too_long is None or error.which is not limit:
+            raise
+        raise GrammarTooLarge(too_long, states=0, limit=0) from error
     finally:
         _limits.found.pop()
 
@@ -44,9 +57,10 @@ def time_limit(seconds: float, clock: Callable[[], float] = monotonic) -> Iterat
 class OutOfTime(GrammarTooLarge):
     """The work took more than `seconds`."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, which: object = None) -> None:
         super().__init__(f"the grammar took more than {seconds:g} s", states=0, limit=0)
         self.seconds = seconds
+        self.which = which  # of the limits in force
 
     def __reduce__(self) -> tuple[object, ...]:
         return (OutOfTime, (self.seconds,))
@@ -68,9 +82,10 @@ def check_time() -> None:
     if _limits.rested is not None and monotonic() - _limits.rested > _REST_AFTER:
         sleep(_REST)
         _limits.rested = monotonic()
-    for clock, until, seconds, collected in _limits.found:
+    for limit in _limits.found:
+        clock, until, seconds, collected = limit
         if clock() > until + _limits.collected - collected:
-            raise OutOfTime(seconds)
+            raise OutOfTime(seconds, limit)
 
 
 def collection_time() -> float:

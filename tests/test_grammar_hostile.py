@@ -8,6 +8,7 @@ import json
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -17,12 +18,14 @@ import numpy as np
 import pytest
 
 from sgl.errors import GrammarError, GrammarTooLarge, SglError
-from sgl.grammar.compiler import make_constraint
+from sgl.grammar.compiler import build, make_constraint
+from sgl.grammar.schema import keywords
 from sgl.runtime.constraints import cursor, service
 from sgl.runtime.constraints.cursor import ALLOWANCE, ClosedGrammar, MatcherCursor
 from sgl.runtime.constraints.process import GrammarProcess
 from sgl.runtime.constraints.service import CompileService
 from sgl.runtime.requests.waiting import when_done
+from sgl.time_limit import OutOfTime
 from tests.grammar_oracles import piece_vocabulary
 from tests.patience import PATIENCE
 
@@ -196,6 +199,53 @@ def test_an_output_has_so_much_of_the_engines_time_and_then_fails_by_itself(
         with pytest.raises(GrammarTooLarge, match="engine's time"):
             _ = [at.mask(500) for _ in range(5)]
         assert other.mask(500).any()
+
+
+@pytest.mark.parametrize("num_texts", [12, 14])
+def test_a_mask_that_takes_too_long_is_not_taken_for_the_deadline(num_texts: int) -> None:
+    """It is refused for what it is, in the engine and in its own process, and not tried for longer."""
+    slow = make_constraint({"regex": "".join(f"(?!.*a.{{{i}}}b)" for i in range(num_texts)) + ".*"})
+    trial = GrammarProcess(PIECES)
+    try:
+        with pytest.raises(GrammarTooLarge, match=r"mask takes more than 0\.5 s") as failed:
+            trial.run(slow, time.monotonic() + SECONDS, SECONDS)
+        assert not isinstance(failed.value, OutOfTime)
+    finally:
+        trial.kill()
+    with CompileServiceOf() as made:
+        made.deadline = SECONDS
+        error = made.submit(slow).exception(SECONDS)
+        assert isinstance(error, GrammarTooLarge)
+        assert not isinstance(error, OutOfTime)
+        assert "mask takes more than 0.5 s" in str(error)
+
+
+def test_an_output_is_told_that_one_mask_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that all of its masks did."""
+    with CompileServiceOf() as made:
+        found = made.submit(make_constraint({"regex": "[a-c]{3,900}x"})).result(SECONDS)
+        assert not isinstance(found, ClosedGrammar)
+        assert found.masks is not None
+        monkeypatch.setattr(found.masks, "max_seconds", -1.0)
+        at = MatcherCursor(found)
+        assert at.accept(PIECES.ids[b"a"])
+        with pytest.raises(GrammarTooLarge, match="one token's mask"):
+            at.mask(500)
+
+
+@pytest.mark.parametrize("keyword", ["pattern", "patternProperties", "propertyNames"])
+def test_a_pattern_past_the_deadline_is_out_of_time(keyword: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could be enforced: no UnsupportedSchema is said of it, which would not be tried for longer."""
+    given: dict[str, Any] = {"pattern": {"type": "string", "pattern": "ab+c"}}
+    given["patternProperties"] = {"type": "object", "patternProperties": {"ab+c": STRING}}
+    given["propertyNames"] = {"type": "object", "propertyNames": {"pattern": "ab+c"}}
+
+    def slow(pattern: str) -> Any:
+        raise OutOfTime(1.0)
+
+    monkeypatch.setattr(keywords, "pattern_strings", slow)
+    with pytest.raises(OutOfTime):
+        build(make_constraint({"json_schema": given[keyword]}), PIECES)
 
 
 class CompileServiceOf:

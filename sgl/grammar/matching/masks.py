@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from time import thread_time
 
 import numpy as np
@@ -51,19 +52,25 @@ class MaskCache:
         self._walker = Walker(automaton, vocabulary)
 
     def find(self, place: Place) -> Mask:
-        """The mask at a place. Raises GrammarTooLarge if it takes more than `max_seconds`."""
+        """The mask at a place. Raises GrammarTooLarge if it takes more than `max_seconds`, and OutOfTime only past an
+        enclosing `time_limit`."""
         num_frames = self._num_frames.get(place.state, 0)
         key = self._key(place, num_frames) if num_frames else (place.state,)
         for mask in self._masks.get(key, ()):
             if mask.holds(place):
                 self._masks.move_to_end(key)
                 return mask
-        with time_limit(self.max_seconds, thread_time):
+        with self.in_time():
             mask = self._compute(place)
         num_frames = max(num_frames, len(mask.items) - 1)
         self._num_frames[place.state] = num_frames
         self._keep(self._key(place, num_frames), mask)
         return mask
+
+    def in_time(self) -> AbstractContextManager[None]:
+        """A block in which one mask is worked out, or a part of one."""
+        message = f"one token's mask takes more than {self.max_seconds:g} s to find: make the constraint simpler"
+        return time_limit(self.max_seconds, thread_time, too_long=message)
 
     def _key(self, place: Place, num_frames: int) -> tuple[int, ...]:
         key = [place.state]

@@ -7,7 +7,6 @@ Going back and copying cost nothing, since places are values.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from time import thread_time
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,6 @@ from sgl.grammar.matching.masks import MaskCache
 from sgl.grammar.matching.notes import follow, hold_back
 from sgl.grammar.matching.walk_plan import Mask
 from sgl.grammar.vocabulary.tokens import Vocabulary
-from sgl.time_limit import time_limit
 
 Int32Array = npt.NDArray[np.int32]
 _MAX_FORCED = 4096
@@ -106,7 +104,7 @@ class Matcher:
             remaining = None
         if not self._automaton.has_notes and (remaining is None or self._has_room(mask, remaining)):
             return mask.row
-        with time_limit(self._masks.max_seconds, thread_time):
+        with self._masks.in_time():
             row = hold_back(self._automaton, self._vocabulary, self._place, mask.row)
             return row if remaining is None else self._kept_to(remaining, mask, row)
 

@@ -19,6 +19,7 @@ from sgl.grammar.schema.report import Dropped
 from sgl.grammar.schema.strings import EVERY_STRING, Strings, StringSet, make_strings, not_in, pattern_strings
 from sgl.grammar.text.decimals import EVERY_NUMBER, INTEGERS, PLAIN_INTEGERS, NumberSet, Range, exact, make_set
 from sgl.grammar.text.formats import KNOWN_BUT_UNDECIDABLE, LONGEST, format_text
+from sgl.time_limit import OutOfTime
 
 
 class Scalars(Protocol):
@@ -145,6 +146,8 @@ class Keywords:
             return None
         try:
             return pattern_strings(pattern)
+        except OutOfTime:
+            raise
         except (RegexSyntaxError, GrammarTooLarge) as error:
             self.malformed(keyword, f"pattern {pattern!r}: {error}", error)
             return None

@@ -16,7 +16,6 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sgl.errors import GrammarTooLarge
 from sgl.grammar.automaton.closure import MAX_DEPTH, Closed, Standing
 from sgl.grammar.automaton.place import advance
 from sgl.grammar.compiler import Grammar
@@ -24,12 +23,13 @@ from sgl.grammar.matching.budget import FAR
 from sgl.grammar.matching.jump import ClosedRuns, Foreseen, Jump, foresee, jump
 from sgl.grammar.matching.masks import without
 from sgl.grammar.vocabulary.tokens import Vocabulary
-from sgl.time_limit import OutOfTime, check_time, collection_time, time_limit
+from sgl.time_limit import check_time, collection_time, time_limit
 
 Int32Array = npt.NDArray[np.int32]
 ALLOWANCE: Final = 1.0
 """Seconds of CPU time that one output may take of its thread at once."""
 SECONDS_A_TOKEN: Final = 0.02
+_TOO_LONG = f"the constraint takes more than {ALLOWANCE:g} s of the engine's time: make it simpler"
 _MOST_MARGIN = 16  # tokens
 
 
@@ -79,11 +79,8 @@ class MatcherCursor:
     def _on_time(self) -> Iterator[None]:
         began = thread_time() - collection_time()
         try:
-            with time_limit(self._seconds_left, thread_time):
+            with time_limit(self._seconds_left, thread_time, too_long=_TOO_LONG):
                 yield
-        except OutOfTime as error:
-            message = f"the constraint takes more than {ALLOWANCE:g} s of the engine's time: make it simpler"
-            raise GrammarTooLarge(message, states=0, limit=0) from error
         finally:
             self._seconds_left -= thread_time() - collection_time() - began
 
@@ -196,7 +193,7 @@ class ClosedCursor:
             far = remaining - self._margin
             if depth <= MAX_DEPTH and (far > self._far or far > self._closed.needed(self._place, opened)):
                 return Standing(self._closed, self._place)
-            with time_limit(ALLOWANCE, thread_time):
+            with time_limit(ALLOWANCE, thread_time, too_long=_TOO_LONG):
                 grammar = self._grammar.grammar()
             self._host = MatcherCursor(grammar, bytes(self._text))
         return self._host.mask(remaining)
