@@ -199,11 +199,22 @@ def _on_a_deep_stack(function: Callable[[], T]) -> T:
     """The result of a function that calls itself for each rule within a rule: on an ordinary stack, 3,000 of them end
     the process."""
     done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(function())
+        except BaseException as error:
+            done.set_exception(error)
+
     with _STACK_SIZE:
         before = threading.stack_size(_STACK_BYTES)
-        thread = threading.Thread(target=lambda: done.set_result(function()), name="sgl-ebnf")
-        thread.start()
-        threading.stack_size(before)
+        thread = threading.Thread(target=run, name="sgl-ebnf")
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise MemoryError("there is no room for a deep stack") from error
+        finally:
+            threading.stack_size(before)
     thread.join()
     return done.result()
 

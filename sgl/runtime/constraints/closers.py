@@ -20,7 +20,7 @@ from time import monotonic
 
 from sgl.grammar.automaton.closure import Closed
 from sgl.grammar.compiler import Constraint
-from sgl.runtime.constraints.process import Channel, GrammarProcess
+from sgl.runtime.constraints.process import Channel, GrammarProcess, NotToBlame
 from sgl.time_limit import OutOfTime
 
 Answer = Closed | BaseException | None
@@ -151,6 +151,9 @@ class Closers:
         now = monotonic()
         job.patient_until, job.until = now + self._patience, now + self._deadline
         self._busy[process] = job
+        self._put(process, job)
+
+    def _put(self, process: GrammarProcess, job: _Job) -> None:
         try:
             channel = process.ask(job.constraint, job.until)
         except BaseException as error:
@@ -164,6 +167,10 @@ class Closers:
         """Send and read what can be sent and read."""
         try:
             answer = process.answer(self._deadline)
+        except NotToBlame:
+            self._selector.unregister(self._channels.pop(process))
+            self._put(process, self._busy[process])
+            return
         except BaseException as error:
             self._end(process, partial(_same, error))
             return

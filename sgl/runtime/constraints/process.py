@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import resource
 import select
@@ -86,12 +87,20 @@ class Channel:
         return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
 
 
+class NotToBlame(Exception):
+    """The process has died of what it had worked on before: ask once more, which starts another."""
+
+
 class GrammarProcess:
     """Works on one constraint at a time; started when it is first needed. It tries them with a vocabulary, or closes
-    their automata without one."""
+    their automata without one. What one leaves behind fails no other: a process that has run out of memory, or has
+    used up half of its own, ends, and only one that had just started is to blame for its end."""
 
-    def __init__(self, vocabulary: Vocabulary | None) -> None:
+    def __init__(self, vocabulary: Vocabulary | None, *, more_bytes: int = _MORE_BYTES) -> None:
+        """more_bytes: that constraints may take beyond what the process has with its vocabulary."""
         self.vocabulary = vocabulary
+        self._more_bytes = more_bytes
+        self._num_asked = 0  # of the process
         self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,44 +118,51 @@ class GrammarProcess:
         if not self._turn.acquire(timeout=max(until - monotonic(), 0.0)):
             raise OutOfTime(deadline)
         try:
-            channel = self.ask(constraint, until)
-            with selectors.DefaultSelector() as selector:
-                while (answer := self.answer(deadline)) is None:
-                    selector.register(channel, channel.events)
-                    if not selector.select(max(until - monotonic(), 0.0)):
-                        self.kill(for_good=False)
-                        raise OutOfTime(deadline)
-                    selector.unregister(channel)
-            return answer()
+            with contextlib.suppress(NotToBlame):
+                return self._run(constraint, until, deadline)
+            return self._run(constraint, until, deadline)
         finally:
             self._turn.release()
+
+    def _run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
+        channel = self.ask(constraint, until)
+        with selectors.DefaultSelector() as selector:
+            while (answer := self.answer(deadline)) is None:
+                selector.register(channel, channel.events)
+                if not selector.select(max(until - monotonic(), 0.0)):
+                    self.kill(for_good=False)
+                    raise OutOfTime(deadline)
+                selector.unregister(channel)
+        return answer()
 
     def ask(self, constraint: Constraint, until: float) -> Channel:
         """Begin to work on a constraint: whenever the channel is ready for what it waits for, `answer` gets on. Raises
         GrammarTooLarge if it cannot be started."""
         try:
             channel = self._started()
+            self._num_asked += 1
             channel.put((constraint, max(until - monotonic(), 0.0)))
         except (EOFError, OSError) as died:
-            raise self._died() from died
+            self.kill(for_good=False)
+            raise _too_much_memory() from died
         return channel
 
     def answer(self, deadline: float) -> Callable[[], Closed | None] | None:
         """A callable that returns the closed automaton, or None if that was too large or the constraint was only to be
         tried, and raises the GrammarError that it ended in, or OutOfTime where the process itself noticed the deadline.
-        None as long as there is no answer. Never waits. Raises GrammarTooLarge if the process has died."""
+        None as long as there is no answer. Never waits. If the process has died, raises GrammarTooLarge where the
+        constraint was its first, and NotToBlame otherwise."""
         channel = self._channel
         try:
             if channel is None:
                 raise EOFError
             received = channel.receive() if channel.flush() else None
         except (EOFError, OSError) as died:
-            raise self._died() from died
+            self.kill(for_good=False)
+            if self._num_asked > 1:
+                raise NotToBlame from died
+            raise _too_much_memory() from died
         return None if received is None else partial(_found, received, deadline)
-
-    def _died(self) -> GrammarTooLarge:
-        self.kill(for_good=False)
-        return GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
 
     def kill(self, *, for_good: bool = True) -> None:
         """End the process, whatever it does."""
@@ -169,13 +185,19 @@ class GrammarProcess:
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
                 # A trial may be hostile; what is closed is waited for.
                 nicer = 0 if self.vocabulary is None else _NICER
-                arguments = command(f"from {__name__} import serve; serve({theirs.fileno()}, {nicer})")
+                numbers = f"{theirs.fileno()}, {nicer}, {self._more_bytes}"
+                arguments = command(f"from {__name__} import serve; serve({numbers})")
                 self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
                 theirs.close()
+                self._num_asked = 0
                 self._channel = Channel(ours)
                 self._channel.put(self.vocabulary)
                 self._channel.flush()
             return self._channel
+
+
+def _too_much_memory() -> GrammarTooLarge:
+    return GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
 
 
 def _found(received: Callable[[], Any], deadline: float) -> Closed | None:
@@ -187,40 +209,63 @@ def _found(received: Callable[[], Any], deadline: float) -> Closed | None:
     return answer
 
 
-def serve(descriptor: int, nicer: int) -> None:
+def serve(descriptor: int, nicer: int, more_bytes: int) -> None:
     """The process, which ends with its parent: answers each constraint that comes through the socket as
     `GrammarProcess.answer` says."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
     os.nice(nicer)
-    serve_channel(Channel(socket.socket(fileno=descriptor)), _bound_memory)
+    serve_channel(Channel(socket.socket(fileno=descriptor)), _Memory(more_bytes))
 
 
-def _bound_memory() -> None:
-    """Let what works on constraints fail alone, where it asks for too much."""
+class _Memory:
+    """Of a process: what works on constraints fails alone, where it asks for too much."""
+
+    def __init__(self, more_bytes: int | None) -> None:
+        """more_bytes: beyond what is used when it is bounded; None: any number."""
+        self._more_bytes = more_bytes
+        self._enough: float = math.inf
+
+    def bound(self) -> None:
+        used = _used_bytes()
+        if used is None or self._more_bytes is None:
+            return
+        limit = min(used + self._more_bytes, _WORKER_BYTES)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, _WORKER_BYTES))
+        self._enough = (used + limit) / 2
+
+    def is_short(self) -> bool:
+        """Whether constraints have left too much behind for the next one."""
+        if (_used_bytes() or 0) <= self._enough:
+            return False
+        gc.collect()
+        return (_used_bytes() or 0) > self._enough
+
+
+def _used_bytes() -> int | None:
+    """Address space of this process; None where that cannot be told."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-    except (OSError, ValueError):  # not everywhere
-        return
-    limit = min(used + _MORE_BYTES, _WORKER_BYTES)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, _WORKER_BYTES))
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return None
 
 
-def serve_channel(channel: Channel, is_ready: Callable[[], None] = lambda: None) -> None:
-    """`serve`, without bounds on the process. `is_ready` is called before the first constraint."""
-    with contextlib.suppress(EOFError, OSError):
-        _answer_all(channel, is_ready)
+def serve_channel(channel: Channel, memory: _Memory | None = None) -> None:
+    """`serve`, without bounds on the process unless there is a `memory`."""
+    with contextlib.suppress(EOFError, OSError, MemoryError):
+        _answer_all(channel, memory or _Memory(None))
 
 
-def _answer_all(channel: Channel, is_ready: Callable[[], None]) -> None:
+def _answer_all(channel: Channel, memory: _Memory) -> None:
     vocabulary: Vocabulary | None = _next(channel)
     if vocabulary is not None:
         vocabulary.work_out()
-    is_ready()
+    memory.bound()
     gc.freeze()
     gc.disable()  # a fifth of the time otherwise
     num_since = 0  # garbage was looked for, which takes longer than anybody waits for an answer
-    while True:
+    is_first = True
+    while not memory.is_short():
         if num_since >= _COLLECT_AFTER:
             is_idle = not select.select([channel], [], [], _IDLE_SECONDS)[0]
             if is_idle or num_since >= _COLLECT_ANYWAY:
@@ -228,6 +273,7 @@ def _answer_all(channel: Channel, is_ready: Callable[[], None]) -> None:
                 num_since = 0
         constraint, seconds = _next(channel)
         num_since += 1
+        is_out = False
         answer: Closed | GrammarError | None = None
         try:
             with time_limit(seconds):
@@ -236,13 +282,19 @@ def _answer_all(channel: Channel, is_ready: Callable[[], None]) -> None:
                 else:
                     answer = _closed(build(constraint, _BYTES))
         except MemoryError:
-            answer = GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
+            is_out = True
+            answer = _too_much_memory()
         except GrammarError as error:
             answer = error
         except Exception as error:  # not everything can be pickled
             answer = GrammarError(f"the constraint cannot be compiled: {type(error).__name__}: {error}"[:500])
+        if is_out and not is_first:  # perhaps for what others left: it will be asked of another process
+            return
         channel.put(answer)
         channel.flush()
+        if is_out:
+            return
+        is_first, answer = False, None  # with an error's traceback lives what was being built
 
 
 def _next(channel: Channel) -> Any:

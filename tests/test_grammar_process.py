@@ -1,0 +1,112 @@
+"""Processes that try constraints end with their memory: what one constraint leaves behind fails no other."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.compiler import Constraint, make_constraint
+from sgl.runtime.constraints.process import GrammarProcess
+from sgl.runtime.constraints.service import CompileService
+from tests.grammar_oracles import piece_vocabulary
+from tests.patience import PATIENCE
+
+PIECES = piece_vocabulary()
+EASY = make_constraint({"regex": "ab|c"})
+GREEDY = make_constraint({"ebnf": 'root ::= "a" | "b" root'})  # a stack of 128 MB is set aside for it
+WRONG = make_constraint({"regex": "a("})
+TOO_MUCH = "took too much memory"
+
+
+@pytest.fixture
+def trial() -> Iterator[GrammarProcess]:
+    made = GrammarProcess(PIECES)
+    yield made
+    made.kill()
+
+
+def run(trial: GrammarProcess, constraint: Constraint) -> None:
+    assert trial.run(constraint, time.monotonic() + PATIENCE, PATIENCE) is None
+
+
+def pid_of(trial: GrammarProcess) -> int:
+    assert trial._process is not None
+    return trial._process.pid
+
+
+def leave_room(pid: int, num_bytes: int) -> None:
+    """As if constraints had used up the rest."""
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.prlimit(pid, resource.RLIMIT_AS, (used + num_bytes, resource.prlimit(pid, resource.RLIMIT_AS)[1]))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1 << 20])
+def test_who_finds_no_memory_left_is_asked_of_another_process(trial: GrammarProcess, num_bytes: int) -> None:
+    """Also where there is not even room for its message."""
+    large = make_constraint({"choices": [f"{number:0100d}" for number in range(20_000)]})
+    run(trial, EASY)
+    before = pid_of(trial)
+    leave_room(before, num_bytes)
+    run(trial, large)
+    assert pid_of(trial) != before
+    with pytest.raises(GrammarError, match="position"):
+        run(trial, WRONG)
+
+
+def test_who_takes_too_much_by_itself_is_told_so_and_fails_no_other() -> None:
+    trial = GrammarProcess(PIECES, more_bytes=100 << 20)
+    try:
+        for _ in range(2):
+            for _ in range(2):
+                with pytest.raises(GrammarTooLarge, match=TOO_MUCH):
+                    run(trial, GREEDY)
+            run(trial, EASY)
+            with pytest.raises(GrammarError, match="position"):
+                run(trial, WRONG)
+    finally:
+        trial.kill()
+
+
+def test_a_process_that_has_used_up_half_of_its_room_ends() -> None:
+    trial = GrammarProcess(PIECES, more_bytes=320 << 20)
+    try:
+        run(trial, GREEDY)
+        used_up = trial._process
+        assert used_up is not None
+        assert used_up.wait(PATIENCE) == 0
+        run(trial, EASY)
+        before = pid_of(trial)
+        run(trial, EASY)
+        assert pid_of(trial) == before
+    finally:
+        trial.kill()
+
+
+def test_a_process_that_was_killed_while_nobody_asked_is_replaced(trial: GrammarProcess) -> None:
+    for _ in range(3):
+        run(trial, EASY)
+        os.kill(pid_of(trial), signal.SIGKILL)
+    run(trial, EASY)
+
+
+def test_who_has_its_automaton_closed_is_asked_of_another_process_too() -> None:
+    service = CompileService(PIECES, num_closers=1, deadline=PATIENCE, patience=PATIENCE)
+    try:
+        assert service._closers is not None
+        [process] = service._closers._processes
+        assert service.submit(EASY).result(PATIENCE)
+        before = pid_of(process)
+        leave_room(before, 0)
+        schema = {"type": "object", "properties": {f"name {number}": {"type": "integer"} for number in range(40)}}
+        found = service.submit(make_constraint({"json_schema": schema})).result(PATIENCE)
+        assert hasattr(found, "closed")
+        assert pid_of(process) != before
+    finally:
+        service.close()
