@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from benchmarks.json_generation import BYTES
 from sgl.errors import ConfigError, GrammarError
 from sgl.grammar import Grammar, compile
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.engine import Engine
 from tests.json_random import SCHEMAS, VALUES, accepts, text_of
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 
 A: dict[str, Any] = {"properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"properties": {"b": {"type": "integer"}}}
@@ -95,3 +98,44 @@ def test_the_choice_is_the_standards_in_the_library_and_closed_in_an_engine() ->
         compile(json_schema=A, vocabulary=BYTES, additional_properties="open")  # type: ignore[arg-type]  # on purpose
     again = Grammar.from_bytes(closed(A).to_bytes(), BYTES)
     assert not accepts(again, text_of({"b": 1}))
+
+
+@pytest.mark.parametrize("reading", ["closed", "schema"])
+def test_arguments_of_tools_have_the_keys_that_the_engine_is_made_with(
+    reading: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Over HTTP, for a tool that has to be called and for one that is named; as an open schema would be, where the
+    tool's schema says so itself."""
+    tool = {"name": "f", "parameters": {"type": "object", **A}}
+    says_so = {"name": "f", "parameters": {"type": "object", **A, "additionalProperties": True}}
+    checkpoint = chat_checkpoint(tmp_path_factory.mktemp("model"))
+    with Engine(str(checkpoint), json_additional_properties=reading, **OPTIONS) as engine:
+        server = LiveServer(engine)
+        try:
+            for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+                keys = keys_of(server, tool, choice)
+                assert keys
+                assert (keys <= {"a"}) == (reading == "closed")
+                assert not keys_of(server, says_so, choice) <= {"a"}
+        finally:
+            server.close()
+
+
+def keys_of(server: LiveServer, tool: dict[str, Any], choice: Any) -> set[str]:
+    """The keys of what a random model calls a tool with, in some answers."""
+    keys = set[str]()
+    for seed in range(12):
+        body = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 80,
+            "seed": seed,
+            "temperature": 1.0,
+        }
+        tools = [{"type": "function", "function": tool}]
+        answer = server.post(
+            "/v1/chat/completions", {**body, "model": "default", "tools": tools, "tool_choice": choice}
+        )
+        assert answer.status_code == 200, answer.text
+        for call in answer.json()["choices"][0]["message"]["tool_calls"]:
+            keys |= json.loads(call["function"]["arguments"]).keys()
+    return keys
