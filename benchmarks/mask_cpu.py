@@ -1,9 +1,10 @@
 """What masks cost on a CPU: time to the first mask, masks along a document, memory, and steps saved by jumps.
 
-    python -m benchmarks.mask_cpu TOKENIZER_DIR [--json OUT]
+    python -m benchmarks.mask_cpu TOKENIZER_DIR [--json OUT] [--backends [CASE …]]
 
 Times are CPU time of the one thread that works, so a busy machine changes them little. Every case is compiled from
-scratch; only the vocabulary's trie is built beforehand.
+scratch; only the vocabulary's trie is built beforehand. `--backends` measures the other grammar backends as well, each
+constraint as they see it: all cases take minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from sgl import grammar
+from sgl.errors import GrammarError
 from sgl.grammar import Grammar, Vocabulary
+from sgl.grammar.compiler import Backend
 from sgl.grammar.matching.jump import Jump, cut, foresee, jump
 
+BACKENDS: tuple[Backend, ...] = ("sgl", "outlines", "llguidance")
 FIELDS = {
     "identifier": ("integer", 4711),
     "title": ("string", "The C Programming Language"),
@@ -132,6 +136,37 @@ def measure(
     }
 
 
+def compare_backends(
+    names: list[str], vocabulary: Vocabulary, encode: Callable[[str], list[int]]
+) -> dict[str, dict[str, Any]]:
+    """Milliseconds to the first mask and µs a token, fresh and again, or what each backend refuses."""
+    found: dict[str, dict[str, Any]] = {}
+    for backend in BACKENDS:  # each works out what it needs of the vocabulary
+        grammar.compile(regex="a", vocabulary=vocabulary, backend=backend).matcher().mask()
+    for name, (constraint, text) in cases().items():
+        for backend in BACKENDS if not names or name in names else ():
+            start = thread_time()
+            try:
+                compiled = grammar.compile(
+                    **constraint, vocabulary=vocabulary, backend=backend, additional_properties="closed"
+                )
+            except GrammarError as error:
+                found[f"{name}, {backend}"] = {"refused": str(error)}
+                print(f"{name:18}{backend:12}{error}", flush=True)
+                continue
+            compiled.matcher().mask()
+            first = (thread_time() - start) * 1e3
+            if not compiled.matcher().accept_bytes(text.encode()):
+                found[f"{name}, {backend}"] = {"first_mask_ms": first}
+                print(f"{name:18}{backend:12}{first:14.1f}  and it does not allow the text", flush=True)
+                continue
+            row = np.zeros(vocabulary.words, np.int32)
+            fresh, again = [float(np.percentile(walk(compiled, text, encode, row), 50)) for _ in range(2)]
+            found[f"{name}, {backend}"] = {"first_mask_ms": first, "fresh_us_p50": fresh, "again_us_p50": again}
+            print(f"{name:18}{backend:12}{first:14.1f}{fresh:14.1f}{again:14.1f}", flush=True)
+    return found
+
+
 def walk(compiled: Grammar, text: str, encode: Callable[[str], list[int]], row: Any) -> list[float]:
     """µs of mask and accept together, token by token."""
     matcher = compiled.matcher()
@@ -173,6 +208,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--backends", nargs="*", metavar="CASE", help="compare the grammar backends over these cases"
+    )
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
     start = thread_time()
@@ -189,6 +227,12 @@ def main() -> None:
         # Behind a line break, so that no tokenizer puts a space before the text.
         return plain("\n" + text)[len(plain("\n")) :]
 
+    if arguments.backends is not None:
+        print(f"{'':30}{'first mask ms':>14}{'fresh µs p50':>14}{'again µs p50':>14}")
+        compared = compare_backends(arguments.backends, vocabulary, encode)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(compared))
+        return
     results = {}
     columns = "first mask ms", "fresh µs p50", "max", "cached µs p50", "p99", "states", "tables kB"
     print(f"{'':18}" + "".join(f"{name:>14}" for name in columns))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sgl import grammar
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar import Grammar, Vocabulary
+from sgl.grammar.backends import llguidance as ebnf
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.matching import ebnf_matcher as ebnf
 from sgl.runtime.constraints.service import CompileService
 from tests.cfg_oracle import Rules, can_go_on, matches, written
 from tests.patience import PATIENCE

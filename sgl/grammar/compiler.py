@@ -18,10 +18,12 @@ from sgl.grammar.automaton.pushdown import MAX_STATES, Automaton
 from sgl.grammar.automaton.structural_tag import Structure, read_structural_tag, structural_tag_node
 from sgl.grammar.automaton.tag_formats import format_node
 from sgl.grammar.automaton.values import value_node
+from sgl.grammar.backends.lark import is_lark
+from sgl.grammar.backends.llguidance import compile_ebnf, compile_llguidance
 from sgl.grammar.matching.budget import Budget
-from sgl.grammar.matching.ebnf_matcher import compile_ebnf, is_lark
 from sgl.grammar.matching.masks import MaskCache
 from sgl.grammar.matching.matcher import Matcher
+from sgl.grammar.matching.protocol import TokenMatcher
 from sgl.grammar.regular.expr import Expr, is_empty, words
 from sgl.grammar.regular.regex import compile_regex, counted_regex
 from sgl.grammar.schema.compile import compile_schema
@@ -32,6 +34,7 @@ from sgl.time_limit import check_size
 
 Whitespace = Literal["compact", "flexible"]
 AdditionalProperties = Literal["closed", "schema"]
+Backend = Literal["sgl", "outlines", "llguidance"]
 FORMAT_VERSION = 1
 MAX_SOURCE = 4 << 20
 """Characters that a constraint may have."""
@@ -57,6 +60,7 @@ class Constraint:
     lenient: bool
     key_order: KeyOrder
     additional_properties: AdditionalProperties = "schema"
+    backend: Backend = "sgl"
 
 
 class Grammar:
@@ -69,7 +73,7 @@ class Grammar:
         self,
         constraint: Constraint,
         vocabulary: Vocabulary,
-        first: Matcher,
+        first: TokenMatcher,
         dropped: tuple[Dropped, ...] = (),
         automaton: Automaton | None = None,
         masks: MaskCache | None = None,
@@ -79,7 +83,7 @@ class Grammar:
         self.dropped = dropped
         """What lenient mode did not enforce: keyword and path of each."""
         self.automaton = automaton
-        """What the matchers walk; None for `ebnf`, which llguidance walks."""
+        """What the matchers walk; None for `ebnf`, which llguidance walks, and for other backends."""
         self.masks = masks
         self._first = first
 
@@ -87,11 +91,9 @@ class Grammar:
     def num_bytes(self) -> int:
         """About the size of states, tables and masks as far as they were worked out."""
         tables = 0 if self.automaton is None else self.automaton.tables.nbytes + len(self.automaton) * _STATE_BYTES
-        if self.automaton is not None:
-            tables += self._first.num_bytes
-        return tables + (0 if self.masks is None else self.masks.num_bytes)
+        return tables + self._first.num_bytes + (0 if self.masks is None else self.masks.num_bytes)
 
-    def matcher(self) -> Matcher:
+    def matcher(self) -> TokenMatcher:
         """A cursor at the start of the text."""
         return self._first.copy()
 
@@ -134,6 +136,7 @@ def compile(  # the public name: sgl.grammar.compile
     lenient: bool = False,
     key_order: KeyOrder = "schema",
     additional_properties: AdditionalProperties = "schema",
+    backend: Backend = "sgl",
     mask_cache_bytes: int = MASK_CACHE_BYTES,
 ) -> Grammar:
     """Compile exactly one constraint.
@@ -145,8 +148,9 @@ def compile(  # the public name: sgl.grammar.compile
     also allows every spelling of numbers. `key_order` "any" lets keys come in any order. `additional_properties`
     "closed" lets no keys but declared ones come where a schema declares some and says nothing of others, which
     JSON Schema leaves open. `lenient` lists in
-    `Grammar.dropped` what of a schema cannot be enforced, instead of refusing it. Raises UnsupportedSchema,
-    RegexSyntaxError, GrammarTooLarge (also past an enclosing `time_limit`) or GrammarError.
+    `Grammar.dropped` what of a schema cannot be enforced, instead of refusing it. `backend` is whose automata tell what
+    comes next: "outlines" and "llguidance", which need extras, refuse more and keep to no budget. Raises
+    UnsupportedSchema, RegexSyntaxError, GrammarTooLarge (also past an enclosing `time_limit`) or GrammarError.
     """
     given = {
         "json_schema": json_schema,
@@ -161,6 +165,7 @@ def compile(  # the public name: sgl.grammar.compile
         lenient=lenient,
         key_order=key_order,
         additional_properties=additional_properties,
+        backend=backend,
     )
     return build(constraint, vocabulary, mask_cache_bytes)
 
@@ -172,6 +177,7 @@ def make_constraint(
     lenient: bool = False,
     key_order: KeyOrder = "schema",
     additional_properties: AdditionalProperties = "schema",
+    backend: Backend = "sgl",
 ) -> Constraint:
     """A constraint from the arguments of `compile`, by name, of which exactly one is not None. Raises GrammarError."""
     chosen = {kind: source for kind, source in given.items() if source is not None}
@@ -184,6 +190,10 @@ def make_constraint(
         raise GrammarError(f"key_order is 'schema' or 'any', not {key_order!r}")
     if additional_properties not in ("closed", "schema"):
         raise GrammarError(f"additional_properties is 'closed' or 'schema', not {additional_properties!r}")
+    if backend not in ("sgl", "outlines", "llguidance"):
+        raise GrammarError(f"backend is 'sgl', 'outlines' or 'llguidance', not {backend!r}")
+    if backend != "sgl" and (lenient or key_order != "schema"):
+        raise GrammarError(f"backend {backend!r} is never lenient, and knows keys in the schema's order alone")
     if kind in ("json_schema", "structural_tag") and isinstance(source, str):
         text = source
     elif kind == "choices":
@@ -193,7 +203,7 @@ def make_constraint(
             text = json.dumps(source)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
-    return Constraint(kind, text, whitespace, lenient, key_order, additional_properties)  # type: ignore[arg-type]  # one of five
+    return Constraint(kind, text, whitespace, lenient, key_order, additional_properties, backend)  # type: ignore[arg-type]  # one of five
 
 
 def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int = MASK_CACHE_BYTES) -> Grammar:
@@ -201,6 +211,8 @@ def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int 
     check_size(len(constraint.source), MAX_SOURCE, f"{constraint.kind} has more than {{}} characters")
     try:
         source = json.loads(constraint.source)
+        if constraint.backend != "sgl":
+            return Grammar(constraint, vocabulary, _matcher_of_backend(constraint, source, vocabulary))
         if constraint.kind == "ebnf":
             return Grammar(constraint, vocabulary, compile_ebnf(source, vocabulary))
         builder = Builder(WHITESPACE[constraint.whitespace], constraint.key_order)
@@ -221,9 +233,30 @@ def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int 
 
 
 def can_be_stopped(constraint: Constraint) -> bool:
-    """Whether compiling looks at the time as it goes. llguidance does not, which reads grammars in Lark's notation: a
-    few terminals that exclude each other keep it for minutes."""
+    """Whether compiling looks at the time as it goes. outlines-core and llguidance do not, nor does the latter's reader
+    of grammars in Lark's notation: a few terminals that exclude each other keep it for minutes."""
+    if constraint.backend != "sgl":
+        return False
     return constraint.kind != "ebnf" or not is_lark(json.loads(constraint.source))
+
+
+def _matcher_of_backend(constraint: Constraint, source: Any, vocabulary: Vocabulary) -> TokenMatcher:
+    if constraint.kind == "choices":
+        _check_choices(source)
+    if constraint.kind == "regex" and not isinstance(source, str):
+        raise GrammarError("a regex is a string")
+    if constraint.backend == "llguidance":
+        closes_objects = constraint.additional_properties == "closed"
+        return compile_llguidance(
+            constraint.kind, source, vocabulary, constraint.whitespace, closes_objects=closes_objects
+        )
+    try:
+        from sgl.grammar.backends.outlines import compile_outlines
+    except ImportError as error:
+        raise GrammarError(
+            "backend 'outlines' needs outlines-core and interegular: install sgl[outlines]"
+        ) from error
+    return compile_outlines(constraint.kind, source, vocabulary, constraint.whitespace)
 
 
 def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: list[Dropped]) -> Node:
@@ -266,13 +299,16 @@ def _regex_node(builder: Builder, pattern: str, then: Node, *, counts: bool = Tr
 
 
 def _choices_node(builder: Builder, choices: Any) -> Node:
+    return _expression_node(builder, words(_check_choices(choices)), "choices", builder.end)
+
+
+def _check_choices(choices: Any) -> list[bytes]:
     if not isinstance(choices, list) or not choices or not all(isinstance(text, str) for text in choices):
         raise GrammarError("choices are a list of at least one string")
     try:
-        texts = [text.encode() for text in choices]
+        return [text.encode() for text in choices]
     except UnicodeEncodeError as error:
         raise GrammarError(f"a choice is not valid Unicode: {error}") from error
-    return _expression_node(builder, words(texts), "choices", builder.end)
 
 
 def _expression_node(builder: Builder, expr: Expr, what: str, then: Node) -> Node:

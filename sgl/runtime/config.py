@@ -39,6 +39,7 @@ Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight"]
 JsonWhitespace = Literal["compact", "flexible"]
 AdditionalProperties = Literal["closed", "schema"]
+GrammarBackend = Literal["sgl", "outlines", "llguidance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,9 @@ class EngineConfig:
     json_additional_properties: AdditionalProperties = "closed"
     """Which keys the objects of constrained JSON may have where their schema declares some and says nothing of others:
     "closed" none but those, "schema" any, as JSON Schema has it. `additionalProperties: true` always allows them."""
+    grammar_backend: GrammarBackend = "sgl"
+    """Whose automata constrain outputs. outlines (needs sgl[outlines]) and llguidance (needs sgl[ebnf]) are for
+    comparison: they refuse more, keep to no token budget, and work on the CPU."""
     constraint_timeout: Seconds = 10.0
     """Seconds that compiling one constraint may take before it is refused as too large."""
     random_seed: NonNegativeInt | None = None

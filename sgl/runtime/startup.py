@@ -9,6 +9,7 @@ import platform
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,7 +23,7 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.machine_limits import address_space_left, memory_limit, num_processors
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.config import EngineConfig
+from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
@@ -41,6 +42,11 @@ _TILE_TOKENS = 64  # for each multiprocessor: the tiles of most products then fi
 _LARGE, _MOST_TILES = 8_000_000_000, 4  # models of fewer weights take more: else launching a step takes as long
 _DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
 _DEFAULT_PAGE_SIZE = {"cuda": 16, "cpu": 8}
+_GRAMMAR_PACKAGES: dict[GrammarBackend, tuple[str, tuple[str, ...]]] = {  # extra and modules
+    "sgl": ("", ()),
+    "outlines": ("outlines", ("outlines_core", "interegular")),
+    "llguidance": ("ebnf", ("llguidance",)),
+}
 _MAX_GRAPH_ROWS = 512
 _ADDRESS_FRACTION = 0.5  # of the address space that `ulimit -v` leaves, once weights are loaded, for KV
 _MIN_TOKENS_A_ROW = 64  # fewer rows than asked for by default rather than less KV than this for each
@@ -93,6 +99,17 @@ def _out_of_memory(what: str) -> ConfigError:
     )
 
 
+def _check_grammar_backend(backend: GrammarBackend) -> None:
+    extra, packages = _GRAMMAR_PACKAGES[backend]
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ConfigError(
+            f"grammar_backend={backend!r} needs {' and '.join(missing)}, which is not installed: "
+            f"pip install 'sgl[{extra}]'",
+            option="grammar_backend",
+        )
+
+
 def _start(config: EngineConfig, device: torch.device) -> Started:
     model_config = ModelConfig.from_pretrained(config.model_path)
     context_length = config.context_length or model_config.context_length
@@ -101,6 +118,7 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
             f"context_length={context_length} is longer than the model's {model_config.context_length}",
             option="context_length",
         )
+    _check_grammar_backend(config.grammar_backend)
     kv_dtype = _kv_dtype(config, device)
     _check_quantization(config, model_config, device)
     tokenizer = None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sgl.grammar.automaton.closure import Closed
 from sgl.grammar.automaton.place import Place
-from sgl.grammar.matching.matcher import Matcher
+from sgl.grammar.matching.protocol import TokenMatcher
 from sgl.grammar.vocabulary.tokens import Vocabulary
 
 _TAIL_TOKENS = 8  # of the output so far, as context: more than any tokenizer looks back within JSON
@@ -58,7 +58,7 @@ def cut(foreseen: Sequence[Foreseen], encode: Encode) -> list[Sequence[int]]:
     return [ids[len(marks) :] if ids[: len(marks)] == marks else [] for ids in cuts]
 
 
-def foresee(matcher: Matcher, vocabulary: Vocabulary, output_ids: Sequence[int]) -> Foreseen | None:
+def foresee(matcher: TokenMatcher, vocabulary: Vocabulary, output_ids: Sequence[int]) -> Foreseen | None:
     """The text that every allowed continuation begins with; None where there is nothing to cut. Raises GrammarError.
 
     output_ids: what was generated so far; the matcher stands behind it and stays there.

@@ -21,7 +21,7 @@ from sgl.grammar.compiler import make_constraint
 from sgl.grammar.matching.jump import Encode, Foreseen, Jump, cut
 from sgl.machine_limits import num_processors
 from sgl.runtime.batch import TokenMask
-from sgl.runtime.config import AdditionalProperties, JsonWhitespace
+from sgl.runtime.config import AdditionalProperties, GrammarBackend, JsonWhitespace
 from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
 from sgl.runtime.constraints.process import MAX_CLOSED_STATES
 from sgl.runtime.constraints.service import CompileService
@@ -142,6 +142,7 @@ class Constraints:
         eos_ids: Iterable[int],
         whitespace: JsonWhitespace = "compact",
         additional_properties: AdditionalProperties = "closed",
+        backend: GrammarBackend = "sgl",
         deadline: float = 10.0,
         on_device: bool = False,
         is_launching: Callable[[], bool] = lambda: False,
@@ -153,6 +154,7 @@ class Constraints:
         self._eos_ids = frozenset(eos_ids)
         self._whitespace = whitespace
         self._additional_properties = additional_properties
+        self._backend: GrammarBackend = backend
         self._deadline = deadline
         self._num_closers = min(_MAX_CLOSERS, max(1, num_processors() - 2)) if on_device else 0
         self._is_launching = is_launching
@@ -189,7 +191,10 @@ class Constraints:
             [kind] = given
             raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
         constraint = make_constraint(
-            given, whitespace=self._whitespace, additional_properties=self._additional_properties
+            given,
+            whitespace=self._whitespace,
+            additional_properties=self._additional_properties,
+            backend=self._backend,
         )
         return self._started().submit(constraint)
 

@@ -89,6 +89,7 @@ class RequestBuilder:
             eos_ids=eos_ids,
             whitespace=config.json_whitespace,
             additional_properties=config.json_additional_properties,
+            backend=config.grammar_backend,
             deadline=config.constraint_timeout,
             on_device=self.walks_masks,
             is_launching=is_launching,
@@ -99,7 +100,8 @@ class RequestBuilder:
     @property
     def walks_masks(self) -> bool:
         """Whether token masks are worked out on the device."""
-        return self._tokenizer is not None and str(self._config.device).startswith("cuda")
+        on_gpu = str(self._config.device).startswith("cuda")
+        return self._tokenizer is not None and on_gpu and self._config.grammar_backend == "sgl"
 
     @property
     def max_requests(self) -> int:

@@ -1,6 +1,6 @@
-"""Context-free grammars in EBNF or Lark's notation, through llguidance, behind the interface of `Grammar`.
+"""Constraints through llguidance, an optional extra: EBNF always, the others where `backend="llguidance"` asks for it.
 
-llguidance is an optional extra. Its matchers walk tokens, not bytes, and know no token budget.
+Its matchers walk tokens, not bytes, and know no token budget.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import GrammarError, GrammarTooLarge
-from sgl.grammar.ebnf.cfg import MAX_RULES, Cfg
+from sgl.grammar.backends.lark import is_lark, lark_of_constraint, lark_of_rules
+from sgl.grammar.ebnf.cfg import MAX_RULES
 from sgl.grammar.ebnf.reader import MAX_SOURCE, read_ebnf
-from sgl.grammar.matching.matcher import Matcher
-from sgl.grammar.regular.charset import CharSet
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import check_size
 
@@ -28,7 +27,6 @@ T = TypeVar("T")
 Int32Array = npt.NDArray[np.int32]
 _NUM_MORE = 257  # tokens that llguidance is told of beyond the vocabulary
 _MAX_FORCED = 4096
-_LARK_START = re.compile(r"^[ \t]*[?!]*start[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:=)", re.MULTILINE)
 _LARK_NESTING = re.compile(r"[:(\[]")
 _STACK_BYTES = 128 << 20  # 8 KB for each of MAX_RULES; what is not used takes no memory
 _STACK_SIZE = threading.Lock()  # is the process's, while a thread starts
@@ -44,8 +42,8 @@ _LIMITS: dict[str, Any] = {
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # every way to cut forced text into tokens is allowed
 
 
-class EbnfMatcher(Matcher):
-    """As `Matcher`, over llguidance. What that gives up on is not accepted, and the text stays as it was."""
+class LlguidanceMatcher:
+    """As `TokenMatcher`, over llguidance. What that gives up on is not accepted, and the text stays as it was."""
 
     def __init__(self, first: Any, vocabulary: Vocabulary) -> None:
         """first: llguidance's matcher at the start of the text, never advanced."""
@@ -65,8 +63,13 @@ class EbnfMatcher(Matcher):
                 self._current.consume_tokens(self._ids)
         return self._current
 
+    @property
+    def num_bytes(self) -> int:
+        """Unknown: llguidance does not tell."""
+        return 0
+
     def accept(self, token_id: int) -> bool:
-        """As `Matcher.accept`. Raises GrammarError where llguidance cannot tell."""
+        """As `TokenMatcher.accept`. Raises GrammarError where llguidance cannot tell."""
         if self._is_finished or not 0 <= token_id < self._vocabulary.size:
             return False
         if token_id in self._vocabulary.eos_ids:
@@ -85,7 +88,7 @@ class EbnfMatcher(Matcher):
         return is_allowed
 
     def accept_bytes(self, data: bytes) -> bool:
-        """As `Matcher.accept_bytes`; False too where llguidance cannot tell."""
+        """As `TokenMatcher.accept_bytes`; False too where llguidance cannot tell."""
         try:
             return not self._is_finished and self._accept_all([self._vocabulary.size + byte for byte in data])
         except GrammarError:
@@ -111,8 +114,12 @@ class EbnfMatcher(Matcher):
         if self._found.is_error():
             self._current = None
 
+    def fill_mask(self, row: Int32Array, remaining: int | None = None) -> None:
+        """As `TokenMatcher.fill_mask`."""
+        row[: self._vocabulary.words] = self.mask(remaining)
+
     def mask(self, remaining: int | None = None) -> Int32Array:
-        """As `Matcher.mask`, and always another array; `remaining` restricts nothing. Raises GrammarError."""
+        """As `TokenMatcher.mask`, and always another array; `remaining` restricts nothing. Raises GrammarError."""
         row = self._row()[: self._vocabulary.words] & _with_bytes(self._vocabulary)
         if not self._is_finished and self.is_accepting():
             for token_id in self._vocabulary.eos_ids:
@@ -134,19 +141,19 @@ class EbnfMatcher(Matcher):
         return row
 
     def is_accepting(self) -> bool:
-        """As `Matcher.is_accepting`."""
+        """As `TokenMatcher.is_accepting`."""
         return self._is_finished or bool(self._found.is_accepting())
 
     def is_finished(self) -> bool:
-        """As `Matcher.is_finished`."""
+        """As `TokenMatcher.is_finished`."""
         return self._is_finished
 
     def forced_bytes(self) -> bytes:
-        """As `Matcher.forced_bytes`."""
+        """As `TokenMatcher.forced_bytes`."""
         return b"" if self.is_accepting() else bytes(self._found.compute_ff_bytes())[:_MAX_FORCED]
 
     def next_bytes(self) -> Iterable[int]:
-        """As `Matcher.next_bytes`. Raises GrammarError."""
+        """As `TokenMatcher.next_bytes`. Raises GrammarError."""
         bits = np.unpackbits(self._row().view(np.uint8), bitorder="little")
         found: list[int] = bits[self._vocabulary.size :][:256].nonzero()[0].tolist()
         return found
@@ -156,7 +163,7 @@ class EbnfMatcher(Matcher):
         raise GrammarError("llguidance does not know how a text can be ended")
 
     def rollback(self, num_steps: int) -> None:
-        """As `Matcher.rollback`."""
+        """As `TokenMatcher.rollback`."""
         if not 0 <= num_steps <= len(self._steps):
             raise ValueError(f"{num_steps} steps cannot be taken back, {len(self._steps)} were accepted")
         if num_steps:
@@ -166,33 +173,44 @@ class EbnfMatcher(Matcher):
             self._is_finished = False
             self._go_back_by(num_tokens)
 
-    def copy(self) -> EbnfMatcher:
-        """As `Matcher.copy`."""
-        other = EbnfMatcher.__new__(EbnfMatcher)
+    def copy(self) -> LlguidanceMatcher:
+        """As `TokenMatcher.copy`."""
+        other = LlguidanceMatcher.__new__(LlguidanceMatcher)
         other.__dict__.update(self.__dict__, _current=self._found.deep_copy())
         other._ids, other._steps = self._ids.copy(), self._steps.copy()
         return other
 
 
-def compile_ebnf(source: str, vocabulary: Vocabulary) -> EbnfMatcher:
+def compile_ebnf(source: str, vocabulary: Vocabulary) -> LlguidanceMatcher:
     """A matcher at the start of the text. Raises GrammarError, also where llguidance is not installed."""
-    tokenizer = _tokenizer(vocabulary)
-    import llguidance
-
     if is_lark(source):
         check_size(len(source), MAX_SOURCE, "the grammar has more than {} characters")
         check_size(len(_LARK_NESTING.findall(source)), MAX_RULES, "the grammar has more than {} rules and groups")
-        lark = source
-    else:
-        rules = read_ebnf(source)
-        rules.simplify()
-        lark = lark_of(rules)
+        return _compile(source, vocabulary)
+    rules = read_ebnf(source)
+    rules.simplify()
+    return _compile(lark_of_rules(rules), vocabulary)
+
+
+def compile_llguidance(
+    kind: str, source: Any, vocabulary: Vocabulary, whitespace: str, *, closes_objects: bool
+) -> LlguidanceMatcher:
+    """As `compile_ebnf`, of any constraint. source: as `compile` takes it, choices checked."""
+    if kind == "ebnf":
+        return compile_ebnf(source, vocabulary)
+    return _compile(lark_of_constraint(kind, source, whitespace, closes_objects=closes_objects), vocabulary)
+
+
+def _compile(lark: str, vocabulary: Vocabulary) -> LlguidanceMatcher:
+    tokenizer = _tokenizer(vocabulary)
+    import llguidance
+
     given = llguidance.LLMatcher.grammar_from_lark(lark + _OPTIONS)
     limits = llguidance.LLParserLimits(**_LIMITS)
     found = _on_a_deep_stack(lambda: llguidance.LLMatcher(tokenizer, given, log_level=0, limits=limits))
     if found.is_error():
         raise GrammarError(f"the grammar cannot be compiled: {_error_of(found)}")
-    return EbnfMatcher(found, vocabulary)
+    return LlguidanceMatcher(found, vocabulary)
 
 
 def _on_a_deep_stack(function: Callable[[], T]) -> T:
@@ -217,31 +235,6 @@ def _on_a_deep_stack(function: Callable[[], T]) -> T:
             threading.stack_size(before)
     thread.join()
     return done.result()
-
-
-def is_lark(source: str) -> bool:
-    """Whether a grammar is written in Lark's notation: it defines no rule by ::=, or it defines a rule `start`."""
-    return "::=" not in source or _LARK_START.search(source) is not None
-
-
-def lark_of(rules: Cfg) -> str:
-    """Rules in Lark's notation, each of whose terminals is one character: llguidance reads a lexeme as far as it goes,
-    and one character goes nowhere, so that its parser decides everything."""
-    names = ["start", *(f"r{number}" for number in range(1, len(rules.rules)))]
-    lines = [f"{_terminal_name(i)}: /{_class_of(chars)}/" for i, chars in enumerate(rules.terminals)]
-    for name, alternatives in zip(names, rules.rules, strict=True):
-        each = [" ".join([names[s] if s >= 0 else _terminal_name(~s) for s in one]) for one in alternatives]
-        lines.append(f"{name}: {' | '.join(each)}")
-    return "\n".join(lines)
-
-
-def _terminal_name(number: int) -> str:
-    return f"T{number}"
-
-
-def _class_of(chars: CharSet) -> str:
-    ranges = (f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in chars)
-    return f"[{''.join(ranges)}]"
 
 
 def _failure(found: Any) -> GrammarError:
@@ -294,5 +287,5 @@ def _tokenizer(vocabulary: Vocabulary) -> Any:
         import llguidance
         from llguidance import TokenizerWrapper
     except ImportError as error:
-        raise GrammarError("ebnf needs llguidance: install sgl[ebnf]") from error
+        raise GrammarError("this constraint needs llguidance: install sgl[ebnf]") from error
     return llguidance.LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)))

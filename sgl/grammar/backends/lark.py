@@ -1,0 +1,140 @@
+"""Constraints in Lark's notation as llguidance reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from sgl.errors import GrammarError
+from sgl.grammar.automaton.structural_tag import Structure, read_structural_tag
+from sgl.grammar.backends.plain_regex import NOTHING, literal, plain_regex, refusal, regex_of_choices
+from sgl.grammar.ebnf.cfg import Cfg
+from sgl.grammar.regular.charset import CharSet
+from sgl.time_limit import check_time
+
+_START = re.compile(r"^[ \t]*[?!]*start[ \t]*(\[[^\]\n]*\][ \t]*)?:(?!:=)", re.MULTILINE)
+_WHITESPACE: dict[str, dict[str, Any]] = {
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "flexible": {"whitespace_pattern": r"( |\r?\n[ \t]{0,64})?"},
+}
+# A schema beside or behind one of these may declare what its neighbours do not: closing it could leave it no value.
+_MERGING = (
+    "allOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "dependentSchemas",
+    "dependencies",
+    "$dynamicRef",
+    "$recursiveRef",
+)
+_BESIDE = ("$ref", "anyOf", "oneOf")
+_SPEAKS_OF_KEYS = (
+    *("additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
+    *("$ref", "anyOf", "oneOf"),
+)
+
+
+def is_lark(source: str) -> bool:
+    """Whether a grammar is written in Lark's notation: it defines no rule by ::=, or it defines a rule `start`."""
+    return "::=" not in source or _START.search(source) is not None
+
+
+def lark_of_rules(rules: Cfg) -> str:
+    """Rules each of whose terminals is one character: llguidance reads a lexeme as far as it goes, and one character
+    goes nowhere, so that its parser decides everything."""
+    names = ["start", *(f"r{number}" for number in range(1, len(rules.rules)))]
+    lines = [f"{_terminal_name(i)}: /{_class_of(chars)}/" for i, chars in enumerate(rules.terminals)]
+    for name, alternatives in zip(names, rules.rules, strict=True):
+        each = [" ".join([names[s] if s >= 0 else _terminal_name(~s) for s in one]) for one in alternatives]
+        lines.append(f"{name}: {' | '.join(each)}")
+    return "\n".join(lines)
+
+
+def lark_of_constraint(kind: str, source: Any, whitespace: str, *, closes_objects: bool) -> str:
+    """A constraint of any kind but `ebnf`. Raises GrammarError."""
+
+    def value(schema: Any) -> str:
+        if not isinstance(schema, dict | bool):
+            raise GrammarError(f"a schema is an object or a bool, not {type(schema).__name__}")
+        if schema is False:
+            raise GrammarError("the schema can match nothing at all")
+        schema = {} if schema is True else schema
+        schema = _closed(schema) if closes_objects and not _has_any(schema, _MERGING) else schema
+        return f"%json {json.dumps({**schema, 'x-guidance': _WHITESPACE[whitespace]})}"
+
+    match kind:
+        case "json_schema":
+            return f"start: {value(source)}"
+        case "regex":
+            regex = plain_regex(source, "llguidance")
+            if NOTHING in regex:
+                raise refusal("llguidance", "a class without characters")
+            return f"start: /{regex}/"
+        case "choices":
+            return f"start: /{regex_of_choices(source)}/"
+    if isinstance(source, dict) and "format" in source:
+        raise refusal("llguidance", "a structural tag with a format")
+    tag = read_structural_tag(source)
+    lines = [r"TEXT: /[\s\S]*/"]
+    for number, trigger in enumerate(tag.triggers):
+        bodies = [_structure(one, trigger, value) for one in tag.structures if one.begin.startswith(trigger)]
+        lines += [f"trigger_{number}[lazy]: TEXT {json.dumps(trigger)}"]
+        lines += [f"tag_{number}: trigger_{number} ({' | '.join(bodies)})"]
+    tags = f"({' | '.join(f'tag_{number}' for number in range(len(tag.triggers)))})"
+    match tag.at_least_one, tag.stop_after_first:
+        case True, True:
+            start = tags
+        case True, False:
+            start = f"{tags}+ TEXT"
+        case False, True:
+            start = f"{tags} | TEXT"
+        case _:
+            start = f"{tags}* TEXT"
+    return "\n".join([f"start: {start}", *lines])
+
+
+def _structure(structure: Structure, trigger: str, value: Any) -> str:
+    """What follows a trigger. A regex and its end tag are one lexeme: else the lexer would take the tag for text."""
+    rest = structure.begin[len(trigger) :]
+    before = f"{json.dumps(rest)} " if rest else ""
+    if structure.regex is not None:
+        return f"{before}/{plain_regex(structure.regex, 'llguidance')}{literal(structure.end)}/"
+    return f"{before}{value(structure.schema)} {json.dumps(structure.end) if structure.end else ''}"
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have no undeclared keys where it says nothing of them."""
+    check_time()
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: value if key in ("enum", "const", "default") else _closed(value) for key, value in schema.items()}
+    declared = schema.get("properties")
+    if isinstance(declared, dict) and not schema.keys() & set(_SPEAKS_OF_KEYS):
+        required = schema.get("required", [])
+        if isinstance(required, list) and all(key in declared for key in required):
+            found["additionalProperties"] = False
+    return found
+
+
+def _has_any(schema: Any, keys: tuple[str, ...]) -> bool:
+    """Whether a schema merges others, anywhere."""
+    if isinstance(schema, list):
+        return any(_has_any(item, keys) for item in schema)
+    if not isinstance(schema, dict):
+        return False
+    is_beside = any(key in schema for key in _BESIDE) and len(schema.keys() - {"$defs", "definitions"}) > 1
+    return is_beside or any(key in schema for key in keys) or any(_has_any(v, keys) for v in schema.values())
+
+
+def _terminal_name(number: int) -> str:
+    return f"T{number}"
+
+
+def _class_of(chars: CharSet) -> str:
+    ranges = (f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in chars)
+    return f"[{''.join(ranges)}]"

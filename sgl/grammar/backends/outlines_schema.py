@@ -1,0 +1,289 @@
+"""JSON Schema to a regex by outlines-core, as far as that is faithful.
+
+outlines-core looks at the first keyword that it knows and ignores the rest, so a schema is first reduced to what it
+reads correctly, references put in place; all else is refused by name. What it then generates is valid, and often less
+than what the schema allows: objects hold no undeclared keys, and JSON of any shape is two levels deep.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import interegular
+from outlines_core.json_schema import build_regex_from_schema
+
+from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.backends.plain_regex import plain_regex, refusal
+from sgl.time_limit import check_time
+
+_WHITESPACE = {"compact": "", "flexible": r"( |\r?\n[ \t]{0,64})?"}
+_NOTES = {
+    *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly"),
+    *("$schema", "$id", "$comment", "$defs", "definitions"),
+}
+_OF_TYPE = {
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "object": {"properties", "required", "additionalProperties"},
+    "integer": set(),
+    "number": set(),
+    "boolean": set(),
+    "null": set(),
+}
+_ALONE = ("$ref", "allOf", "anyOf", "oneOf")
+_UNQUOTED = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\[\\/bfnrt])'
+"""A character of a string whose length is bounded, without quotes: outlines-core prepares for matches that begin
+anywhere, and where a quote may begin another, that takes twice as long with every character."""
+_MAX_SCHEMAS = 10_000  # references written out
+_MAX_ALGEBRA = 2000  # characters of a regex that interegular is asked about: it writes out every state
+
+
+def schema_regex(schema: Any, whitespace: str) -> str:
+    """The regex of a schema's JSON texts. Raises GrammarError, which names what cannot be enforced."""
+    reader = _Reader(schema, _WHITESPACE[whitespace])
+    return reader.regex(reader.read(schema, ()))
+
+
+class _Reader:
+    def __init__(self, root: Any, whitespace: str) -> None:
+        self.root = root
+        self.whitespace = whitespace
+        self.narrowed: list[str] = []
+        """By what some schema, as it was read, allows less than it says."""
+        self._num_schemas = 0
+
+    def regex(self, read: dict[str, Any], *, sort_keys: bool = False) -> str:
+        """Of a schema that was read."""
+        try:
+            return str(build_regex_from_schema(json.dumps(read, sort_keys=sort_keys), self.whitespace))
+        except ValueError as error:
+            message = " ".join(str(error).split())[:300]
+            raise GrammarError(f'grammar_backend "outlines" cannot read the schema: {message}') from error
+
+    def read(self, schema: Any, within: tuple[str, ...]) -> dict[str, Any]:
+        """A schema in the words that outlines-core reads correctly. within: the references that led here."""
+        check_time()
+        self._num_schemas += 1
+        if self._num_schemas > _MAX_SCHEMAS:
+            message = f"the schema has more than {_MAX_SCHEMAS} schemas, its references written out"
+            raise GrammarTooLarge(message, states=self._num_schemas, limit=_MAX_SCHEMAS)
+        if schema is False:
+            raise _refusal("a schema that allows nothing")
+        if not isinstance(schema, dict | bool):
+            raise GrammarError(f"a schema is an object or a bool, not {type(schema).__name__}")
+        known: dict[str, Any] = (
+            {} if isinstance(schema, bool) else {key: value for key, value in schema.items() if key not in _NOTES}
+        )
+        if not known:
+            self.narrowed.append("JSON of any shape")
+            return {}
+        for key in _ALONE:
+            if key in known:
+                if len(known) > 1:
+                    raise _refusal(f"{key} beside {', '.join(sorted(known.keys() - {key}))}")
+                return self._combined(key, known[key], within)
+        if "enum" in known or "const" in known:
+            return _values(known)
+        return self._typed(known, within)
+
+    def _combined(self, key: str, value: Any, within: tuple[str, ...]) -> dict[str, Any]:
+        if key == "$ref":
+            if value in within:
+                raise _refusal(f"recursion ($ref {value})")
+            return self.read(_at(self.root, value), (*within, value))
+        if not isinstance(value, list) or not value:
+            raise GrammarError(f"{key} is a list of at least one schema")
+        if key == "allOf" and len(value) > 1:
+            raise _refusal("allOf of several schemas")
+        before, self.narrowed = self.narrowed, []
+        read = [self.read(part, within) for part in value]
+        if len(read) > 1 and key == "oneOf":
+            self._check_disjoint(read)
+        elif len(read) > 1:
+            read = self._without_contained(read)
+        self.narrowed = before + self.narrowed
+        return read[0] if len(read) == 1 else {"anyOf": read}
+
+    def _check_disjoint(self, read: list[dict[str, Any]]) -> None:
+        """Raises GrammarError unless no value is one of two alternatives."""
+        if self.narrowed:
+            raise _refusal(f"oneOf over {self.narrowed[0]}")
+        automata = self._automata(read)
+        if automata is None:
+            raise _refusal("oneOf of large alternatives")
+        for number, one in enumerate(automata):
+            for later, other in enumerate(automata[number + 1 :], number + 1):
+                if not one.isdisjoint(other):
+                    raise _refusal(f"oneOf whose alternatives {number} and {later} have values in common")
+
+    def _without_contained(self, read: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Alternatives without those that others contain."""
+        automata = self._automata(read)
+        if automata is None:
+            return read
+        kept = list(range(len(read)))
+        for number in range(len(read) - 1, -1, -1):
+            others = [automata[other] for other in kept if other != number]
+            if any(automata[number].issubset(other) for other in others):
+                kept.remove(number)
+        return [read[number] for number in kept]
+
+    def _automata(self, read: list[dict[str, Any]]) -> list[Any] | None:
+        """interegular's, of texts with sorted keys; None where that would take too long."""
+        regexes = [self.regex(part, sort_keys=True) for part in read]
+        if sum(map(len, regexes)) > _MAX_ALGEBRA:
+            return None
+        return [interegular.parse_pattern(regex).to_fsm() for regex in regexes]
+
+    def _typed(self, known: dict[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+        asked = known.keys() - {"type"}
+        for key in sorted(asked - set().union(*_OF_TYPE.values())):
+            raise _refusal(f"the keyword {key}")
+        types = known.get("type")
+        if types is None:
+            types = [kind for kind, keys in _OF_TYPE.items() if keys & asked]
+            self.narrowed.append("schemas without a type")
+        types = types if isinstance(types, list) else [types]
+        for kind in types:
+            if kind not in _OF_TYPE:
+                raise GrammarError(f"there is no type {kind!r}")
+        read = [self._one_type(kind, {key: known[key] for key in asked & _OF_TYPE[kind]}, within) for kind in types]
+        return read[0] if len(read) == 1 else {"anyOf": read}
+
+    def _one_type(self, kind: str, known: dict[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+        read = {"type": kind, **known}
+        match kind:
+            case "string":
+                self._check_string(known)
+                if "pattern" in known:
+                    regex = plain_regex(known["pattern"], "outlines", "ecma", search=True, json=True)
+                    read["pattern"] = f"^{regex}$"
+                elif "minLength" in known or "maxLength" in known:
+                    self.narrowed.append("strings of bounded length, which get no quotes")
+                    counts = f"{known.get('minLength', 0)},{known.get('maxLength', '')}"
+                    return {"type": "string", "pattern": f"^{_UNQUOTED}{{{counts}}}$"}
+            case "array":
+                return self._array(known, within)
+            case "object":
+                return self._object(known, within)
+        return read
+
+    def _check_string(self, known: dict[str, Any]) -> None:
+        if len(known.keys() & {"pattern", "format"}) + bool(known.keys() & {"minLength", "maxLength"}) > 1:
+            raise _refusal(" beside ".join(sorted(known)))
+        if any(type(known.get(key, 0)) is not int or known.get(key, 0) < 0 for key in ("minLength", "maxLength")):
+            raise GrammarError("minLength and maxLength are whole numbers from 0")
+        if not isinstance(known.get("pattern", ""), str):
+            raise GrammarError("pattern is a string")
+        if known.get("format", "uuid") != "uuid":  # others let invalid texts through
+            raise _refusal(f"the format {known['format']!r}")
+        if "format" in known:
+            self.narrowed.append("formats")
+
+    def _array(self, known: dict[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+        least, most = known.get("minItems", 0), known.get("maxItems")
+        if "prefixItems" in known:
+            size = len(known["prefixItems"])
+            if least > size or (most is not None and most < size):
+                raise _refusal("prefixItems of other lengths than all of them")
+            if not least == most == size:
+                self.narrowed.append("arrays that may be longer or shorter than their prefixItems")
+            return {"type": "array", "prefixItems": [self.read(part, within) for part in known["prefixItems"]]}
+        bounds: dict[str, Any] = {key: known[key] for key in ("minItems", "maxItems") if key in known}
+        if known.get("items") is False or most == 0:
+            if least:
+                raise _refusal("an array that must have items and may have none")
+            return {"type": "array", "maxItems": 0}
+        items = self.read(known.get("items", True), within)
+        return {"type": "array", **({"items": items} if items else {}), **bounds}
+
+    def _object(self, known: dict[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
+        declared, required = known.get("properties", {}), known.get("required", [])
+        more = known.get("additionalProperties")
+        for key in [key for key in required if key not in declared]:
+            raise _refusal(f"required {key!r}, which is not declared")
+        if not declared and more is not False:
+            if more is None or more is True:
+                self.narrowed.append("JSON of any shape")
+                return {"type": "object"}
+            values = self.read(more, within)
+            return {"type": "object", **({"additionalProperties": values} if values else {})}
+        if more not in (None, False):
+            raise _refusal("additionalProperties beside properties")
+        if more is None:
+            self.narrowed.append("objects that leave undeclared keys open")
+        for key in declared:
+            _check_text(key, "a key")
+        properties = {key: self.read(value, within) for key, value in declared.items()}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": [key for key in declared if key in required],
+        }
+
+
+def _values(known: dict[str, Any]) -> dict[str, Any]:
+    for key in sorted(known.keys() - {"enum", "const", "type"}):
+        raise _refusal(f"{key} beside enum or const")
+    values = [known["const"]] if "const" in known else known["enum"]
+    if "const" in known and "enum" in known:
+        raise _refusal("enum beside const")
+    if not isinstance(values, list) or not values:
+        raise GrammarError("enum is a list of at least one value")
+    if "type" in known:
+        types = known["type"] if isinstance(known["type"], list) else [known["type"]]
+        values = [value for value in values if _types_of(value) & set(types)]
+        if not values:
+            raise GrammarError("the schema can match nothing: enum holds no value of its type")
+    for value in values:
+        if isinstance(value, dict | list):
+            raise _refusal("objects and arrays in enum or const")
+        if isinstance(value, str):
+            _check_text(value, "enum or const")
+    # As other numbers of the same value are written.
+    return {"enum": [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]}
+
+
+def _types_of(value: Any) -> set[str]:
+    match value:
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"integer", "number"} if value.is_integer() else {"number"}
+        case str():
+            return {"string"}
+        case None:
+            return {"null"}
+    return {"object"} if isinstance(value, dict) else {"array"}
+
+
+def _check_text(text: str, where: str) -> None:
+    """Keys are spliced as they stand, and strings hold no other control characters than those with short escapes."""
+    is_escaped = json.dumps(text, ensure_ascii=False) != f'"{text}"'
+    if any(0x7F <= ord(char) <= 0x9F for char in text) or (is_escaped and where == "a key"):
+        raise _refusal(f"control characters, quotes and backslashes in {where}")
+    if any(char < " " and char not in "\b\t\n\f\r" for char in text):
+        raise _refusal(f"control characters in {where}")
+
+
+def _at(root: Any, reference: Any) -> Any:
+    """What a reference within the document points to."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        raise _refusal(f"the reference {reference!r}: it reads those that begin with #/")
+    found = root
+    for part in reference.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            raise GrammarError(f"$ref {reference} leads nowhere")
+    return found
+
+
+def _refusal(feature: str) -> GrammarError:
+    return refusal("outlines", feature)
