@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import requests
 
 from sgl.errors import InvalidRequest, QueueFull, SglError
 from sgl.lang.ir import interpreter as nodes
@@ -197,6 +199,45 @@ def test_timelines_of_large_programs_are_not_all_kept(engine: Engine, monkeypatc
                 server.post("/v1/programs", {**body, "segment": {"nodes": texts, "final": True}}).status_code == 200
             )
         assert 1 <= len(server.get("/v1/programs").json()) <= 3
+    finally:
+        server.close()
+
+
+def test_what_open_programs_hold_together_is_bounded_in_the_server_too(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither programs nor segments are taken then; what is open goes on, and ending it makes room."""
+    monkeypatch.setattr(programs, "MAX_HELD", 3 * len(BIG))
+    server = LiveServer(engine)
+    program = {"v": 1, "name": "p", "seed": 1}
+
+    def texts(number: int) -> dict[str, Any]:
+        return {"nodes": [{"st": 0, "op": "text", "text": f"{BIG}{number}"}]}
+
+    def opened() -> tuple[Iterator[bytes], str]:
+        answer = server.post("/v1/programs", {"program": program, "segment": texts(0)}, stream=True)
+        assert answer.status_code == 200, answer.text
+        lines = answer.iter_lines()
+        return lines, json.loads(next(line for line in lines if b"opened" in line).partition(b"data: ")[2])["id"]
+
+    def delete(identity: str) -> int:
+        return requests.delete(f"{server.url}/v1/programs/{identity}", timeout=SECONDS).status_code
+
+    try:
+        (_, one), (events, other) = opened(), opened()
+        assert server.post(f"/v1/programs/{one}/segments", {"segment": texts(1)}).status_code == 200
+        refused = [
+            server.post("/v1/programs", {"program": program, "segment": texts(2)}),
+            server.post(f"/v1/programs/{other}/segments", {"segment": texts(2)}),
+        ]
+        assert [answer.status_code for answer in refused] == [429, 429]
+        assert all("hold more than" in answer.json()["error"]["message"] for answer in refused)
+        assert delete(one) == 200
+        assert server.post(f"/v1/programs/{other}/segments", {"segment": {**texts(3), "final": True}}).ok
+        assert any(b'"type":"done"' in line.replace(b" ", b"") for line in events)
+        delete(other)
+        _, last = opened()
+        assert delete(last) == 200
     finally:
         server.close()
 

@@ -45,6 +45,7 @@ _ROWS_IN_TURN, _TURN_SECONDS = 32, 0.005  # for which opening them holds up nobo
 T = TypeVar("T")
 
 MAX_PROGRAMS = 20_000  # open at the same time
+MAX_HELD = 256_000_000  # characters of nodes and bytes of events, of all that are open: more are told to come later
 MAX_ROWS = 10_000
 MAX_ARGS = 1_000_000  # rows x arguments that all of them get
 RECENT = 50  # programs whose timelines are kept
@@ -82,7 +83,7 @@ class ProgramsApi:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._open: dict[str, _OpenProgram] = {}
+        self._open = _Open()
         self._recent: deque[_OpenProgram] = deque(maxlen=RECENT)
         service.abort_programs = self.abort_all
 
@@ -105,6 +106,7 @@ class ProgramsApi:
         rows = body.rows or [Row()]
         if len(self._open) >= MAX_PROGRAMS:
             raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
+        self._open.check_room()
         if body.rows is not None and not (body.segment and body.segment.get("final") is True):
             raise InvalidRequest("rows need a segment that is final", param="segment")
         first = await self._checked(program_from_wire, body.program)
@@ -139,6 +141,8 @@ class ProgramsApi:
         self._open[opened.id] = opened
         if body.rows is None:
             opened.nodes += [] if body.segment is None else body.segment["nodes"]
+        opened.count()
+        if body.rows is None:
             self._recent.append(opened)
             while len(self._recent) > 1 and sum(each.size for each in self._recent) > RECENT_CHARACTERS:
                 self._recent.popleft()
@@ -169,6 +173,7 @@ class ProgramsApi:
         """Take the next segment; what it brings comes among the events."""
         opened = self._find(request)
         body = await self._service.body(request, SegmentBody)
+        self._open.check_room()
         async with opened.turn:
             if body.number is not None and body.number > opened.num_segments + 1:
                 raise InvalidRequest(f"segment {opened.num_segments + 1} is missing", param="number")
@@ -176,6 +181,7 @@ class ProgramsApi:
                 segment = await self._checked(opened.checker.segment, body.segment)
                 opened.num_segments += 1
                 opened.nodes += body.segment["nodes"]
+                opened.count()
                 opened.send(segment)
         return json_response({"id": opened.id})
 
@@ -210,12 +216,22 @@ class ProgramsApi:
         return opened
 
 
+class _Open(dict[str, "_OpenProgram"]):
+    """The programs that are open, by id, and what they hold together."""
+
+    num_held = 0
+
+    def check_room(self) -> None:
+        """Raises QueueFull where there is no more room for nodes. Events of what has been taken still come."""
+        if self.num_held > MAX_HELD:
+            message = f"the programs that are open hold more than {MAX_HELD} characters together; try again later"
+            raise QueueFull(message, limit=MAX_HELD)
+
+
 class _OpenProgram:
     """A program, or one for each row, with everything that it has said so far."""
 
-    def __init__(
-        self, service: Service, program: ir.Program, known: dict[str, _OpenProgram], *, num_rows: int | None
-    ) -> None:
+    def __init__(self, service: Service, program: ir.Program, known: _Open, *, num_rows: int | None) -> None:
         """`known`: those that are open, which it leaves when it ends. num_rows: of a batch."""
         self.id = secrets.token_hex(16)
         self.owner = caller.get().name
@@ -228,6 +244,7 @@ class _OpenProgram:
         self._started = time.time()
         self._times: list[float] = []  # of the log's events
         self._num_bytes = 0  # of all events
+        self._num_counted = 0  # of its size, among what all hold
         self._service = service
         self._parent = None if service.tracer is None else service.tracer.here()
         self._patience = service.config.reconnect_grace
@@ -291,6 +308,12 @@ class _OpenProgram:
         """Characters of its nodes, and bytes of its events."""
         return self.checker.num_characters + self._num_bytes
 
+    def count(self) -> None:
+        """Count its size among what all programs hold, until it ends."""
+        size = 0 if self._is_over else self.size
+        self._known.num_held += size - self._num_counted
+        self._num_counted = size
+
     def summary(self) -> dict[str, Any]:
         """What a list of programs says of it."""
         return {
@@ -331,6 +354,7 @@ class _OpenProgram:
             self._timer.cancel()
         self._changed.set()
         self._known.pop(self.id, None)
+        self.count()
         kept = [i for i, data in enumerate(self.log) if b'"type":"delta"' not in data[:40]]
         self.log, self._times = [self.log[i] for i in kept], [self._times[i] for i in kept]  # for the timeline
 
@@ -382,6 +406,7 @@ class _OpenProgram:
     def _note(self, data: dict[str, Any]) -> None:
         self.log.append(sse.event(data, len(self.log) + 1))
         self._num_bytes += len(self.log[-1])
+        self.count()
         self._times.append(time.time())
         self._changed.set()
 
