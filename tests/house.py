@@ -212,6 +212,25 @@ class House:
             walk(name, [])
         return closed
 
+    def floors(self, package: str) -> dict[str, int]:
+        """How high each room of a package stands: its modules and folders, above those that they import."""
+
+        def room(name: str) -> str:
+            return ".".join(name.split(".")[: package.count(".") + 2])
+
+        below: dict[str, set[str]] = {}
+        for name, module in self.modules.items():
+            if within(name, package):
+                targets = {
+                    room(found.target) for found in self.own_imports(module) if within(found.target, package)
+                }
+                below.setdefault(room(name), set()).update(targets - {room(name)})
+
+        def floor(name: str) -> int:
+            return 1 + max((floor(each) for each in below.get(name, ())), default=0)
+
+        return {name: floor(name) for name in below}
+
     def torch_where_it_is_not_wanted(self) -> list[str]:
         return [
             f"{module.name}:{found.line} imports {found.target}"

@@ -35,6 +35,12 @@ def test_the_house_keeps_the_rule(house: House, rule: str) -> None:
     assert RULES[rule](house) == []
 
 
+def test_the_rooms_of_grammar_stand_on_six_floors(house: House) -> None:
+    floors = house.floors("sgl.grammar")
+    assert max(floors.values()) <= 6, floors
+    assert floors["sgl.grammar.regular"] == 1
+
+
 def test_the_table_of_layers_has_no_circle() -> None:
     for unit in BELOW:
         assert unit not in units_below(unit)
