@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+import importlib.util
+import subprocess
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from tests.lang_mocks import MockBackend
+from tests.patience import PATIENCE
 
 
 def names(prompt: Any, params: Any) -> str:
@@ -61,6 +64,15 @@ def test_names_that_existing_programs_import(module: str) -> None:
     loaded = importlib.import_module(module)
     for name in EXPORTS[module].split():
         assert hasattr(loaded, name), name
+
+
+@pytest.mark.parametrize("module", ["sgl.test.test_programs", "sgl.utils"])
+def test_modules_under_the_originals_names_run_and_are_found_as_files(module: str) -> None:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).name == module.rpartition(".")[2] + ".py"
+    subprocess.run([sys.executable, "-m", module], check=True, timeout=PATIENCE)
 
 
 def test_the_decorator_works_with_and_without_parentheses() -> None:

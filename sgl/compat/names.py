@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib import util
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType
 from typing import Any, Final
 
 MODULES: Final = {
@@ -33,7 +34,11 @@ class _Names:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name in MODULES else None  # type: ignore[arg-type]  # a loader by its methods
+        if name not in MODULES:
+            return None
+        own = util.find_spec(MODULES[name])
+        origin = None if own is None else own.origin  # for who looks for the file, as `pytest --pyargs` does
+        return ModuleSpec(name, self, origin=origin)  # type: ignore[arg-type]  # a loader by its methods
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(MODULES[spec.name])
@@ -43,6 +48,11 @@ class _Names:
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None, "importlib has just set it"
         module.__spec__ = module.__spec__.loader_state
+
+    def get_code(self, name: str) -> CodeType | None:
+        """Of the module here, for `python -m`."""
+        own = util.find_spec(MODULES[name])
+        return own.loader.get_code(MODULES[name]) if own and isinstance(own.loader, SourceFileLoader) else None
 
 
 def install() -> None:
