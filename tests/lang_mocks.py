@@ -1,4 +1,4 @@
-"""Backends for tests of the language: deterministic text, latency, failures, and counted requests.
+"""Backends for tests of the language: deterministic text, calls that wait, failures, and counted requests.
 
 `MockBackend` knows single calls; `ProgramBackend` takes whole segments as a server would: as JSON, validated, under
 a lease, and counts them.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from sgl.errors import BackendError
@@ -19,12 +21,19 @@ from sgl.lang.backends.steps import Completion, GenParams, Prompt, StepSession, 
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, program_from_wire
 from sgl.lang.ir.choices import Scores
+from tests.patience import PATIENCE
 
 Reply = Callable[[Prompt, GenParams], str]
+ENDLESS = math.inf
+"""`together` of calls that only `release` or a cancellation ends."""
 
 
 class MockBackend(TextBackend):
-    """Writes `<name:seed>`, or what `reply` says. `fail_on`: names of gens that fail. Remembers every call."""
+    """Writes `<name:seed>`, or what `reply` says. `fail_on`: names of gens that fail. Remembers every call.
+
+    `together`: calls wait until so many have run at once, or for `release`. `held`: gens whose calls wait for
+    `release`.
+    """
 
     constraints = frozenset({"regex", "json", "ebnf"})
 
@@ -32,26 +41,38 @@ class MockBackend(TextBackend):
         self,
         reply: Reply | None = None,
         *,
-        latency: float = 0.0,
+        together: float = 0,
+        held: Sequence[str] = (),
         fail_on: Sequence[str] = (),
         chat_template: Any = "chatml",
     ) -> None:
         self.reply = reply
-        self.latency = latency
+        self.together = together
+        self.held = held
         self.fail_on = fail_on
         self.chat_template = chat_template
         self.calls: list[tuple[Prompt, GenParams]] = []
         self.running = 0
         self.max_running = 0
         self.cancelled = 0
+        self._released: Future[None] = Future()
+
+    def release(self) -> None:
+        """Let all calls go, from any thread."""
+        if not self._released.done():
+            self._released.set_result(None)
 
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         self.calls.append((Prompt(prompt.text, [], list(prompt.messages), prompt.role, prompt.turn), params))
         self.running += 1
         self.max_running = max(self.max_running, self.running)
         try:
-            if self.latency:
-                await asyncio.sleep(self.latency)
+            if 0 < self.together <= self.running:
+                self.release()
+            if (self.together or params.node.name in self.held) and not self._released.done():
+                waiting = [asyncio.wrap_future(self._released)]  # which cancels nothing where `wait` is cancelled
+                if not (await asyncio.wait(waiting, timeout=PATIENCE))[0]:
+                    raise BackendError(f"at most {self.max_running} calls ran together and nobody released them")
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -13,13 +13,20 @@ import pytest
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
-from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
 from tests.patience import PATIENCE
 
 
 def echo(prompt: Any, params: Any) -> str:
     """A reply that is the gen's name in brackets."""
     return f"<{params.node.name}>"
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Leave the loop to others until something is so."""
+    async with asyncio.timeout(PATIENCE):
+        while not is_so():
+            await asyncio.sleep(0.01)
 
 
 @sgl.function
@@ -72,21 +79,11 @@ def test_arun_of_a_blocking_program_does_not_block_the_loop() -> None:
         return s["x"]
 
     async def main() -> None:
-        backend = MockBackend(echo, latency=0.5)
-        ticks = 0
-
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                await asyncio.sleep(0.01)
-                ticks += 1
-
-        ticking = asyncio.create_task(tick())
-        states = await asyncio.gather(*[program.arun(backend=backend) for _ in range(50)])
-        ticking.cancel()
-        assert [state.ret_value for state in states] == ["<x>"] * 50
-        assert backend.max_running == 50
-        assert ticks >= 2
+        backend = MockBackend(echo, together=ENDLESS)
+        runs = asyncio.gather(*[program.arun(backend=backend) for _ in range(50)])
+        await until(lambda: backend.running == 50)
+        backend.release()
+        assert [state.ret_value for state in await runs] == ["<x>"] * 50
 
     asyncio.run(main())
 
@@ -117,10 +114,10 @@ def test_arun_batch_keeps_order_and_bounds_concurrency() -> None:
 
     async def main() -> None:
         for limit in (1, 4, None):
-            backend = MockBackend(echo, latency=0.005)
+            backend = MockBackend(echo, together=limit or 12)
             states = await program.arun_batch(rows(12), backend=backend, max_concurrency=limit)
             assert [state.ret_value for state in states] == [(i, "<x>") for i in range(12)]
-            assert backend.max_running <= (limit or 12)
+            assert backend.max_running == (limit or 12)
         by_tuple = await program.arun_batch([(0,), (1,)], backend=MockBackend(echo))
         assert [state.ret_value[0] for state in by_tuple] == [0, 1]
         with pytest.raises(InvalidRequest, match="max_concurrency"):
@@ -146,12 +143,10 @@ def test_arun_batch_yields_rows_as_they_are_done_and_takes_no_more_than_it_must(
 
 def test_arun_batch_raises_the_first_error_and_cancels_the_rest() -> None:
     async def main() -> None:
-        backend = MockBackend(echo, latency=0.02)
+        backend = MockBackend(echo, together=7)
         with pytest.raises(ValueError, match="row 3"):
             await numbered.arun_batch(rows(8), backend=backend)
-        async with asyncio.timeout(2):
-            while backend.running:
-                await asyncio.sleep(0.01)
+        await until(lambda: not backend.running)
 
         async def broken() -> AsyncIterator[dict[str, int]]:
             yield {"i": 0}
@@ -165,21 +160,17 @@ def test_arun_batch_raises_the_first_error_and_cancels_the_rest() -> None:
 
 def test_cancelling_a_batch_cancels_its_programs() -> None:
     async def main() -> None:
-        backend = MockBackend(echo, latency=30)
+        backend = MockBackend(echo, together=ENDLESS)
 
         async def batch() -> None:
             await agent.arun_batch([("q",)] * 8, backend=backend)
 
         task = asyncio.create_task(batch())
-        async with asyncio.timeout(2):
-            while backend.running < 8:
-                await asyncio.sleep(0.01)
+        await until(lambda: backend.running == 8)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        async with asyncio.timeout(2):
-            while backend.running:
-                await asyncio.sleep(0.01)
+        await until(lambda: not backend.running)
         assert backend.cancelled == 8
 
     asyncio.run(main())
@@ -240,7 +231,7 @@ def test_errors_of_one_branch_and_group_misuse() -> None:
 
 
 def test_many_threads_with_loops_share_a_backend() -> None:
-    backend = MockBackend(echo, latency=0.01)
+    backend = MockBackend(echo, together=6)
     results: list[Any] = []
 
     def work(i: int) -> None:

@@ -128,7 +128,7 @@ def test_d5_several_samples_are_a_list_and_the_text_has_the_first() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_d6_streamed_pieces_join_to_the_final_value(stream: bool) -> None:
-    state = qa.run("why?", backend=MockBackend(latency=0.01), stream=stream, seed=3)
+    state = qa.run("why?", backend=MockBackend(), stream=stream, seed=3)
     assert "".join(state.text_iter("answer")) == state["answer"]
     assert "".join(state.text_iter()) == state.text()
     plain = qa.run("why?", backend=MockBackend(), seed=3)
@@ -266,12 +266,12 @@ def test_d13_a_nested_batch_inherits_on_every_thread(generator_style: bool) -> N
         rows = [{"word": str(i)} for i in range(8)]
         return [state.ret_value for state in inner.run_batch(rows, generator_style=generator_style)]
 
-    backend = MockBackend(lambda *_: "here", latency=0.02)
+    backend = MockBackend(lambda *_: "here", together=8)
     assert within(SOON, lambda: outer.run(backend=backend, temperature=0.2).ret_value) == ["here"] * 8
     assert [params.sampling["temperature"] for _, params in backend.calls] == [0.2] * 8
 
     def seeds() -> dict[str, list[int]]:
-        backend = MockBackend(lambda *_: "here", latency=0.01)
+        backend = MockBackend(lambda *_: "here", together=8)
         within(SOON, lambda: outer.run(backend=backend, seed=3).sync())
         return {prompt.text: params.seeds for prompt, params in backend.calls}
 
@@ -353,7 +353,7 @@ def test_d17_one_raising_body_leaves_the_others_and_the_rows_alone() -> None:
             raise ValueError("row 1")
 
     rows = [{"x": i} for i in range(4)]
-    backend = MockBackend(latency=0.05)
+    backend = MockBackend(together=3)
     outcomes = program.run_batch(rows, backend=backend, return_exceptions=True)
     assert [type(outcome).__name__ for outcome in outcomes] == ["ProgramState", "ValueError"] + ["ProgramState"] * 2
     assert backend.running == 0  # all are done on return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -24,8 +23,8 @@ from sgl.errors import (
 )
 from sgl.lang.backends.base import Backend
 from sgl.lang.ir import nodes as ir
-from tests.lang_mocks import MockBackend, ProgramBackend
-from tests.patience import PATIENCE
+from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
+from tests.patience import PATIENCE, wait_until
 from tests.test_lang_defects import SOON, within
 
 BACKENDS = [lambda **options: MockBackend(**options), lambda **options: ProgramBackend(MockBackend(**options))]
@@ -122,7 +121,7 @@ def test_a_raising_body_raises_its_own_error(backend_of: Any, stream: bool) -> N
         s += sgl.gen("x")
         raise LookupError("mine")
 
-    backend = backend_of(latency=30)
+    backend = backend_of(together=ENDLESS)
     if not stream:
         with pytest.raises(LookupError, match="mine"):
             within(SOON, lambda: program.run(backend=backend))
@@ -134,7 +133,7 @@ def test_a_raising_body_raises_its_own_error(backend_of: Any, stream: bool) -> N
 
 
 def test_cancelling_ends_reads_and_the_work_on_the_backend(backend_of: Any) -> None:
-    backend = backend_of(latency=30)
+    backend = backend_of(together=ENDLESS)
     mock = getattr(backend, "mock", backend)
     state = one_gen.run(backend=backend, stream=True)
     reader: list[BaseException] = []
@@ -165,7 +164,7 @@ def test_cancelling_closes_the_whole_tree(backend_of: Any) -> None:
             fork.fork(2).__iadd__(sgl.gen("x"))
         s += sgl.gen("root")
 
-    backend = backend_of(latency=30)
+    backend = backend_of(together=ENDLESS)
     mock = getattr(backend, "mock", backend)
     state = program.run(backend=backend)
     wait_until(lambda: mock.running == 9)
@@ -175,7 +174,7 @@ def test_cancelling_closes_the_whole_tree(backend_of: Any) -> None:
 
 
 def test_a_program_that_takes_too_long_times_out(backend_of: Any) -> None:
-    state = one_gen.run(backend=backend_of(latency=30), timeout=0.05)
+    state = one_gen.run(backend=backend_of(together=ENDLESS), timeout=0.05)
     with pytest.raises(ProgramError, match=r"not finished within 0\.05 s") as caught:
         within(SOON, lambda: state["x"])
     assert isinstance(caught.value.__cause__, RequestTimeout)
@@ -189,7 +188,7 @@ def test_a_gen_that_takes_too_long_times_out_alone(backend_of: Any) -> None:
         right += sgl.gen("fine")
         return left, right
 
-    left, right = program.run(backend=backend_of(reply=lambda *_: "ok", latency=0.1)).ret_value
+    left, right = program.run(backend=backend_of(reply=lambda *_: "ok", held=["late"])).ret_value
     assert within(SOON, lambda: right["fine"]) == "ok"
     with pytest.raises(ProgramError, match="not finished"):
         within(SOON, lambda: left["late"])
@@ -310,6 +309,10 @@ def forks(s, size):
     s.fork(size)
 
 
+def weather(city: str, days: float = 5.0) -> None:
+    """A tool."""
+
+
 BAD_ARGUMENTS: list[Any] = [
     (lambda: sgl.gen("x", temperature=-1), "temperature must be"),
     (lambda: sgl.gen("x", max_tokens=1.5), "max_tokens must be a whole number"),
@@ -332,7 +335,7 @@ BAD_ARGUMENTS: list[Any] = [
     (lambda: sgl.separate_reasoning(sgl.gen("x"), "unknown"), "no reasoning format"),
     (lambda: sgl.separate_reasoning("text", "qwen3"), "named gen"),
     (lambda: sgl.image(3), "no image"),
-    (lambda: sgl.gen("x", tool_choice="maybe", tools=[wait_until]), "tool_choice"),
+    (lambda: sgl.gen("x", tool_choice="maybe", tools=[weather]), "tool_choice"),
     (lambda: sgl.gen("x", stop=3), "stop must be a non-empty string or a list of them, not"),
     (lambda: sgl.gen("x", stop_token_ids="ab"), "stop_token_ids must be a list of token ids"),
     (lambda: sgl.gen("x", stop_token_ids=[1.5]), "stop_token_ids must be a list of token ids"),
@@ -348,12 +351,12 @@ BAD_ARGUMENTS: list[Any] = [
     (lambda: sgl.separate_reasoning(sgl.gen("x")), "no reasoning format None; there are"),
     (lambda: sgl.gen("x", tools=5), "tools must be a list of functions, not 5"),
     (lambda: sgl.gen("x", tools=[{"name": "f"}]), "a tool must be a function with a name"),
-    (lambda: sgl.describe_tools([partial(wait_until)]), "a tool must be a function with a name"),
+    (lambda: sgl.describe_tools([partial(weather)]), "a tool must be a function with a name"),
     (lambda: sgl.describe_tools([takes_values]), r"takes .values: .Any., which has no name"),
     (lambda: sgl.describe_tools([takes_unknown]), "no JSON Schema: name 'Unknown'"),
-    (lambda: sgl.gen("x", tools=[wait_until, wait_until]), "two tools are named 'wait_until'"),
+    (lambda: sgl.gen("x", tools=[weather, weather]), "two tools are named 'weather'"),
     (lambda: sgl.function(5), "a program is a function, not 5"),
-    (lambda: sgl.function(num_api_spec_tokens="a")(wait_until), "must be a number of tokens"),
+    (lambda: sgl.function(num_api_spec_tokens="a")(weather), "must be a number of tokens"),
     (lambda: one_gen.run(sampling=3), "sampling must be a dict of parameters, not 3"),
     (lambda: one_gen.run_batch([{}], num_threads=0), "'auto' or a number of at least 1, not 0"),
     (lambda: one_gen.run_batch([{}], num_threads="all"), "not 'all'"),
@@ -368,14 +371,6 @@ def test_bad_arguments_are_refused_where_they_are_given(make: Any, message: str)
         make()
 
 
-def wait_until(is_so: Any, seconds: float = 5.0) -> None:
-    """Poll until something is so; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def test_errors_in_async_programs_and_cancelled_tasks(backend_of: Any) -> None:
     @sgl.function
     async def program(s):
@@ -385,7 +380,7 @@ def test_errors_in_async_programs_and_cancelled_tasks(backend_of: Any) -> None:
     async def main() -> None:
         with pytest.raises(ProgramError, match="told to fail"):
             await program.arun(backend=backend_of(fail_on=["x"]))
-        backend = backend_of(latency=30)
+        backend = backend_of(together=ENDLESS)
         mock = getattr(backend, "mock", backend)
         task = asyncio.create_task(program.arun(backend=backend))
         while not mock.running:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,19 +21,19 @@ import requests
 import sgl
 from sgl.errors import BackendError, ProgramError, RequestAborted
 from sgl.runtime.engine import Engine
-from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+from tests.patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 250.0  # seconds until a test gives up; nothing here takes long where it works
-LONG = 4000  # tokens: minutes, at the pace of these tests
+LONG = 8000  # tokens: at the pace of these tests they take longer than PATIENCE
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = chat_checkpoint(tmp_path_factory.mktemp("model"), context=8192)
     options = {**OPTIONS, "max_total_tokens": 65536, "check_ledger": False}
-    with Engine(str(folder), **options) as engine, slow_steps(engine, 0.05):
+    with Engine(str(folder), **options) as engine, slow_steps(engine, 0.1):
         yield engine
 
 
@@ -57,13 +56,6 @@ def short(engine: Engine) -> Iterator[LiveServer]:
 def running(engine: Engine) -> int:
     state = engine.get_server_info()["internal_states"][0]
     return int(state["num_running_reqs"] + state["num_queue_reqs"])
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -422,7 +414,7 @@ def test_a_program_that_the_server_gave_up_is_told_of(short: LiveServer, engine:
     assert isinstance(raised.value.__cause__, BackendError)
 
 
-@pytest.mark.parametrize("backend", [MockBackend(latency=60), ProgramBackend(MockBackend(latency=60))])
+@pytest.mark.parametrize("backend", [MockBackend(together=ENDLESS), ProgramBackend(MockBackend(together=ENDLESS))])
 def test_a_dropped_run_is_cancelled_on_every_backend(backend: Any) -> None:
     mock = getattr(backend, "mock", backend)
     state = program.run(backend=backend)

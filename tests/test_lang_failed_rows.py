@@ -18,9 +18,8 @@ from sgl.errors import BackendError, EngineDead, ProgramError, RequestAborted
 from sgl.lang.backends.base import Backend
 from sgl.lang.ir import nodes as ir
 from sgl.lang.record import batch
-from tests.lang_mocks import MockBackend, ProgramBackend
-from tests.patience import PATIENCE
-from tests.test_lang_errors import wait_until
+from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
+from tests.patience import PATIENCE, wait_until
 
 
 @sgl.function
@@ -113,7 +112,7 @@ def test_return_exceptions_keeps_the_others(backend: Backend, way: str, program:
 
 @pytest.mark.parametrize("way", ["run_batch", "one thread", "streams", "arun_batch", "generator"])
 def test_all_rows_are_done_before_the_first_failure_is_raised(way: str) -> None:
-    mock = MockBackend(lambda *_: "ok", fail_on=["bad"], latency=0.05)
+    mock = MockBackend(lambda *_: "ok", fail_on=["bad"], together=1 if way == "one thread" else 9)
     rows = [("bad",), *[(f"x{i}",) for i in range(8)]]
     with pytest.raises(ProgramError, match="gen 'bad'"):
         WAYS[way](row, rows, backend=mock)
@@ -267,7 +266,7 @@ def test_the_repr_of_a_failed_state_says_so_and_why(backend: Backend) -> None:
     state = raising.run(backend=backend, stream=True)
     state.error()
     assert repr(state) == "ProgramState(a; failed: LookupError: mine)"
-    state = row.run("x", backend=MockBackend(latency=60))
+    state = row.run("x", backend=MockBackend(together=ENDLESS))
     state.cancel()
     assert isinstance(state.error().__cause__, RequestAborted)
     assert "failed: program 'row' failed: the program was cancelled" in repr(state)
@@ -281,7 +280,7 @@ def test_the_repr_of_an_unfinished_state_marks_what_is_pending() -> None:
         s += "a" + sgl.gen("x") + "b" + sgl.select("y", ["p", "q"]) + "c"
         held.wait(PATIENCE)
 
-    state = program.run(backend=MockBackend(latency=60), stream=True)
+    state = program.run(backend=MockBackend(together=ENDLESS), stream=True)
     wait_until(lambda: "c" in repr(state))
     assert repr(state) == "ProgramState(a[x: pending]b[y: pending]c; running)"
     held.set()

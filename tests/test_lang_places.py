@@ -14,7 +14,7 @@ import pytest
 
 import sgl
 from sgl.errors import BackendError, InvalidRequest, ProgramError, RegexSyntaxError, SglError
-from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.patience import PATIENCE
 from tests.test_lang_defects import within
@@ -171,7 +171,7 @@ def test_what_fails_says_where_it_was_written(backend: Any, body: Any, how: str)
             raise outcome
 
     with pytest.raises(ProgramError) as caught:
-        within(10, run)
+        within(PATIENCE, run)
     message = str(caught.value)
     assert message.endswith(WHERE[body]), message
     assert message.count("test_lang_places.py") == 1
@@ -346,7 +346,7 @@ def test_a_program_that_is_late_says_how_far_it_came() -> None:
         s += sgl.gen("slow", timeout=0.01)  # here: slow
 
     with pytest.raises(ProgramError, match="not finished within") as caught:
-        program.run(backend=MockBackend(latency=0.3), timeout=PATIENCE).sync()
+        program.run(backend=MockBackend(held=["slow"]), timeout=PATIENCE).sync()
     assert place("slow", "program") in str(caught.value)
 
     @sgl.function
@@ -355,7 +355,7 @@ def test_a_program_that_is_late_says_how_far_it_came() -> None:
         s += sgl.gen("slow")  # here: whole
 
     with pytest.raises(ProgramError, match="not finished within") as caught:
-        whole.run(backend=MockBackend(latency=30), timeout=0.1).sync()
+        whole.run(backend=MockBackend(together=ENDLESS), timeout=0.1).sync()
     assert str(caught.value).startswith("program 'whole' failed")
     assert place("whole", "whole") in str(caught.value)
 

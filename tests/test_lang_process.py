@@ -9,25 +9,38 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 HEAD = """
 import multiprocessing, os, signal, sys, threading, time
 import sgl
-from tests.lang_mocks import MockBackend, ProgramBackend
+from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
+from tests.patience import wait_until
 
 @sgl.function
 def program(s, x):
     s += x + sgl.gen("y")
+
+def interrupt_soon(is_so):
+    "A Ctrl-C once something is so, and the main thread has had time to wait for it."
+    def interrupt():
+        wait_until(is_so)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=interrupt, daemon=True).start()
 """
 
 SCRIPTS = {
     "exit with a program under way": """
-        program.run("a", backend=MockBackend(latency=60))
-        program.run("a", backend=MockBackend(latency=60), stream=True)
-        program.run("a", backend=ProgramBackend(MockBackend(latency=60)))
+        program.run("a", backend=MockBackend(together=ENDLESS))
+        program.run("a", backend=MockBackend(together=ENDLESS), stream=True)
+        program.run("a", backend=ProgramBackend(MockBackend(together=ENDLESS)))
         print("done")
     """,
     "exit while a thread reads": """
-        state = program.run("a", backend=MockBackend(latency=60))
+        state = program.run("a", backend=MockBackend(together=ENDLESS))
         threading.Thread(target=state.text, daemon=True).start()
         time.sleep(0.1)
         print("done")
@@ -35,7 +48,7 @@ SCRIPTS = {
     "a child by fork": """
         @sgl.function
         def slow(s):
-            time.sleep(60)
+            time.sleep(10**6)
 
         for _ in range(2):
             slow.run(backend=MockBackend(), stream=True)
@@ -56,21 +69,20 @@ SCRIPTS = {
         print("done")
     """,
     "an interrupted read": """
-        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        backend = MockBackend(latency=60)
+        backend = MockBackend(together=ENDLESS)
         state = program.run("a", backend=backend)
         try:
+            interrupt_soon(lambda: backend.running)
             state["y"]
         except KeyboardInterrupt:
             state.cancel()
             print("done")
     """,
     "an interrupted batch": """
-        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        backend = MockBackend(together=ENDLESS)
         try:
-            program.run_batch([("a",)] * 10, backend=MockBackend(latency=60))
+            interrupt_soon(lambda: backend.running == 10)
+            program.run_batch([("a",)] * 10, backend=backend)
         except KeyboardInterrupt:
             print("done")
     """,
@@ -82,7 +94,7 @@ def test_the_process_ends_as_it_should(name: str) -> None:
     script = HEAD + textwrap.dedent(SCRIPTS[name])
     root = Path(__file__).resolve().parent.parent
     run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=PATIENCE, check=False
     )
     assert (run.returncode, run.stdout.strip()) == (0, "done"), run.stderr
     assert "Traceback" not in run.stderr

@@ -16,8 +16,8 @@ import sgl
 import sgl.lang.record.run as lang_run
 from sgl.lang.ir import nodes as ir
 from sgl.lang.record.run import SEGMENT_NODES
-from tests.lang_mocks import MockBackend, ProgramBackend
-from tests.patience import PATIENCE
+from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
+from tests.patience import PATIENCE, wait_until
 
 
 def echo(prompt: Any, params: Any) -> str:
@@ -187,9 +187,7 @@ def test_a_body_that_turns_to_something_long_has_its_nodes_shipped() -> None:
     @sgl.function
     def program(s):
         s += "early" + sgl.gen("x")
-        deadline = time.monotonic() + PATIENCE
-        while not backend.mock.calls and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: backend.mock.calls)
         arrived.append(len(backend.mock.calls))
         s += "late" + sgl.gen("y")
 
@@ -248,22 +246,9 @@ def test_ten_thousand_programs_run_at_once_without_a_thread_each() -> None:
     def program(s, i):
         s += f"{i}" + sgl.gen("x")
 
-    class Gate(MockBackend):
-        """Answers nobody before all are there."""
-
-        async def generate(self, prompt: Any, params: Any) -> Any:
-            self.latency = 0
-            self.running += 1
-            self.max_running = max(self.max_running, self.running)
-            if self.running == 10_000:
-                self.opened.set()
-            await self.opened.wait()
-            return await super().generate(prompt, params)
-
-    backend = Gate(echo)
-    backend.opened = asyncio.Event()
+    backend = MockBackend(echo, together=10_000)
     states = program.run_batch([(i,) for i in range(10_000)], backend=backend)
-    assert backend.max_running >= 10_000
+    assert backend.max_running == 10_000
     assert all(state["x"] == "<x>" for state in states)
     assert threading.active_count() < 16
 
@@ -293,9 +278,11 @@ def test_streams_take_no_thread_each() -> None:
     def program(s):
         s += "a" + sgl.gen("x")
 
-    backend = MockBackend(echo, latency=0.2)
+    backend = MockBackend(echo, together=ENDLESS)
     states = [program.run(backend=backend, stream=True) for _ in range(300)]
+    wait_until(lambda: backend.running == 300)
     assert threading.active_count() < 16
+    backend.release()
     assert all(state.text() == "a<x>" for state in states)
 
 
@@ -308,11 +295,7 @@ def test_finished_programs_leave_nothing_behind(is_streaming: bool) -> None:
     runs = [weakref.ref(state._run) for state in states]
     del states, state
     backend.sessions.clear()
-    deadline = time.monotonic() + PATIENCE
-    while any(run() is not None for run in runs):
-        assert time.monotonic() < deadline
-        gc.collect()
-        time.sleep(0.02)
+    wait_until(lambda: gc.collect() >= 0 and all(run() is None for run in runs))
 
 
 def test_a_wide_fork_starts_no_thread_per_branch() -> None:
@@ -322,7 +305,7 @@ def test_a_wide_fork_starts_no_thread_per_branch() -> None:
         forks += lambda i: f"{i}" + sgl.gen("x")
         forks.join()
 
-    backend = MockBackend(lambda prompt, _: prompt.text, latency=0.5)
+    backend = MockBackend(lambda prompt, _: prompt.text, together=500)
     threads = threading.active_count()
     state = program.run(backend=backend)
     assert state["x"] == [str(i) for i in range(500)]
@@ -368,7 +351,4 @@ def test_the_watch_over_recording_bodies_outlives_runs_that_come_while_it_looks(
         gc.set_threshold(*threshold)
         is_over.set()
         thread.join()
-    deadline = time.monotonic() + PATIENCE
-    while watch._recording:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not watch._recording)

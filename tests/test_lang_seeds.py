@@ -62,7 +62,7 @@ def test_alone_and_streamed(expected: dict[str, Any], stream: bool, backend: Any
 
 def test_in_a_batch_of_any_order(expected: dict[str, Any]) -> None:
     for order in (ROWS, random.Random(0).sample(ROWS, len(ROWS))):
-        states = program.run_batch(order, backend=MockBackend(latency=0.001), seed=7, num_threads=3)
+        states = program.run_batch(order, backend=MockBackend(together=3), seed=7, num_threads=3)
         assert [values(state) for state in states] == [expected] * len(ROWS)  # the mock's text is its seed
 
 
