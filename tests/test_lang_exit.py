@@ -26,14 +26,14 @@ from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
 from tests.patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG = 8000  # tokens: at the pace of these tests they take longer than PATIENCE
+LONG = 16000  # tokens: at the pace of these tests they take longer than PATIENCE
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    folder = chat_checkpoint(tmp_path_factory.mktemp("model"), context=8192)
+    folder = chat_checkpoint(tmp_path_factory.mktemp("model"), context=16384)
     options = {**OPTIONS, "max_total_tokens": 65536, "check_ledger": False}
-    with Engine(str(folder), **options) as engine, slow_steps(engine, 0.1):
+    with Engine(str(folder), **options) as engine, slow_steps(engine, 0.05):
         yield engine
 
 

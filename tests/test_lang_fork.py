@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chat_checkpoint(tmp_path_factory.mktemp("model"), context=8192)
+    return chat_checkpoint(tmp_path_factory.mktemp("model"), context=16384)
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +376,7 @@ def test_a_child_that_goes_on_does_not_keep_the_connections_of_a_killed_parent(
     server: LiveServer, engine: Engine
 ) -> None:
     script = """
-state = program.run(backend=sgl.RuntimeEndpoint(where), stream=True, max_new_tokens=8000, ignore_eos=True)
+state = program.run(backend=sgl.RuntimeEndpoint(where), stream=True, max_new_tokens=16000, ignore_eos=True)
 next(state.text_iter())
 pid = os.fork()
 if pid:
@@ -384,7 +384,7 @@ if pid:
 time.sleep(10**6)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with slow_steps(engine, 0.1):
+    with slow_steps(engine, 0.05):
         parent = subprocess.Popen(
             [sys.executable, "-c", HEAD + script, server.url], stdout=subprocess.PIPE, text=True, env=environment
         )
