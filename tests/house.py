@@ -56,7 +56,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.model": ("sgl.kernels", "sgl.runtime.config"),
     "sgl.runtime.text": ("sgl.grammar.vocabulary",),
     "sgl.runtime.batch": ("sgl.runtime.sampling_params", "sgl.grammar"),
-    "sgl.runtime.sampling_params": ("sgl.errors",),
+    "sgl.runtime.sampling_params": ("sgl.lang.ir.sampling",),
     "sgl.runtime.config": ("sgl.lang.ir.sampling",),
     "sgl.runtime": (),  # its __init__.py
     "sgl.lang": ("sgl.lang.record", "sgl.machine_limits"),

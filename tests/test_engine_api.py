@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import inspect
 import itertools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -23,6 +25,8 @@ from sgl.errors import (
     TokenizerError,
 )
 from sgl.runtime.engine import Engine
+from sgl.runtime.requests.arguments import GenerateOptions, GenerateRequest
+from sgl.runtime.server.native import GenerateBody
 from tests.live_server import slow_steps
 from tests.pages import in_whole_pages
 from tests.patience import PATIENCE
@@ -469,3 +473,38 @@ def test_many_threads_share_one_engine(engine: Engine) -> None:
     for thread in threads:
         thread.join()
     assert texts == [expected] * 16
+
+
+def test_the_arguments_of_a_generation_are_the_same_at_every_door(engine: Engine) -> None:
+    """Of one call, of an asynchronous one, of a prompt's request and of a body."""
+    first = ["prompt", "sampling_params", "input_ids"]
+    options = get_type_hints(GenerateOptions)
+    for method in (Engine.generate, Engine.async_generate):
+        assert list(inspect.signature(method).parameters) == ["self", *first, "options"]
+        assert method.__annotations__["options"] == "Unpack[GenerateOptions]"
+    request = {each.name: each for each in dataclasses.fields(GenerateRequest)}
+    assert request.keys() == {*first, *options, "limits_logprobs", "arrived"}
+    assert GenerateBody.model_fields.keys() == {*first, *options, "text", "image_data"} - {"prompt", "owner"}
+    for name, hint in options.items():
+        one = get_type_hints(GenerateRequest)[name]
+        kinds = set(get_args(hint)) - set(get_args(one)) - {one, type(None)}
+        assert bool(kinds) == request[name].metadata.get("per_prompt", False), name
+    for misspelt in ("retrun_logprob", "arrived"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}'"):
+            engine.generate(PROMPT, **{misspelt: True})
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}'"):
+            asyncio.run(engine.async_generate(PROMPT, **{misspelt: True}))
+
+
+@pytest.mark.usefixtures("slowly")
+def test_a_rid_is_each_owners_own(engine: Engine) -> None:
+    long = {**GREEDY, "max_new_tokens": 490}
+    streams = [engine.generate(PROMPT, long, rid="same", owner=owner, stream=True) for owner in ("a", "b", "c")]
+    firsts = [next(stream) for stream in streams]
+    assert {event["meta_info"]["id"] for event in firsts} == {"same"}
+    for rid, owner, ended in (("same", "a", [0]), (None, "b", [1]), ("same", "d", []), ("same", None, [2])):
+        engine.abort(rid, owner)
+        for i in ended:
+            assert list(streams[i])[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+        if rid is not None and owner == "d":
+            next(streams[2])

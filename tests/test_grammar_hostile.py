@@ -24,7 +24,7 @@ from sgl.runtime.constraints import cursor, service
 from sgl.runtime.constraints.cursor import ALLOWANCE, ClosedGrammar, MatcherCursor
 from sgl.runtime.constraints.process import GrammarProcess
 from sgl.runtime.constraints.service import CompileService
-from sgl.runtime.requests.waiting import when_done
+from sgl.runtime.requests.waiting import settled
 from sgl.time_limit import OutOfTime
 from tests.grammar_oracles import piece_vocabulary
 from tests.patience import PATIENCE
@@ -273,16 +273,16 @@ def test_grammars_that_take_much_room_make_room(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_waits_for_futures_is_called_once() -> None:
     called = threading.Semaphore(0)
-    when_done([], 0.0, None, called.release)
+    settled([], None).add_done_callback(lambda _: called.release())
     assert called.acquire(timeout=SECONDS)
     futures: list[Future[int]] = [Future(), Future()]
-    when_done(futures, 0.0, None, called.release)
+    settled(futures, None).add_done_callback(lambda _: called.release())
     futures[0].set_result(1)
     assert not called.acquire(blocking=False)
     futures[1].set_exception(SglError("it failed"))
     assert called.acquire(timeout=SECONDS)
     late: Future[int] = Future()
-    when_done([late], 0.0, 1.0, called.release)  # over long ago
+    settled([late], 1.0).add_done_callback(lambda _: called.release())  # over long ago
     assert called.acquire(timeout=SECONDS)
     late.set_result(1)
     assert not called.acquire(blocking=False)

@@ -23,9 +23,9 @@ from sgl.cli.logs import configure_logging
 from sgl.errors import InvalidRequest, RequestTimeout
 from sgl.runtime import child
 from sgl.runtime.engine import Engine
+from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server.errors import json_bytes, json_response
 from sgl.runtime.server.openapi import _STATUSES
-from sgl.runtime.server.patience import checked_seconds
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
 from tests.patience import PATIENCE
 from tests.test_server_hostile import exchange

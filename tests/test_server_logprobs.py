@@ -17,7 +17,8 @@ import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.runtime.engine import Engine
 from sgl.runtime.requests import aside
-from sgl.runtime.requests.intake import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS, GenerateRequest
+from sgl.runtime.requests.arguments import GenerateRequest
+from sgl.runtime.requests.intake import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS
 from sgl.runtime.requests.native import NativeResult
 from sgl.runtime.server import encoding, openai
 from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED

@@ -12,14 +12,15 @@ import dataclasses
 import gc
 import os
 import threading
+import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Unpack
 
-from sgl.errors import EngineDead, InvalidRequest
+from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat import ChatTemplate, RenderedTemplate
 from sgl.lang.ir.interpreter import HeldTogether
@@ -33,14 +34,13 @@ from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
-from sgl.runtime.requests.intake import GenerateRequest, RequestBuilder
-from sgl.runtime.requests.native import Call
+from sgl.runtime.requests.arguments import GenerateOptions, Params, check_options, has_list_of_prompts
+from sgl.runtime.requests.intake import RequestBuilder
 from sgl.runtime.requests.outlet import AsyncSink, OutputRouter, Sink, ThreadSink
-from sgl.runtime.requests.prepared import Prepared
-from sgl.runtime.requests.waiting import all_done
+from sgl.runtime.requests.prepared import PreparedCall, Rid
+from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import SamplingParams
 
-Params = SamplingParams | Mapping[str, Any]
 Result = dict[str, Any]
 
 
@@ -104,7 +104,7 @@ class Engine:
                 raise
         startup.freeze(started)
         self._profiler = StepProfiler()
-        self._rids: dict[str, list[int]] = {}
+        self._rids: dict[Rid, list[int]] = {}
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
         self._loop.start()
@@ -117,25 +117,12 @@ class Engine:
         prompt: str | Sequence[str] | None = None,
         sampling_params: Params | Sequence[Params] | None = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        *,
-        return_logprob: bool | Sequence[bool] = False,
-        logprob_start_len: int | Sequence[int] | None = None,
-        top_logprobs_num: int | Sequence[int] | None = None,
-        token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        return_text_in_logprobs: bool = False,
-        rid: str | Sequence[str] | None = None,
-        priority: int = 0,
-        extra_key: str | None = None,
-        timeout: float | None = None,
-        stream: bool = False,
+        **options: Unpack[GenerateOptions],
     ) -> Any:
         """Generate for one prompt (text, or token ids) or a list of them.
 
         Returns a result {"text", "output_ids", "meta_info"}; a list of them for a list of prompts or n > 1, in
-        order of prompts and then samples. Options that are lists hold one value a prompt. logprob_start_len: from
-        which prompt position on input logprobs are returned (-1: none). extra_key: requests share cached prefixes
-        only with those of the same key. timeout: seconds, after which RequestTimeout is raised; of a list, only the
-        late ones end, with finish_reason "abort", as aborted requests do.
+        order of prompts and then samples. GenerateOptions says what the options mean.
 
         stream: returns an iterator of events instead. An event is a result whose text and output_ids are those so
         far and whose output logprobs are the new ones; with several requests it also has their "index". Closing
@@ -144,40 +131,56 @@ class Engine:
         Raises InvalidRequest, QueueFull and EngineDead. All prompts of a list are read before any is queued: where one
         is wrong, none runs.
         """
-        arguments = locals()
-        if stream:
-            return self._stream(self._prepare(arguments))
-        return self._wait(self._prepare(arguments, waits=False))
+        check_options(options)
+        call = self.prepare(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids, **options)
+        sink = ThreadSink(self._loop)
+        if options.get("stream"):
+            began = time.monotonic()
+            settled(call.compiling, call.deadline).result()
+            check(call.compiling)
+            if not all(map(Future.done, call.compiling)):
+                seconds = time.monotonic() - began
+                message = f"the request timed out after {seconds:.3g} s, while its constraint was being compiled"
+                raise RequestTimeout(message, seconds=seconds)
+            self.submit(call, sink)
+            return _Events(call, sink, self.release)
+        self.submit(call, sink)
+        try:
+            while call.unfinished:
+                call.absorb(sink.get())
+            return call.result()
+        finally:
+            self.release(call)
 
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
         sampling_params: Params | Sequence[Params] | None = None,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        *,
-        return_logprob: bool | Sequence[bool] = False,
-        logprob_start_len: int | Sequence[int] | None = None,
-        top_logprobs_num: int | Sequence[int] | None = None,
-        token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        return_text_in_logprobs: bool = False,
-        rid: str | Sequence[str] | None = None,
-        priority: int = 0,
-        extra_key: str | None = None,
-        timeout: float | None = None,
-        stream: bool = False,
+        **options: Unpack[GenerateOptions],
     ) -> Any:
         """Like `generate`, for use in an event loop; with stream, awaiting it returns an asynchronous iterator.
         Cancelling the awaiting task aborts the requests."""
-        arguments = {**locals(), "arrived": asyncio.get_running_loop().time()}
+        check_options(options)
         self._home.check()
         if not self._finalizer.alive:
             raise EngineDead("the engine is shut down")
-        prepare = partial(self._prepare, arguments, waits=False)
-        prepared = await asyncio.get_running_loop().run_in_executor(self._pool, prepare)
-        if not stream:
-            return await self._async_wait(prepared)
-        await all_done(prepared.compiling, arguments["arrived"], timeout)
-        return self._async_stream(prepared)
+        given = {"prompt": prompt, "sampling_params": sampling_params, "input_ids": input_ids, **options}
+        prepare = partial(self.prepare, arrived=time.monotonic(), **given)
+        loop = asyncio.get_running_loop()
+        call = await loop.run_in_executor(self._pool, prepare)
+        sink = AsyncSink(loop)
+        if options.get("stream"):
+            await asyncio.wrap_future(settled(call.compiling, call.deadline))
+            check(call.compiling)
+            return self._async_events(call, sink)
+        self.submit(call, sink)
+        try:
+            while call.unfinished:
+                call.absorb(await sink.get())
+            return await call.async_result()
+        finally:
+            self.release(call)
 
     def score(
         self, prefix: str | Sequence[int], candidates: Sequence[str] | Sequence[Sequence[int]]
@@ -190,34 +193,31 @@ class Engine:
         """
         self._home.check()
         full, start = self._candidate_ids(prefix, candidates)
-        asks = [
-            GenerateRequest(
-                input_ids=ids,
-                sampling_params=SamplingParams(max_new_tokens=0, temperature=0.0),
-                return_logprob=True,
-                logprob_start_len=max(start - 1, 0),
-            )
-            for ids in full
-        ]
-        prepared = Prepared(Call(is_list=True))
-        for ask in asks:
-            prepared.add(self._intake.submissions(ask), None)
-        results = self._wait(prepared)
+        params = SamplingParams(max_new_tokens=0, temperature=0.0)
+        logprob_start_len = max(start - 1, 0)
+        results = self.generate(
+            input_ids=full, sampling_params=params, return_logprob=True, logprob_start_len=logprob_start_len
+        )
         scores = []
         for ids, result in zip(full, results, strict=True):
             logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]
             scores.append(CandidateScore(ids[start:], logprobs[1:] if start else logprobs))
         return scores
 
-    def abort(self, rid: str | None) -> None:
-        """End the requests that were given this rid, or all for None, those of programs too; unknown ones are
-        passed over. When it returns, no token of theirs will follow and their pages are free. Their callers get
-        what there was, finish_reason "abort"; a gen of a program fails with RequestAborted."""
+    def abort(self, rid: str | None, owner: str | None = None) -> None:
+        """End the requests that were given this rid, or all for None, those of programs too; with an owner, none but
+        that one's. Unknown ones are passed over. When it returns, no token of theirs will follow and their pages are
+        free. Their callers get what there was, finish_reason "abort"; a gen of a program fails with RequestAborted."""
         self._home.check()
+        if rid is None and owner is None:
+            self._loop.abort_and_wait(None)
+            return
         with self._rids_lock:
-            uids = None if rid is None else list(self._rids.get(rid, ()))
-        if uids is None or uids:
-            self._loop.abort_and_wait(uids)
+            found = [
+                its for (whose, name), its in self._rids.items() if rid in (None, name) and owner in (None, whose)
+            ]
+        if found:
+            self._loop.abort_and_wait(list({uid for its in found for uid in its}))
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
         """Start a program beside the scheduler: segments in, events out, as `sgl.lang.ir.nodes` describes them. Events
@@ -317,49 +317,41 @@ class Engine:
 
     # ── from arguments to submissions ───────────────────────────────────────────────────────────────────────────
 
-    def prepare(self, **arguments: Any) -> Prepared:
+    def prepare(self, **arguments: Any) -> PreparedCall:
         """The requests of a call of `generate` with these arguments, checked and tokenised, for `submit`."""
-        defaults = {name: None for name in ("prompt", "input_ids") if name not in arguments}
-        return self._prepare({**defaults, **arguments}, waits=False)
+        self._home.check()
+        call = PreparedCall(has_list_of_prompts(arguments))
+        for wanted in self._intake.requests(arguments):
+            call.add_prompt(wanted, self._intake.submissions(wanted))
+        return call
 
-    def submit(self, prepared: Prepared, sink: Sink) -> None:
+    def submit(self, call: PreparedCall, sink: Sink) -> None:
         """Queue the requests; their outputs go to the sink. Call `release` in the end, whatever happens. Raises
         InvalidRequest if a rid is in use, and EngineDead."""
         with self._rids_lock:
-            for rid in prepared.rids:
-                if rid in self._rids:
-                    raise InvalidRequest(f"rid {rid!r} is in use by another unfinished request", param="rid")
-            self._rids.update(prepared.rids)
-        self._outlet.expect(prepared.uids, sink)
+            for _, rid in self._rids.keys() & call.rids.keys():
+                raise InvalidRequest(f"rid {rid!r} is in use by another unfinished request", param="rid")
+            self._rids.update(call.rids)
+        self._outlet.expect(call.uids, sink)
         try:
-            self._loop.submit(prepared.submissions)
+            self._loop.submit(call.submissions)
         except EngineDead:
-            self.release(prepared)
+            self.release(call)
             raise
 
-    def release(self, prepared: Prepared) -> None:
+    def release(self, call: PreparedCall) -> None:
         """Forget a call; what is not finished of it is aborted."""
         if self._home.is_elsewhere:
             return
         with self._rids_lock:
-            for rid, uids in prepared.rids.items():
+            for rid, uids in call.rids.items():
                 if self._rids.get(rid) == uids:
                     del self._rids[rid]
-        self._outlet.forget(prepared.uids)
-        unfinished = [uid for uid in prepared.uids if prepared.call.results[uid].finish_reason is None]
+        self._outlet.forget(call.uids)
+        unfinished = [uid for uid, result in call.results.items() if result.finish_reason is None]
         if unfinished:
             with contextlib.suppress(EngineDead):
                 self._loop.abort(unfinished)
-
-    def _prepare(self, arguments: Mapping[str, Any], *, waits: bool = True) -> Prepared:
-        """The requests of a call. `waits` until what they are constrained to is compiled, and raises what that ends in;
-        else a request ends in it."""
-        self._home.check()
-        asks, is_list = self._intake.asks({name: value for name, value in arguments.items() if name != "self"})
-        prepared = Prepared(Call(is_list), list(filter(None, map(self._intake.announce, asks))))
-        for ask in asks:
-            prepared.add(self._intake.submissions(ask, waits=waits), ask.rid)
-        return prepared
 
     def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
         """The tokens of prefix + candidate, and from where they are scored."""
@@ -385,57 +377,33 @@ class Engine:
                 raise InvalidRequest(f"candidate {i} is empty", param="candidates")
         return full, start
 
-    # ── waiting for outputs ─────────────────────────────────────────────────────────────────────────────────────
-
-    def _wait(self, prepared: Prepared) -> Any:
-        sink, call = ThreadSink(self._loop), prepared.call
-        self.submit(prepared, sink)
+    async def _async_events(self, call: PreparedCall, sink: AsyncSink) -> AsyncIterator[Result]:
+        self.submit(call, sink)
         try:
             while call.unfinished:
-                prepared.absorb(sink.get())
-            return call.result()
+                output = await sink.get()
+                call.absorb(output)
+                yield await call.async_event(output.uid)
         finally:
-            self.release(prepared)
-
-    def _stream(self, prepared: Prepared) -> _Events:
-        sink = ThreadSink(self._loop)
-        self.submit(prepared, sink)
-        return _Events(prepared, sink, self.release)
-
-    async def _async_wait(self, prepared: Prepared) -> Any:
-        sink, call = AsyncSink(asyncio.get_running_loop()), prepared.call
-        self.submit(prepared, sink)
-        try:
-            while call.unfinished:
-                prepared.absorb(await sink.get())
-            return await call.async_result()
-        finally:
-            self.release(prepared)
-
-    async def _async_stream(self, prepared: Prepared) -> AsyncIterator[Result]:
-        sink, call = AsyncSink(asyncio.get_running_loop()), prepared.call
-        self.submit(prepared, sink)
-        try:
-            while call.unfinished:
-                yield await call.async_take(await sink.get())
-        finally:
-            self.release(prepared)
+            self.release(call)
 
 
 class _Events(Iterator[Result]):
     """The events of a call, which is released when they are used up, closed or dropped."""
 
-    def __init__(self, prepared: Prepared, sink: ThreadSink, release: Callable[[Prepared], None]) -> None:
-        self._call = prepared.call
+    def __init__(self, call: PreparedCall, sink: ThreadSink, release: Callable[[PreparedCall], None]) -> None:
+        self._call = call
         self._sink = sink
-        self._finalizer = weakref.finalize(self, release, prepared)
+        self._finalizer = weakref.finalize(self, release, call)
 
     def __next__(self) -> Result:
         if not self._call.unfinished or not self._finalizer.alive:
             self.close()
             raise StopIteration
         try:
-            return self._call.take(self._sink.get())
+            output = self._sink.get()
+            self._call.absorb(output)
+            return self._call.event(output.uid)
         except BaseException:
             self.close()
             raise

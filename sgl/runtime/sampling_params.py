@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sgl.errors import InvalidRequest, nearest_name
+from sgl.lang.ir.sampling import MAX_SECONDS
 
 GREEDY_BELOW = 1e-6
 """A temperature under this is taken as 0: the likeliest token, no draw."""
@@ -39,7 +40,7 @@ class LogitBias(Mapping[int, float]):
             )
         biases: dict[int, float] = {}
         for key, value in values.items():
-            token_id = _integer("logit_bias", _from_digits(key), 0, MAX_TOKEN_ID, what="each key of logit_bias")
+            token_id = integer("logit_bias", _from_digits(key), 0, MAX_TOKEN_ID, what="each key of logit_bias")
             if token_id in biases:
                 raise InvalidRequest(f"logit_bias names token {token_id} twice", param="logit_bias")
             biases[token_id] = _number(
@@ -124,20 +125,20 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "max_new_tokens", _integer("max_new_tokens", self.max_new_tokens, 0, MAX_TOKENS))
-        put(self, "min_new_tokens", _integer("min_new_tokens", self.min_new_tokens, 0, MAX_TOKENS))
+        put(self, "max_new_tokens", integer("max_new_tokens", self.max_new_tokens, 0, MAX_TOKENS))
+        put(self, "min_new_tokens", integer("min_new_tokens", self.min_new_tokens, 0, MAX_TOKENS))
         if self.min_new_tokens > self.max_new_tokens:
             raise InvalidRequest(
                 f"min_new_tokens must not exceed max_new_tokens, got {self.min_new_tokens} > {self.max_new_tokens}",
                 param="min_new_tokens",
             )
-        put(self, "n", _integer("n", self.n, 1, MAX_SAMPLES))
+        put(self, "n", integer("n", self.n, 1, MAX_SAMPLES))
         put(self, "stop", _strings("stop", self.stop, None))
         put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         put(self, "stop_regex", _strings("stop_regex", self.stop_regex, MAX_STOP_REGEX_BYTES))
         put(self, "temperature", _number("temperature", self.temperature, 0.0, math.inf))
         put(self, "top_p", _number("top_p", self.top_p, 0.0, 1.0, above=True))
-        top_k = _integer("top_k", self.top_k, -1, MAX_TOKEN_ID)
+        top_k = integer("top_k", self.top_k, -1, MAX_TOKEN_ID)
         put(self, "top_k", top_k or -1)
         put(self, "min_p", _number("min_p", self.min_p, 0.0, 1.0))
         put(self, "frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
@@ -148,7 +149,7 @@ class SamplingParams:
         if not isinstance(self.logit_bias, LogitBias):
             put(self, "logit_bias", LogitBias(self.logit_bias))
         if self.seed is not None:
-            put(self, "seed", _integer("seed", self.seed, -(2**63), 2**63 - 1))
+            put(self, "seed", integer("seed", self.seed, -(2**63), 2**63 - 1))
         for name in ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -204,7 +205,8 @@ _CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 _JSON_CONSTRAINTS = ("json_schema", "structural_tag")
 
 
-def _integer(param: str, value: object, lowest: int, highest: int, *, what: str = "") -> int:
+def integer(param: str, value: object, lowest: int, highest: int, *, what: str = "") -> int:
+    """The whole number that a value is. Raises InvalidRequest for any other; `what`: how the message calls it."""
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise InvalidRequest(f"{what or param} must be an integer, not {_kind(value)}", param=param)
@@ -238,6 +240,14 @@ def _number(
     raise InvalidRequest(f"{what or param} must be {wanted}, got {value}", param=param)
 
 
+def checked_seconds(param: str, value: object) -> float:
+    """A positive and finite number of seconds. Raises InvalidRequest."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SECONDS:
+        wanted = f"a number of seconds above 0 and at most {MAX_SECONDS:g}"
+        raise InvalidRequest(f"{param} must be {wanted}, not {short(value)}", param=param)
+    return float(value)
+
+
 def _strings(name: str, value: object, max_bytes: int | None) -> tuple[str, ...]:
     if isinstance(value, tuple) and not value:
         return ()
@@ -261,7 +271,7 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, tuple) and not value:
         return ()
     items = _items(name, value, "a list of token ids")
-    return tuple(dict.fromkeys(_integer(name, item, 0, MAX_TOKEN_ID, what=f"each of {name}") for item in items))
+    return tuple(dict.fromkeys(integer(name, item, 0, MAX_TOKEN_ID, what=f"each of {name}") for item in items))
 
 
 def _items(name: str, value: object, wanted: str) -> Collection[Any]:

@@ -24,8 +24,9 @@ from sgl.runtime.program.machine import Machine, Services
 from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
+from sgl.runtime.requests.arguments import GenerateRequest
 from sgl.runtime.requests.aside import FEW
-from sgl.runtime.requests.intake import GenerateRequest, check_num_logprobs, num_logprobs
+from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
 from sgl.runtime.requests.native import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
 
@@ -161,7 +162,7 @@ class ProgramSession(Interpreter[Stream]):
         return [
             pair
             for ask in asks
-            for pair in self._services.intake.submissions(GenerateRequest(input_ids=ids, **ask), waits=False)
+            for pair in self._services.intake.submissions(GenerateRequest(input_ids=ids, **ask))
         ]
 
     def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:

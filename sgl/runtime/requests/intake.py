@@ -10,23 +10,21 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from sgl.errors import ContextTooLong, InvalidRequest, QueueFull, RequestTimeout
+from sgl.errors import ContextTooLong, InvalidRequest, QueueFull
 from sgl.grammar import Vocabulary
 from sgl.grammar.automaton.closure import Standing
-from sgl.lang.ir.sampling import MAX_SECONDS
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.guides import Constraints
 from sgl.runtime.loop.submission import Submission
+from sgl.runtime.requests.arguments import GenerateRequest, Params, is_list, requests_of, too_many
 from sgl.runtime.requests.native import Header, NativeResult
-from sgl.runtime.sampling_params import SamplingParams, short
+from sgl.runtime.sampling_params import SamplingParams, checked_seconds, integer, short
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
@@ -39,28 +37,6 @@ MAX_LOGPROBS = 1 << 19
 MAX_PRIORITY = 2**31
 MAX_NAME_CHARACTERS = 1024
 """Of a rid or an extra_key."""
-
-
-@dataclass(slots=True)
-class GenerateRequest:
-    """One prompt and what is wanted of it, as the caller put it; see Engine.generate."""
-
-    prompt: str | None = None
-    input_ids: Any = None
-    sampling_params: SamplingParams | Mapping[str, Any] | None = None
-    return_logprob: bool = False
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
-    token_ids_logprob: Sequence[int] | None = None
-    return_text_in_logprobs: bool = False
-    rid: str | None = None
-    priority: int = 0
-    extra_key: str | None = None
-    timeout: float | None = None
-    stream: bool = False
-    limits_logprobs: bool = True
-    """False where they are not told to anyone one by one: of candidates that are only scored."""
-    arrived: float = field(default_factory=time.monotonic)  # from when on the timeout counts
 
 
 class RequestBuilder:
@@ -112,58 +88,48 @@ class RequestBuilder:
         """See `Constraints.warm_up`."""
         return self._constraints.warm_up()
 
-    def asks(self, arguments: Mapping[str, Any]) -> tuple[list[GenerateRequest], bool]:
-        """What a call of Engine.generate with these arguments asks for, and whether it asked for a list. Raises
-        InvalidRequest before it makes more than a call may have, and QueueFull for more than may ever wait."""
-        most = self._config.max_requests_per_call
-        arguments = dict(arguments)
-        if isinstance(arguments.get("sampling_params"), Mapping):
-            arguments["sampling_params"] = self._params(arguments["sampling_params"])  # checked once for all
-        asks, is_list = asks_of(arguments, most)
-        number = sum(self._samples(ask) for ask in asks)
+    def requests(self, arguments: Mapping[str, Any]) -> list[GenerateRequest]:
+        """What a call of Engine.generate with these arguments asks for, prompt by prompt. Raises InvalidRequest before
+        it makes more than a call may have, and QueueFull for more than may ever wait."""
+        params = arguments.get("sampling_params")
+        if isinstance(params, Mapping):
+            arguments = {**arguments, "sampling_params": self._params(params)}  # checked once for all
+        most, number = self._config.max_requests_per_call, 0
+        wanted = requests_of(arguments, most)
+        for each in wanted:
+            each.sampling_params = params = self._params(each.sampling_params)
+            number += params.n
         if number > most:
-            raise _too_many(number, most, "n" if number > len(asks) else "prompt")
+            raise too_many(number, most, "n" if number > len(wanted) else "prompt")
         queued = self._config.max_queued_requests
         if queued is not None and number > queued:
             message = f"this call asks for {number} requests (prompts x n), and max_queued_requests is {queued}"
             raise QueueFull(message, limit=queued)
-        return asks, is_list
+        return wanted
 
-    def _samples(self, ask: GenerateRequest) -> int:
-        """How many requests an ask will be. What is no number is refused later."""
-        params = ask.sampling_params
-        number = params.get("n") if isinstance(params, Mapping) else getattr(params, "n", None)
-        return number if isinstance(number, int) else 1
-
-    def announce(self, ask: GenerateRequest) -> Future[Any] | None:
-        """Compile the constraint of an ask, if it has one; see `Constraints.announce`."""
-        ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
-        return self._constraints.announce(params)
-
-    def submissions(self, ask: GenerateRequest, *, waits: bool = True) -> list[tuple[Submission, NativeResult]]:
-        """A submission for each of the n samples, and the empty result that will collect its outputs. `waits` until the
-        constraint is compiled, and raises the GrammarError in which that ends; else the request ends in it."""
-        ask.sampling_params = params = self._params(ask.sampling_params)  # checked once
-        prompt_ids = self.prompt_ids(ask)
-        logprob_start = self._logprob_start(ask, len(prompt_ids))
-        top_logprobs = self._top_logprobs(ask)
-        given = self._given(ask)
-        timeout = _seconds("timeout", ask.timeout, self._config.request_timeout)
-        priority = ask.priority
-        if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
-            wanted = f"an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            raise InvalidRequest(f"priority must be {wanted}, not {short(priority)}", param="priority")
-        for name, value in (("extra_key", ask.extra_key), ("rid", ask.rid)):
+    def submissions(self, wanted: GenerateRequest) -> list[tuple[Submission, NativeResult]]:
+        """A submission for each of the n samples, and the empty result that will collect its outputs. Begins to compile
+        what they are constrained to: a request ends in the GrammarError in which that ends."""
+        params = self._params(wanted.sampling_params)
+        prompt_ids = self.prompt_ids(wanted)
+        logprob_start = _logprob_start(wanted, len(prompt_ids))
+        top_logprobs = self._top_logprobs(wanted)
+        given = self._given(wanted)
+        timeout = self._config.request_timeout
+        if wanted.timeout is not None:
+            timeout = checked_seconds("timeout", wanted.timeout)
+        priority = integer("priority", wanted.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        for name, value in (("extra_key", wanted.extra_key), ("rid", wanted.rid)):
             if value is not None and not isinstance(value, str):
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
             if value is not None and len(value) > MAX_NAME_CHARACTERS:
                 raise InvalidRequest(f"{name} may have {MAX_NAME_CHARACTERS} characters at most", param=name)
         guides = self._constraints.guides(params)
-        deadline = None if timeout is None else ask.arrived + timeout
-        if waits and guides[0] is not None:
-            _wait(guides[0].flight, deadline, timeout)
         now = time.monotonic()
         key = prompt_ids.tobytes()
+        token_text = None
+        if wanted.return_text_in_logprobs and self._tokenizer is not None:
+            token_text = self._tokenizer.token_text
         made = []
         for sample in range(params.n):
             with self._lock:
@@ -175,52 +141,42 @@ class RequestBuilder:
                 seed=_mix_seed(params.seed if params.seed is not None else self._seed + uid, sample),
                 max_new_tokens=min(params.max_new_tokens, self._context_length - len(prompt_ids)),
                 stop_ids=(frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids),
-                priority=ask.priority,
-                namespace=ask.extra_key,
-                deadline=deadline,
+                priority=priority,
+                namespace=wanted.extra_key,
+                deadline=None if timeout is None else wanted.arrived + timeout,
                 queue_deadline=None if self._config.queue_timeout is None else now + self._config.queue_timeout,
                 logprob_start=logprob_start,
                 top_logprobs=top_logprobs,
                 token_ids_logprob=given,
                 known=key,
             )
-            rid = ask.rid if ask.rid is not None else f"sgl-{secrets.token_hex(12)}"  # nobody else's to guess
+            if wanted.limits_logprobs:
+                check_num_logprobs(params.n * num_logprobs(request, streams=bool(wanted.stream)))
+            rid = wanted.rid if wanted.rid is not None else f"sgl-{secrets.token_hex(12)}"  # nobody else's to guess
             if params.n > 1:
                 rid = f"{rid}-{sample}"
-            if ask.limits_logprobs:
-                check_num_logprobs(params.n * num_logprobs(request, streams=bool(ask.stream)))
-            token_text = None
-            if ask.return_text_in_logprobs and self._tokenizer is not None:
-                token_text = self._tokenizer.token_text
-            made.append(
-                (
-                    Submission(
-                        request,
-                        self._text_output(params, prompt_ids),
-                        guide=guides[sample],
-                        stream=bool(ask.stream),
-                    ),
-                    NativeResult(Header.of(request, rid, with_text=token_text is not None), token_text),
-                )
-            )
+            text = self._text_output(params, prompt_ids)
+            submission = Submission(request, text, guide=guides[sample], stream=bool(wanted.stream))
+            header = Header.of(request, rid, with_text=token_text is not None)
+            made.append((submission, NativeResult(header, token_text)))
         return made
 
     def close(self) -> None:
         """End what works for the intake."""
         self._constraints.close()
 
-    def prompt_ids(self, ask: GenerateRequest) -> Int32Array:
+    def prompt_ids(self, wanted: GenerateRequest) -> Int32Array:
         """The prompt's tokens, int32 [n >= 1], checked against vocabulary and context."""
-        if (ask.prompt is None) == (ask.input_ids is None):
-            what = "both" if ask.prompt is not None else "neither"
+        if (wanted.prompt is None) == (wanted.input_ids is None):
+            what = "both" if wanted.prompt is not None else "neither"
             raise InvalidRequest(f"give either prompt or input_ids, not {what}", param="prompt")
-        if ask.prompt is not None:
-            ids, param = self.encode(ask.prompt), "prompt"
+        if wanted.prompt is not None:
+            ids, param = self.encode(wanted.prompt), "prompt"
         else:
-            ids, param = _token_ids("input_ids", ask.input_ids, self._vocab_size), "input_ids"
+            ids, param = _token_ids("input_ids", wanted.input_ids, self._vocab_size), "input_ids"
         if not len(ids):
             raise InvalidRequest("the prompt is empty: it needs at least one token", param=param)
-        if len(ids) >= self._context_length + (self._max_new(ask) == 0):
+        if len(ids) >= self._context_length + (self._params(wanted.sampling_params).max_new_tokens == 0):
             raise ContextTooLong.of(len(ids), self._context_length, param=param)
         return ids
 
@@ -234,10 +190,7 @@ class RequestBuilder:
             raise InvalidRequest("the prompt is empty: it needs at least one token", param="prompt")
         return self._tokenizer.encode(text, limit=self._context_length)
 
-    def _max_new(self, ask: GenerateRequest) -> int:
-        return self._params(ask.sampling_params).max_new_tokens
-
-    def _params(self, given: SamplingParams | Mapping[str, Any] | None) -> SamplingParams:
+    def _params(self, given: Params | None) -> SamplingParams:
         if given is None:
             params = SamplingParams()
         elif isinstance(given, SamplingParams):
@@ -261,42 +214,25 @@ class RequestBuilder:
         stops = StopMatcher(params.stop, params.stop_regex) if params.stop or params.stop_regex else None
         return TextOutput(detokenizer, stops, keep_match=params.no_stop_trim, min_tokens=params.min_new_tokens)
 
-    def _logprob_start(self, ask: GenerateRequest, prompt_len: int) -> int | None:
-        """The first prompt position whose logprob is wanted; None: none is."""
-        start = ask.logprob_start_len
-        if start is None or (isinstance(start, int) and start == -1):
-            return None
-        if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < prompt_len:
+    def _top_logprobs(self, wanted: GenerateRequest) -> int:
+        if not isinstance(wanted.return_logprob, bool):
             raise InvalidRequest(
-                f"logprob_start_len must be -1 or lie in the prompt, 0 to {prompt_len - 1}, not {short(start)}",
-                param="logprob_start_len",
+                f"return_logprob must be true or false, not {wanted.return_logprob!r}", param="return_logprob"
             )
-        return start if ask.return_logprob else None
-
-    def _top_logprobs(self, ask: GenerateRequest) -> int:
-        if not isinstance(ask.return_logprob, bool):
-            raise InvalidRequest(
-                f"return_logprob must be true or false, not {ask.return_logprob!r}", param="return_logprob"
-            )
-        number = ask.top_logprobs_num or 0
         most = min(self._vocab_size, MAX_TOP_LOGPROBS)
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
-            raise InvalidRequest(
-                f"top_logprobs_num must be an integer from 0 to {most}, not {short(number)}",
-                param="top_logprobs_num",
-            )
-        return number if ask.return_logprob else -1
+        number = integer("top_logprobs_num", wanted.top_logprobs_num or 0, 0, most)
+        return number if wanted.return_logprob else -1
 
-    def _given(self, ask: GenerateRequest) -> Int32Array | None:
-        ids = ask.token_ids_logprob
-        if ids is None or not ask.return_logprob:
+    def _given(self, wanted: GenerateRequest) -> Int32Array | None:
+        ids = wanted.token_ids_logprob
+        if ids is None or not wanted.return_logprob:
             return None
-        if ask.limits_logprobs and _is_list(ids) and len(ids) > MAX_TOKEN_IDS_LOGPROB:
+        if wanted.limits_logprobs and is_list(ids) and len(ids) > MAX_TOKEN_IDS_LOGPROB:
             raise InvalidRequest(
                 f"token_ids_logprob may hold {MAX_TOKEN_IDS_LOGPROB} token ids, got {len(ids)}",
                 param="token_ids_logprob",
             )
-        return _token_ids("token_ids_logprob", ask.token_ids_logprob, self._vocab_size)
+        return _token_ids("token_ids_logprob", wanted.token_ids_logprob, self._vocab_size)
 
 
 def num_logprobs(request: Request, *, streams: bool = False) -> int:
@@ -322,54 +258,6 @@ def check_num_logprobs(number: int, limit: int = MAX_LOGPROBS) -> None:
         )
 
 
-def asks_of(arguments: Mapping[str, Any], most: int) -> tuple[list[GenerateRequest], bool]:
-    """What a call of Engine.generate with these arguments asks for, at most so many prompts, and whether it asked for a
-    list."""
-    options = dict(arguments)
-    prompts, inputs = options.pop("prompt"), options.pop("input_ids")
-    is_list = _is_list(prompts) or (_is_list(inputs) and any(_is_list(ids) for ids in inputs))
-    count = len(prompts if _is_list(prompts) else inputs) if is_list else 1
-    if is_list and prompts is not None and inputs is not None:
-        raise InvalidRequest("give either prompt or input_ids, not both", param="prompt")
-    if not count:
-        raise InvalidRequest("the list of prompts is empty", param="prompt")
-    if count > most:
-        raise _too_many(count, most, "prompt")
-    asks = []
-    for i in range(count):
-        chosen = {name: _one_of(name, value, i, count, is_list) for name, value in options.items()}
-        prompt = prompts[i] if is_list and prompts is not None else prompts
-        ids = inputs[i] if is_list and inputs is not None else inputs
-        asks.append(GenerateRequest(prompt=prompt, input_ids=ids, **chosen))
-    return asks, is_list
-
-
-def _too_many(number: int, most: int, param: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"this call asks for {number} requests (prompts x n), and max_requests_per_call is {most}: send several calls",
-        param=param,
-    )
-
-
-def _is_list(value: Any) -> bool:
-    return value is not None and not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__")
-
-
-_PER_PROMPT = {"sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "rid"}
-
-
-def _one_of(name: str, value: Any, index: int, count: int, is_list: bool) -> Any:
-    """The value of an option for one prompt of a list."""
-    nested = name == "token_ids_logprob" and _is_list(value) and len(value) > 0 and _is_list(value[0])
-    if not is_list or not (nested or (name in _PER_PROMPT and _is_list(value))):
-        if is_list and name == "rid" and value is not None:
-            raise InvalidRequest("for a list of prompts, rid must be a list too", param="rid")
-        return value
-    if len(value) != count:
-        raise InvalidRequest(f"{name} has {len(value)} values for {count} prompts", param=name)
-    return value[index]
-
-
 def _token_ids(param: str, given: Any, vocab_size: int) -> Int32Array:
     """Token ids as an int32 array of its own, each in the vocabulary."""
     try:
@@ -388,24 +276,17 @@ def _token_ids(param: str, given: Any, vocab_size: int) -> Int32Array:
     return ids.astype(np.int32)
 
 
-def _seconds(param: str, value: float | None, default: float | None) -> float | None:
-    if value is None:
-        return default
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= MAX_SECONDS:
-        wanted = f"a positive number of seconds, at most {MAX_SECONDS:.0f}"
-        raise InvalidRequest(f"{param} must be {wanted}, not {short(value)}", param=param)
-    return float(value)
-
-
-def _wait(flight: Future[Any], deadline: float | None, timeout: float | None) -> None:
-    """Until a constraint is compiled; raises what that ends in, and RequestTimeout at the deadline."""
-    try:
-        flight.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
-    except TimeoutError:
-        if timeout is None or flight.done():
-            raise
-        message = f"the request timed out after {timeout:g} s, while its constraint was being compiled"
-        raise RequestTimeout(message, seconds=timeout) from None
+def _logprob_start(wanted: GenerateRequest, prompt_len: int) -> int | None:
+    """The first prompt position whose logprob is wanted; None: none is."""
+    start = wanted.logprob_start_len
+    if start is None or (isinstance(start, int) and start == -1):
+        return None
+    if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < prompt_len:
+        raise InvalidRequest(
+            f"logprob_start_len must be -1 or lie in the prompt, 0 to {prompt_len - 1}, not {short(start)}",
+            param="logprob_start_len",
+        )
+    return start if wanted.return_logprob else None
 
 
 def _mix_seed(seed: int, sample: int) -> int:

@@ -179,11 +179,6 @@ class Call:
         self.unfinished += 1
         self.is_list = self.is_list or len(self.results) > 1
 
-    def take(self, output: Output) -> dict[str, Any]:
-        """Add an output to its result; returns the event for it. Raises what `absorb` raises."""
-        self.absorb(output)
-        return self.event(output.uid)
-
     def absorb(self, output: Output) -> None:
         """Add an output to its result. Raises what ended the call as a whole."""
         self.results[output.uid].add(output)
@@ -206,11 +201,6 @@ class Call:
         """The result, or the list of results, in the order of the call."""
         results = [result.result() for result in self.results.values()]
         return results if self.is_list else results[0]
-
-    async def async_take(self, output: Output) -> dict[str, Any]:
-        """`take`, with an event loop to keep going; see `async_event`."""
-        self.absorb(output)
-        return await self.async_event(output.uid)
 
     async def async_event(self, uid: int) -> dict[str, Any]:
         """`event`, for whoever has an event loop to keep going. Nothing may be added meanwhile."""

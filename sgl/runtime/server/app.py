@@ -19,14 +19,13 @@ from aiohttp import web
 from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.errors import NotThere, WrongKey, error_response
-from sgl.runtime.server.identity import Caller, caller, new_identity, request_id
+from sgl.runtime.server.identity import ADMIN, Caller, caller, new_identity, request_id
 from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.origins import Origins
 from sgl.runtime.server.patience import Patience, patience
 from sgl.runtime.server.programs import ProgramsApi
-from sgl.runtime.server.scope import ADMIN
 from sgl.runtime.server.service import Handler, Route, Service
 
 logger = logging.getLogger(__name__)

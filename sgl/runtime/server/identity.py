@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+ADMIN = "#admin"
+"""The name that requests of the admin's key have; no other can be given it."""
+
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Sent back as X-Request-Id, and in every line of the log that is about the request."""
 
@@ -19,6 +22,11 @@ class Caller:
 
     name: str | None = None
     is_admin: bool = True
+
+    @property
+    def owner(self) -> str:
+        """Whose its requests are, to the engine."""
+        return self.name or ""
 
     def may_reach(self, owner: str | None) -> bool:
         """Whether what was made in that name is this caller's to read, extend and end."""

@@ -10,11 +10,14 @@ from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
+from pydantic import create_model
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.requests.arguments import body_fields
 from sgl.runtime.requests.aside import FEW, aside
 from sgl.runtime.requests.native import failure_of
 from sgl.runtime.server import encoding, sse
+from sgl.runtime.server.bodies import Bounded
 from sgl.runtime.server.errors import described, json_response
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
@@ -36,26 +39,15 @@ EACH = 16
 _TEXTS = 256  # that are tokenized in one call
 _LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="sgl-texts")  # starts no thread before the first
 
-_NOT_PASSED = frozenset({"text", "image_data", "stream"})
-
-
-class GenerateBody(Lenient):
-    """A null means the default; unknown fields are ignored, unknown sampling parameters refused."""
-
-    text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
-    stream: bool | None = None
-    rid: str | list[str] | None = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    top_logprobs_num: int | list[int] | None = None
-    token_ids_logprob: list[int] | list[list[int]] | None = None
-    return_text_in_logprobs: bool | None = None
-    priority: int | None = None
-    extra_key: str | None = None
-    timeout: float | None = None
-    image_data: Any = None
+GenerateBody: type[Bounded] = create_model(
+    "GenerateBody",
+    __base__=Lenient,
+    __module__=__name__,
+    __doc__="A null means the default; unknown fields are ignored, unknown sampling parameters refused.",
+    text=(str | list[str] | None, None),
+    image_data=(Any, None),
+    **body_fields(),
+)
 
 
 class AbortBody(Lenient):
@@ -138,8 +130,8 @@ class NativeApi:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """One result, a list of them, or a stream of events."""
         body = await self._service.body(request, GenerateBody)
-        arguments = self._arguments(body)
-        if body.stream:
+        arguments = _arguments(body)
+        if arguments.pop("stream", False):
             timeout = self._service.config.write_timeout
             return await sse.send_events(request, self._events(arguments), timeout)
         results = await self._service.generate(**arguments)
@@ -163,19 +155,6 @@ class NativeApi:
                     sent[index] = len(text), len(ids)
                     event["text"], event["output_ids"] = text[num_chars:], ids[num_ids:]
                 yield await aside(partial(encoding.event, event), encoding.size_of_result(event))
-
-    def _arguments(self, body: GenerateBody) -> dict[str, Any]:
-        if body.image_data:
-            raise InvalidRequest("this model takes no images", param="image_data")
-        if body.text is None and body.input_ids is None:
-            raise InvalidRequest("text or input_ids is needed", param="text")
-        given = {name: value for name, value in body if value is not None and name not in _NOT_PASSED}
-        if body.text is not None:  # it wins over ids
-            given["prompt"] = body.text
-            given.pop("input_ids", None)
-        elif body.return_logprob and body.logprob_start_len is None and _computes_prompts_only(body):
-            given["logprob_start_len"] = 0  # what the original client expects when it scores choices on their own
-        return given
 
     def _finish_logprobs(self, result: dict[str, Any]) -> None:
         """Drop the null before prompt logprobs that start after the first token: the original client reads the
@@ -328,7 +307,23 @@ def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tok
     return texts
 
 
-def _computes_prompts_only(body: GenerateBody) -> bool:
-    params = body.sampling_params
+def _arguments(body: Bounded) -> dict[str, Any]:
+    """The engine's."""
+    given = {name: value for name, value in body if value is not None}
+    if given.pop("image_data", None):
+        raise InvalidRequest("this model takes no images", param="image_data")
+    if "text" in given:  # it wins over ids
+        given["prompt"] = given.pop("text")
+        given.pop("input_ids", None)
+    elif "input_ids" not in given:
+        raise InvalidRequest("text or input_ids is needed", param="text")
+    elif given.get("return_logprob") and _computes_prompts_only(given.get("sampling_params")):
+        given.setdefault(
+            "logprob_start_len", 0
+        )  # what the original client expects when it scores choices on their own
+    return given
+
+
+def _computes_prompts_only(params: Any) -> bool:
     each = params if isinstance(params, list) else [params or {}]
     return all(one.get("max_new_tokens") == 0 for one in each)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from sgl.errors import InvalidRequest, RequestTimeout
-from sgl.lang.ir.sampling import MAX_SECONDS
+from sgl.errors import RequestTimeout
+from sgl.runtime.sampling_params import checked_seconds
 
 _LEAST = 1e-3  # seconds that the engine is given: it says best what there was until then
 _GRACE = 0.1  # by which it may be late with that
@@ -88,13 +87,3 @@ class Patience:
 
 patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 """That of the client whose request the present task works for."""
-
-
-def checked_seconds(param: str, value: Any) -> float:
-    """A positive and finite number of seconds. Raises InvalidRequest."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= MAX_SECONDS or not math.isfinite(value):
-        shown = f"{value!r:.40}" if not is_number or isinstance(value, float) else "another"
-        message = f"{param} must be a number of seconds above 0 and at most {MAX_SECONDS:g}, not {shown}"
-        raise InvalidRequest(message, param=param)
-    return float(value)

@@ -21,13 +21,13 @@ from sgl.errors import EngineDead, InvalidRequest
 from sgl.lang.ir.check import Limits
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
+from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.server.bodies import Body
 from sgl.runtime.server.errors import Forbidden
-from sgl.runtime.server.identity import Caller
+from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.patience import Patience, patience
 from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.reader import BodyReader, is_small
-from sgl.runtime.server.scope import Scopes
 from sgl.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # needs an extra
@@ -72,11 +72,6 @@ class Service:
     def reader(self) -> BodyReader:
         """Reads the bodies of requests."""
         return BodyReader(self.config)
-
-    @cached_property
-    def scopes(self) -> Scopes:
-        """Whose request a rid names."""
-        return Scopes(self.config)
 
     @property
     def model_name(self) -> str:
@@ -140,10 +135,8 @@ class Service:
     async def generate(self, **arguments: Any) -> Any:
         """What EngineProcess.generate returns, counted."""
         self.check_is_up()
-        with self.scopes.entered(_in_time(arguments)) as scope:
-            results = await self.engine.generate(**scope.arguments)
+        results = await self.engine.generate(**_of_client(arguments))
         for result in results if isinstance(results, list) else [results]:
-            scope.shown(result)
             self.finished(result["meta_info"])
         return results
 
@@ -153,32 +146,24 @@ class Service:
         began = time.monotonic()
         latest: dict[int, float] = {}
         client = patience.get() or Patience()
-        with self.scopes.entered(_in_time(arguments)) as scope:
-            async with contextlib.aclosing(self.engine.stream(**scope.arguments)) as events:
-                async for event in client.each(events) if client.ends else events:
-                    now, index = time.monotonic(), event.get("index", 0)
-                    if index in latest:
-                        self.metrics.inter_token_latency.observe(now - latest[index])
-                    else:
-                        self.metrics.time_to_first_token.observe(now - began)
-                    latest[index] = now
-                    scope.shown(event)
-                    if event["meta_info"]["finish_reason"] is not None:
-                        self.finished(event["meta_info"])
-                    yield event
+        async with contextlib.aclosing(self.engine.stream(**_of_client(arguments))) as events:
+            async for event in client.each(events) if client.ends else events:
+                now, index = time.monotonic(), event.get("index", 0)
+                if index in latest:
+                    self.metrics.inter_token_latency.observe(now - latest[index])
+                else:
+                    self.metrics.time_to_first_token.observe(now - began)
+                latest[index] = now
+                if event["meta_info"]["finish_reason"] is not None:
+                    self.finished(event["meta_info"])
+                yield event
 
     async def abort(self, rid: str | None, asks: Caller) -> None:
         """End the requests of a rid, or all of a caller's for None. Raises Forbidden; see `check_admin`."""
-        if rid is not None:
-            names: list[str | None] = [*self.scopes.named(rid, asks)]
-        elif asks.is_admin:
-            names = [None]
-        else:
+        if rid is None and not asks.is_admin:
             self.check_admin(asks)
             self.abort_programs(asks)
-            names = [*self.scopes.unfinished(asks)]
-        for name in names:
-            await self.engine.call("abort", name)
+        await self.engine.call("abort", rid, None if asks.is_admin else asks.owner)
 
     def finished(self, meta: dict[str, Any], *, name: str = "generate", parent: Any = None) -> None:
         """Count a generation that ended, and trace it; see Tracer.generation."""
@@ -199,13 +184,10 @@ class Service:
         }
 
 
-def _in_time(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of generate, with what is left of its client's patience. Raises RequestTimeout."""
+def _of_client(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of generate, in its client's name and with what is left of its patience. Raises
+    RequestTimeout."""
+    arguments = {**arguments, "owner": caller.get().owner}
     client = patience.get()
-    if client is None:
-        return arguments
-    is_list = isinstance(arguments.get("prompt"), list) or isinstance(arguments.get("rid"), list)
-    ids = arguments.get("input_ids")
-    is_list = is_list or (isinstance(ids, list) and any(isinstance(each, list) for each in ids[:1]))
-    left = client.left(is_list=is_list)
+    left = None if client is None else client.left(is_list=has_list_of_prompts(arguments))
     return arguments if left is None else {**arguments, "timeout": left}

@@ -26,7 +26,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,8 +39,8 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.loop.submission import Output
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
-from sgl.runtime.requests.prepared import Prepared
-from sgl.runtime.requests.waiting import check, when_done
+from sgl.runtime.requests.prepared import PreparedCall
+from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
@@ -66,7 +65,7 @@ def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[],
 class _Call:
     id: int
     identity: str
-    prepared: Prepared
+    prepared: PreparedCall
 
 
 class _Worker:
@@ -121,32 +120,30 @@ class _Worker:
         """Prepare a call, and submit it once what it is constrained to is compiled; nobody waits for that meanwhile. If
         its time is over first, it ends where requests wait."""
         with working_for(identity), self._answering(call_id):
-            began = time.monotonic()
             prepared = engine.prepare(**arguments)
             submit = partial(self._submit, engine, call_id, identity, prepared)
             if all(map(Future.done, prepared.compiling)):
                 submit()
             else:
-                when_done(prepared.compiling, began, arguments.get("timeout"), partial(self._pool.submit, submit))
+                compiled = settled(prepared.compiling, prepared.deadline)
+                compiled.add_done_callback(lambda _: self._pool.submit(submit))
 
-    def _submit(self, engine: Engine, call_id: int, identity: str, prepared: Prepared) -> None:
+    def _submit(self, engine: Engine, call_id: int, identity: str, prepared: PreparedCall) -> None:
         with working_for(identity), self._answering(call_id):
             check(prepared.compiling)
-            call = _Call(call_id, identity, prepared)
-            check_num_logprobs(sum(num_logprobs(s.request, streams=s.stream) for s in call.prepared.submissions))
-            whole = call.prepared.call
-            headers = [result.header for result in whole.results.values()]
+            check_num_logprobs(sum(num_logprobs(s.request, streams=s.stream) for s in prepared.submissions))
+            headers = [result.header for result in prepared.results.values()]
             with self._lock:
                 if call_id not in self._calls:
                     return
-                self._calls[call_id] = call
-                self._call_of |= dict.fromkeys(call.prepared.uids, call)
-            self._channel.post(("accepted", call_id, whole.is_list, [tuple(header) for header in headers]))
+                self._calls[call_id] = call = _Call(call_id, identity, prepared)
+                self._call_of |= dict.fromkeys(prepared.uids, call)
+            self._channel.post(("accepted", call_id, prepared.is_list, [tuple(header) for header in headers]))
             tokens = sum(header.prompt_len for header in headers)
             logger.debug("accepted %s: %d prompt tokens", " ".join(header.rid for header in headers), tokens)
-            engine.submit(call.prepared, self)
+            engine.submit(prepared, self)
             if call_id not in self._calls:  # given up in the meantime, or finished
-                engine.release(call.prepared)
+                engine.release(prepared)
 
     def put(self, outputs: list[Output]) -> None:
         """Send the outputs of a step; called by the loop's thread. See outlet.Sink."""
@@ -161,12 +158,12 @@ class _Worker:
         self._channel.send(("outputs", packed))
 
     def _finished(self, call: _Call, uid: int, reason: FinishReason) -> None:
-        whole = call.prepared.call
-        whole.results[uid].finish_reason = reason
-        whole.unfinished -= 1
+        prepared = call.prepared
+        prepared.results[uid].finish_reason = reason
+        prepared.unfinished -= 1
         with working_for(call.identity):
-            logger.debug("finished %s: %s", whole.results[uid].header.rid, reason.type)
-        if not whole.unfinished:
+            logger.debug("finished %s: %s", prepared.results[uid].header.rid, reason.type)
+        if not prepared.unfinished:
             self._forget(call.id)
 
     def _on_abort(self, engine: Engine, call_id: int) -> None:

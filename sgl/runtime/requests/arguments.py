@@ -1,0 +1,137 @@
+"""The arguments of a generation: their names, their types over HTTP, and which may differ from prompt to prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import GenericAlias
+from typing import Any, TypedDict
+
+from sgl.errors import InvalidRequest, nearest_name
+from sgl.runtime.sampling_params import SamplingParams
+
+Params = SamplingParams | Mapping[str, Any]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The keyword arguments of Engine.generate, for type checkers and editors. A list holds one value a prompt."""
+
+    return_logprob: bool | Sequence[bool]
+    logprob_start_len: int | Sequence[int] | None
+    """From which prompt position on input logprobs are returned; -1: none."""
+    top_logprobs_num: int | Sequence[int] | None
+    token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None
+    return_text_in_logprobs: bool
+    rid: str | Sequence[str] | None
+    owner: str | None
+    """In whose name: each owner has rids of its own."""
+    priority: int
+    extra_key: str | None
+    """Requests share cached prefixes only with those of the same key."""
+    timeout: float | None
+    """Seconds, after which RequestTimeout is raised; of a list, only the late ones end, with finish_reason "abort", as
+    aborted requests do."""
+    stream: bool
+
+
+def _one(over_http: Any) -> dict[str, Any]:
+    """Of an argument that is the same for all prompts: its type in a body."""
+    return {"over_http": over_http, "per_prompt": False}
+
+
+def _each(over_http: Any = None) -> dict[str, Any]:
+    """Of an argument that may be a list of one for each prompt: the type of one in a body, if it has it."""
+    return {"over_http": over_http, "per_prompt": True}
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """One prompt and what is wanted of it, as the caller put it; see Engine.generate."""
+
+    prompt: str | None = field(default=None, metadata=_each())
+    input_ids: Any = field(default=None, metadata=_each(list[int]))
+    sampling_params: Params | None = field(default=None, metadata=_each(dict[str, Any]))
+    return_logprob: bool = field(default=False, metadata=_each(bool))
+    logprob_start_len: int | None = field(default=None, metadata=_each(int))
+    top_logprobs_num: int | None = field(default=None, metadata=_each(int))
+    token_ids_logprob: Sequence[int] | None = field(default=None, metadata=_each(list[int]))
+    return_text_in_logprobs: bool = field(default=False, metadata=_one(bool))
+    rid: str | None = field(default=None, metadata=_each(str))
+    owner: str | None = None
+    priority: int = field(default=0, metadata=_one(int))
+    extra_key: str | None = field(default=None, metadata=_one(str))
+    timeout: float | None = field(default=None, metadata=_one(float))
+    stream: bool = field(default=False, metadata=_one(bool))
+    limits_logprobs: bool = True
+    """False where they are not told to anyone one by one: of candidates that are only scored."""
+    arrived: float = field(default_factory=time.monotonic)  # from when on the timeout counts
+
+
+_ARGUMENTS = {each.name: each.metadata for each in fields(GenerateRequest)}
+
+
+def body_fields() -> dict[str, Any]:
+    """The fields of a body that asks for a generation, as pydantic takes them: null means the default."""
+    found: dict[str, Any] = {}
+    for name, argument in _ARGUMENTS.items():
+        if (kind := argument.get("over_http")) is not None:
+            several = GenericAlias(list, (kind,)) if argument["per_prompt"] else None
+            found[name] = kind | several | None, None
+    return found
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for a keyword that Engine.generate does not have."""
+    for name in options:
+        if name not in GenerateOptions.__annotations__:
+            hint = nearest_name(name, GenerateOptions.__annotations__)
+            raise TypeError(f"generate() got an unexpected keyword argument {name!r}{hint}")
+
+
+def has_list_of_prompts(arguments: Mapping[str, Any]) -> bool:
+    """Whether a call with these arguments returns a list."""
+    return any(_is_per_prompt(name, arguments.get(name)) for name in ("prompt", "input_ids"))
+
+
+def requests_of(arguments: Mapping[str, Any], most: int) -> list[GenerateRequest]:
+    """A request for each prompt of a call of Engine.generate. Raises InvalidRequest, also for more than `most`."""
+    if not has_list_of_prompts(arguments):
+        return [GenerateRequest(**arguments)]
+    if arguments.get("prompt") is not None and arguments.get("input_ids") is not None:
+        raise InvalidRequest("give either prompt or input_ids, not both", param="prompt")
+    if (rid := arguments.get("rid")) is not None and not is_list(rid):
+        raise InvalidRequest("for a list of prompts, rid must be a list too", param="rid")
+    count = len(arguments["input_ids"] if arguments.get("prompt") is None else arguments["prompt"])
+    if not count:
+        raise InvalidRequest("the list of prompts is empty", param="prompt")
+    if count > most:
+        raise too_many(count, most, "prompt")
+    listed = {name: value for name, value in arguments.items() if _is_per_prompt(name, value)}
+    for name, values in listed.items():
+        if len(values) != count:
+            raise InvalidRequest(f"{name} has {len(values)} values for {count} prompts", param=name)
+    return [
+        GenerateRequest(**{**arguments, **{name: values[i] for name, values in listed.items()}})
+        for i in range(count)
+    ]
+
+
+def too_many(number: int, most: int, param: str) -> InvalidRequest:
+    """The error of a call that asks for more requests than one may."""
+    return InvalidRequest(
+        f"this call asks for {number} requests (prompts x n), and max_requests_per_call is {most}: send several calls",
+        param=param,
+    )
+
+
+def is_list(value: Any) -> bool:
+    """Whether it is a list, a tuple, an array or the like."""
+    return value is not None and not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__")
+
+
+def _is_per_prompt(name: str, value: Any) -> bool:
+    """Whether an argument holds a value for each prompt."""
+    if not _ARGUMENTS[name].get("per_prompt") or not is_list(value):
+        return False
+    return _ARGUMENTS[name]["over_http"] != list[int] or (len(value) > 0 and is_list(value[0]))
