@@ -26,7 +26,8 @@ from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.origins import Origins
 from sgl.runtime.server.patience import Patience, patience
 from sgl.runtime.server.programs import ProgramsApi
-from sgl.runtime.server.service import Handler, Route, Service
+from sgl.runtime.server.routes import Handler, Route
+from sgl.runtime.server.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,7 @@ def build_app(service: Service) -> web.Application:
     app = web.Application(client_max_size=service.config.max_request_bytes, middlewares=[middleware])
     app.on_response_prepare.append(guard.on_response_prepare)
     for route in routes:
-        for method in route.methods:
-            app.router.add_route(method, route.path, route.handler)
+        app.router.add_route(route.method, route.path, route.handler)
     return app
 
 

@@ -21,7 +21,8 @@ from sgl.runtime.server.bodies import Bounded
 from sgl.runtime.server.errors import described, json_response
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
-from sgl.runtime.server.service import VERSION, Route, Service
+from sgl.runtime.server.routes import Api, endpoint
+from sgl.runtime.server.service import VERSION
 from sgl.runtime.text.tokenizer import Tokenizer
 
 UNRESPONSIVE_SECONDS = 20.0
@@ -73,63 +74,12 @@ class DetokenizeBody(Lenient):
     skip_special_tokens: bool = True
 
 
-class NativeApi:
-    """The handlers of one service."""
+class NativeApi(Api):
+    """The native endpoints."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def routes(self) -> list[Route]:
-        """Every native endpoint."""
-        health = "200 while the engine's loop is alive and moving, else 503"
-        return [
-            Route(
-                ("POST", "PUT"),
-                "/generate",
-                self.generate,
-                "Generate for one prompt or a list",
-                GenerateBody,
-                streams=True,
-            ),
-            Route(("GET",), "/get_model_info", self.model_info, "The model that is served"),
-            Route(("GET",), "/model_info", self.model_info, "The model that is served"),
-            Route(("GET",), "/server_info", self.server_info, "Options and the engine's state"),
-            Route(("GET",), "/get_server_info", self.server_info, "Options and the engine's state"),
-            Route(("GET",), "/health", self.health, health, is_open=True),
-            Route(("GET",), "/health_generate", self.health, health, is_open=True),
-            Route(
-                ("POST",),
-                "/flush_cache",
-                self.flush_cache,
-                "Forget cached prefixes",
-                content_type="text/plain",
-                for_admin=True,
-            ),
-            Route(("POST",), "/abort_request", self.abort, "Abort requests by rid", AbortBody),
-            Route(
-                ("POST",),
-                "/start_profile",
-                self.start_profile,
-                "Record what steps spend their time on",
-                for_admin=True,
-            ),
-            Route(
-                ("POST",),
-                "/stop_profile",
-                self.stop_profile,
-                "Write the record; its path on the server",
-                for_admin=True,
-            ),
-            Route(("POST",), "/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
-            Route(("POST",), "/v1/tokenize", self.tokenize, "Token ids of texts", TokenizeBody),
-            Route(("POST",), "/detokenize", self.detokenize, "Texts of token ids", DetokenizeBody),
-            Route(("POST",), "/v1/detokenize", self.detokenize, "Texts of token ids", DetokenizeBody),
-            Route(("POST",), "/concate_and_append_request", self.concatenate, "Nothing: see the documentation"),
-        ]
-
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        """One result, a list of them, or a stream of events."""
-        body = await self._service.body(request, GenerateBody)
+    @endpoint("POST /generate", "PUT /generate", body=GenerateBody, streams=True)
+    async def generate(self, request: web.Request, body: Bounded) -> web.StreamResponse:
+        """Generate for one prompt or a list: one result, a list of them, or a stream of events."""
         arguments = _arguments(body)
         if arguments.pop("stream", False):
             timeout = self._service.config.write_timeout
@@ -167,8 +117,9 @@ class NativeApi:
             if name in meta:
                 meta[name] = meta[name][1:]
 
+    @endpoint("GET /get_model_info", "GET /model_info")
     async def model_info(self, request: web.Request) -> web.Response:
-        """What a client needs to know of the model, its chat template included."""
+        """The model that is served: what a client needs to know of it, its chat template included."""
         service = self._service
         tokenizer, config = service.engine.tokenizer, service.engine.config
         template = service.chat_template
@@ -193,42 +144,47 @@ class NativeApi:
             }
         )
 
+    @endpoint("GET /server_info", "GET /get_server_info")
     async def server_info(self, request: web.Request) -> web.Response:
         """Options, version, and what the engine does right now."""
         return json_response({**await self._service.info(), "version": VERSION})
 
+    @endpoint("GET /health", "GET /health_generate", is_open=True)
     async def health(self, request: web.Request) -> web.Response:
-        """Reads the heartbeat; computes nothing."""
+        """200 while the engine's loop is alive and moving, else 503. Reads the heartbeat; computes nothing."""
         self._service.check_is_up(within=UNRESPONSIVE_SECONDS, heard_within=SILENT_SECONDS)
         return json_response({"status": "ok"})
 
+    @endpoint("POST /flush_cache", content_type="text/plain", for_admin=True)
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """400 if running requests hold some of it: the rest is forgotten all the same."""
+        """Forget cached prefixes. 400 if running requests hold some: the rest is forgotten all the same."""
         if await self._service.engine.call("flush_cache"):
             return web.Response(text="Cache flushed.\n")
         message = "running requests hold some cached prefixes; the others were forgotten"
         return json_response(described(message, "invalid_request_error", "busy"), 400)
 
-    async def abort(self, request: web.Request) -> web.Response:
-        """When it answers, the requests have ended. Those of other keys are passed over like unknown ones."""
-        body = await self._service.body(request, AbortBody)
+    @endpoint("POST /abort_request", body=AbortBody)
+    async def abort(self, request: web.Request, body: AbortBody) -> web.Response:
+        """Abort requests by rid: when it answers, they have ended. Those of other keys are unknown to a caller."""
         if body.rid is None and not body.abort_all:
             raise InvalidRequest("rid or abort_all is needed", param="rid")
         await self._service.abort(None if body.abort_all else body.rid, caller.get())
         return json_response({"status": "ok"})
 
+    @endpoint("POST /start_profile", for_admin=True)
     async def start_profile(self, request: web.Request) -> web.Response:
-        """400 if it is under way."""
+        """Record what steps spend their time on. 400 if that is under way."""
         await self._service.engine.call("start_profile")
         return json_response({"status": "ok"})
 
+    @endpoint("POST /stop_profile", for_admin=True)
     async def stop_profile(self, request: web.Request) -> web.Response:
-        """A trace for Chrome or Perfetto. 400 if none was started."""
+        """Write the record, a trace for Chrome or Perfetto; its path on the server. 400 if none was started."""
         return json_response({"path": await self._service.engine.call("stop_profile")})
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """Token ids, and how many there are."""
-        body = await self._service.body(request, TokenizeBody)
+    @endpoint("POST /tokenize", "POST /v1/tokenize", body=TokenizeBody)
+    async def tokenize(self, request: web.Request, body: TokenizeBody) -> web.Response:
+        """Token ids of texts, and how many there are."""
         texts = body.text if body.text is not None else body.prompt
         if texts is None:
             raise InvalidRequest("text is needed", param="text")
@@ -254,9 +210,9 @@ class NativeApi:
 
         return await encoding.answer(answer, sum(counts) + len(counts))
 
-    async def detokenize(self, request: web.Request) -> web.Response:
-        """The text of each list of ids."""
-        body = await self._service.body(request, DetokenizeBody)
+    @endpoint("POST /detokenize", "POST /v1/detokenize", body=DetokenizeBody)
+    async def detokenize(self, request: web.Request, body: DetokenizeBody) -> web.Response:
+        """Texts of token ids."""
         is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
         several: Any = body.tokens if is_list else [body.tokens]
         size = sum(map(len, several)) + EACH * len(several)
@@ -269,9 +225,10 @@ class NativeApi:
         texts = await asyncio.get_running_loop().run_in_executor(_pool(size), decode)
         return await encoding.answer(lambda: {"text": texts if is_list else texts[0]}, size)
 
+    @endpoint("POST /concate_and_append_request")
     async def concatenate(self, request: web.Request) -> web.Response:
-        """The original client joins forks by this call after it has joined their texts itself; the next request
-        brings that text, and the radix cache finds what is shared. So there is nothing to do."""
+        """Nothing: the original client has joined the texts of its forks itself."""
+        # The next request brings that text, and the radix cache finds what is shared.
         return json_response({})
 
 

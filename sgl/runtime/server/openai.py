@@ -23,47 +23,35 @@ from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.errors import NoSuchModel, json_response
 from sgl.runtime.server.logprobs import CompletionLogprobs, chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
-from sgl.runtime.server.service import Route, Service
+from sgl.runtime.server.routes import Api, endpoint
 
 MAX_CHAT_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's answer may fill the context
 
 
-class OpenAIApi:
-    """The handlers of one service."""
+class OpenAIApi(Api):
+    """The endpoints of the OpenAI API."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def routes(self) -> list[Route]:
-        """Every endpoint of the API."""
-        return [
-            Route(("GET",), "/v1/models", self.models, "The models that are served: one"),
-            Route(("GET",), "/v1/models/{model:.+}", self.model, "One model"),
-            Route(("POST",), "/v1/completions", self.completions, "Continue texts", CompletionBody, streams=True),
-            Route(("POST",), "/v1/chat/completions", self.chat, "Answer in a conversation", ChatBody, streams=True),
-        ]
-
+    @endpoint("GET /v1/models")
     async def models(self, request: web.Request) -> web.Response:
-        """The list of models."""
+        """The models that are served: one."""
         return json_response({"object": "list", "data": [self._model()]})
 
+    @endpoint("GET /v1/models/{model:.+}")
     async def model(self, request: web.Request) -> web.Response:
         """The model of that name."""
         self._check_model(request.match_info["model"])
         return json_response(self._model())
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Continue one prompt or several."""
-        body = await self._service.body(request, CompletionBody)
-        answers = await self._completion_answers(body)
-        return await self._answer(request, body, answers)
+    @endpoint("POST /v1/completions", body=CompletionBody, streams=True)
+    async def completions(self, request: web.Request, body: CompletionBody) -> web.StreamResponse:
+        """Continue one text or several."""
+        return await self._answer(request, body, await self._completion_answers(body))
 
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        """Write the next turn."""
-        body = await self._service.body(request, ChatBody)
-        answers = await self._chat_answers(body)
-        return await self._answer(request, body, answers)
+    @endpoint("POST /v1/chat/completions", body=ChatBody, streams=True)
+    async def chat(self, request: web.Request, body: ChatBody) -> web.StreamResponse:
+        """Answer in a conversation."""
+        return await self._answer(request, body, await self._chat_answers(body))
 
     # ── what both share ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from sgl.lang.ir import check as ir_check
-from sgl.runtime.server.service import VERSION, Route
+from sgl.runtime.server.routes import Route
+from sgl.runtime.server.service import VERSION
 
 _REFERENCE = "#/components/schemas/{model}"
 _ERROR = {
@@ -53,8 +54,7 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in routes:
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
-        for method in route.methods:
-            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method, schemas)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schemas)
     moved = json.dumps(ir_check.json_schema()).replace("#/$defs/", "#/components/schemas/ir_")
     schemas |= {f"ir_{name}": schema for name, schema in json.loads(moved)["$defs"].items()}
     return {
@@ -68,14 +68,14 @@ def openapi(routes: Iterable[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, path: str, method: str, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: Route, path: str, schemas: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {route.content_type: {}}
     if route.streams:
         answer["text/event-stream"] = {}
     error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
     operation: dict[str, Any] = {
         "summary": route.summary,
-        "operationId": f"{method.lower()} {path}",
+        "operationId": f"{route.method.lower()} {path}",
         "responses": {
             "200": {"description": "What was asked for", "content": answer},
             **{str(status): {"description": text, **error} for status, text in _STATUSES.items()},

@@ -16,28 +16,20 @@ from prometheus_client import generate_latest
 from sgl.runtime.metrics import Histogram, Scrape
 from sgl.runtime.server.errors import json_response
 from sgl.runtime.server.openapi import openapi
-from sgl.runtime.server.service import Route, Service
+from sgl.runtime.server.routes import Api, Route, endpoint
+from sgl.runtime.server.service import Service
 
 
-class OperationApi:
-    """The handlers of one service, beside the routes of the other APIs."""
+class OperationApi(Api):
+    """Endpoints for operators, beside the routes of the other APIs."""
 
     def __init__(self, service: Service, others: Sequence[Route]) -> None:
-        self._service = service
+        super().__init__(service)
         self._others = others
 
-    def routes(self) -> list[Route]:
-        """Every endpoint for operators."""
-        text = "text/plain"
-        return [
-            Route(("GET",), "/metrics", self.metrics, "Metrics in Prometheus' format", content_type=text),
-            Route(("GET",), "/v1/status", self.status, "What the page shows"),
-            Route(("GET",), "/openapi.json", self.openapi, "This description", is_open=True),
-            Route(("GET",), "/", self.page, "The page", is_open=True, content_type="text/html"),
-        ]
-
+    @endpoint("GET /metrics", content_type="text/plain")
     async def metrics(self, request: web.Request) -> web.Response:
-        """Counters and histograms."""
+        """Metrics in Prometheus' format."""
         service = self._service
         max_total_tokens = service.engine.config.max_total_tokens
         assert max_total_tokens is not None, "options were resolved"
@@ -46,8 +38,9 @@ class OperationApi:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=generate_latest(scrape), headers=headers)
 
+    @endpoint("GET /v1/status")
     async def status(self, request: web.Request) -> web.Response:
-        """Numbers of this moment, latencies since the start."""
+        """What the page shows: numbers of this moment, latencies since the start."""
         service, metrics = self._service, self._service.metrics
         return json_response(
             {
@@ -66,10 +59,12 @@ class OperationApi:
             }
         )
 
+    @endpoint("GET /openapi.json", is_open=True)
     async def openapi(self, request: web.Request) -> web.Response:
-        """OpenAPI 3.1."""
+        """This description, as OpenAPI 3.1."""
         return json_response(openapi([*self._others, *self.routes()]))
 
+    @endpoint("GET /", is_open=True, content_type="text/html")
     async def page(self, request: web.Request) -> web.Response:
         """A page that polls /v1/status and loads nothing else."""
         html = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")

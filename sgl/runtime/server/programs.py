@@ -37,7 +37,8 @@ from sgl.runtime.server.fields import Strict
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.process import RemoteSession
 from sgl.runtime.server.reader import is_small
-from sgl.runtime.server.service import Route, Service
+from sgl.runtime.server.routes import Api, endpoint
+from sgl.runtime.server.service import Service
 
 _ROWS_AT_ONCE = 512  # of one batch: the engine has work, and the others room
 _ROWS_IN_TURN, _TURN_SECONDS = 32, 0.005  # for which opening them holds up nobody
@@ -78,30 +79,18 @@ class SegmentBody(Strict):
     number: int | None = None
 
 
-class ProgramsApi:
-    """The handlers of one service, and the programs that are open."""
+class ProgramsApi(Api):
+    """The endpoints of programs, and those that are open."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        super().__init__(service)
         self._open = _Open()
         self._recent: deque[_OpenProgram] = deque(maxlen=RECENT)
         service.abort_programs = self.abort_all
 
-    def routes(self) -> list[Route]:
-        """Every endpoint of programs."""
-        one = "/v1/programs/{id}"
-        return [
-            Route(("GET",), "/v1/programs", self.recent, "Programs that are open or ended lately"),
-            Route(("GET",), one + "/timeline", self.timeline, "What a recent program did, and when"),
-            Route(("POST",), "/v1/programs", self.open, "Run a program: its events", ProgramBody, streams=True),
-            Route(("POST",), one + "/segments", self.segment, "The next segment of a program", SegmentBody),
-            Route(("GET",), one + "/events", self.events, "Its events after Last-Event-ID", streams=True),
-            Route(("DELETE",), one, self.cancel, "Cancel a program"),
-        ]
-
-    async def open(self, request: web.Request) -> web.StreamResponse:
-        """Check everything, then answer with events."""
-        body = await self._service.body(request, ProgramBody)
+    @endpoint("POST /v1/programs", body=ProgramBody, streams=True)
+    async def open(self, request: web.Request, body: ProgramBody) -> web.StreamResponse:
+        """Run a program: its events. All of it is checked first."""
         self._service.check_is_up()
         rows = body.rows or [Row()]
         if len(self._open) >= MAX_PROGRAMS:
@@ -157,22 +146,24 @@ class ProgramsApi:
         """What a check makes of a part of a body; of a long one, in a thread."""
         return check(data) if is_small.get() else await self._service.aside(check, data)
 
+    @endpoint("GET /v1/programs")
     async def recent(self, request: web.Request) -> web.Response:
-        """The latest first, of those that this caller may reach."""
+        """Programs that are open or ended lately, the latest first, of those that this caller may reach."""
         asks = caller.get()
         return json_response([each.summary() for each in reversed(self._recent) if asks.may_reach(each.owner)])
 
+    @endpoint("GET /v1/programs/{id}/timeline")
     async def timeline(self, request: web.Request) -> web.Response:
-        """Its nodes and events; times are seconds since it was opened."""
+        """What a recent program did, and when: its nodes and events, in seconds since it was opened."""
         for opened in self._recent:
             if opened.id == request.match_info["id"] and caller.get().may_reach(opened.owner):
                 return json_response(opened.timeline())
         raise NotThere("there is no such program, or others have followed since", param="id")
 
-    async def segment(self, request: web.Request) -> web.Response:
-        """Take the next segment; what it brings comes among the events."""
+    @endpoint("POST /v1/programs/{id}/segments", body=SegmentBody)
+    async def segment(self, request: web.Request, body: SegmentBody) -> web.Response:
+        """The next segment of a program; what it brings comes among the events."""
         opened = self._find(request)
-        body = await self._service.body(request, SegmentBody)
         self._open.check_room()
         async with opened.turn:
             if body.number is not None and body.number > opened.num_segments + 1:
@@ -185,16 +176,18 @@ class ProgramsApi:
                 opened.send(segment)
         return json_response({"id": opened.id})
 
+    @endpoint("GET /v1/programs/{id}/events", streams=True)
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """The events from where a connection broke."""
+        """Its events after Last-Event-ID, from where a connection broke."""
         opened = self._find(request)
         last = request.headers.get("Last-Event-ID", "0")
         if not re.fullmatch(r"[0-9]{1,12}", last) or int(last) > len(opened.log):
             raise InvalidRequest(f"Last-Event-ID is none of this program's: {last!r}", param="Last-Event-ID")
         return await self._send(request, opened, int(last))
 
+    @endpoint("DELETE /v1/programs/{id}")
     async def cancel(self, request: web.Request) -> web.Response:
-        """Release what the program holds, and forget it."""
+        """Cancel a program: release what it holds, and forget it."""
         opened = self._find(request)
         opened.end()
         return json_response({"id": opened.id})

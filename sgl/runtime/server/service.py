@@ -8,14 +8,13 @@ import contextvars
 import importlib.metadata
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel
 
 from sgl.errors import EngineDead, InvalidRequest
 from sgl.lang.ir.check import Limits
@@ -34,24 +33,7 @@ if TYPE_CHECKING:  # needs an extra
     from sgl.runtime.server.tracing import Tracer
 
 T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 VERSION = importlib.metadata.version("sgl")
-
-
-@dataclass(frozen=True)
-class Route:
-    """An endpoint: how it is reached and what /openapi.json says of it."""
-
-    methods: tuple[str, ...]
-    path: str
-    handler: Handler
-    summary: str
-    body: type[BaseModel] | None = None
-    streams: bool = False
-    is_open: bool = False  # answers without the API key
-    for_admin: bool = False  # wants the admin's key where there is one
-    content_type: str = "application/json"
 
 
 @dataclass

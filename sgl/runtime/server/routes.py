@@ -1,0 +1,63 @@
+"""Endpoints: how handlers are reached, and what /openapi.json says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel
+
+from sgl.runtime.server.service import Service
+
+F = TypeVar("F", bound=Callable[..., Any])
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Route:
+    """An endpoint."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: type[BaseModel] | None = None
+    streams: bool = False
+    is_open: bool = False  # answers without the API key
+    for_admin: bool = False  # wants the admin's key where there is one
+    content_type: str = "application/json"
+
+
+def endpoint(*places: str, **about: Any) -> Callable[[F], F]:
+    """Marks a handler of an Api, which answers at these places (`METHOD /path`). `about`: fields of Route; with a body,
+    the handler gets that too, read and checked. Its docstring is the summary."""
+
+    def mark(handler: F) -> F:
+        handler.places, handler.about = places, about  # type: ignore[attr-defined]  # functions take any
+        return handler
+
+    return mark
+
+
+class Api:
+    """The handlers of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> Iterator[Route]:
+        """Every endpoint, in the order of the source."""
+        for function in vars(type(self)).values():
+            for place in getattr(function, "places", ()):
+                method, path = place.split()
+                summary = " ".join(function.__doc__.split()).rstrip(".")
+                handle = partial(self._handle, function, function.about.get("body"))
+                yield Route(method, path, handle, summary, **function.about)
+
+    async def _handle(self, function: Any, body: Any, request: web.Request) -> web.StreamResponse:
+        given = () if body is None else (await self._service.body(request, body),)
+        response: web.StreamResponse = await function(self, request, *given)
+        return response
