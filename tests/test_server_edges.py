@@ -24,7 +24,7 @@ from sgl.errors import InvalidRequest, RequestTimeout
 from sgl.runtime import child
 from sgl.runtime.engine import Engine
 from sgl.runtime.sampling_params import checked_seconds
-from sgl.runtime.server.errors import json_bytes, json_response
+from sgl.runtime.server.encoding import json_bytes, json_response
 from sgl.runtime.server.openapi import _STATUSES
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
 from tests.patience import PATIENCE

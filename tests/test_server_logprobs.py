@@ -175,7 +175,7 @@ def test_large_answers_are_made_beside_the_event_loop(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     threads: dict[str, set[str]] = {"result": set(), "json": set()}
-    result, encoded = NativeResult.result, encoding.encoded
+    result, encoded = NativeResult.result, encoding.json_bytes
 
     def watched_result(self: NativeResult) -> Any:
         threads["result"].add(threading.current_thread().name)
@@ -186,7 +186,7 @@ def test_large_answers_are_made_beside_the_event_loop(
         return encoded(body)
 
     monkeypatch.setattr(NativeResult, "result", watched_result)
-    monkeypatch.setattr(encoding, "encoded", watched_encoded)
+    monkeypatch.setattr(encoding, "json_bytes", watched_encoded)
     answer = server.post(path, body)
     assert answer.status_code == 200
     assert len(answer.content) > 300_000

@@ -8,7 +8,8 @@ import json
 
 from aiohttp import web
 
-from sgl.runtime.server.errors import described, error_response, json_response
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import described, error_response
 from sgl.runtime.server.identity import new_identity, working_for
 
 

@@ -1,4 +1,4 @@
-"""Large answers as JSON: beside the event loop, and piece by piece.
+"""Answers as JSON: large ones beside the event loop, and piece by piece.
 
 A call of the C encoder lets no other thread run until it returns, so an answer of a million values would halt the
 server for a second. Small ones are written at once.
@@ -7,34 +7,36 @@ server for a second. Small ones are written at once.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiohttp import web
 
 from sgl.runtime.requests.aside import FEW, aside
-from sgl.runtime.server.errors import json_response
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), default=str)
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
 _CHARACTERS = 16  # that count as one value
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON on one line, in ASCII: a lone surrogate that a client sent goes back as it came. It has no infinite numbers:
+    where there are any, they become null."""
+    try:
+        return "".join(_pieces(value)).encode()
+    except ValueError:
+        return "".join(_pieces(_finite(value))).encode()
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """A response of JSON."""
+    return web.Response(body=json_bytes(body), status=status, headers=headers, content_type="application/json")
 
 
 async def answer(build: Callable[[], Any], size: int) -> web.Response:
     """The response with the body that `build` makes of about `size` values."""
-    if size <= FEW:
-        return json_response(build())
-    data = await aside(lambda: encoded(build()), size)
+    data = await aside(lambda: json_bytes(build()), size)
     return web.Response(body=data, content_type="application/json")
-
-
-def encoded(body: Any) -> bytes:
-    """The body as JSON in ASCII, as `json_response` writes it."""
-    return "".join(_pieces(body)).encode()
-
-
-def event(data: Any) -> bytes:
-    """An event of a stream, as `sse.event` writes it."""
-    return b"data: " + encoded(data) + b"\n\n"
 
 
 def size_of_result(result: dict[str, Any]) -> int:
@@ -56,14 +58,15 @@ def _size(value: Any) -> int:
 
 
 def _pieces(value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and value:
+    size = _size(value)
+    if isinstance(value, dict) and size > FEW:
         mark = "{"
         for key, item in value.items():
             yield f"{mark}{_ENCODER.encode(key)}:"
             yield from _pieces(item)
             mark = ","
         yield "}"
-    elif isinstance(value, list) and value and (size := _size(value)) > FEW:
+    elif isinstance(value, list) and size > FEW:
         step, mark = max(1, FEW * len(value) // size), "["
         for start in range(0, len(value), step):
             yield mark
@@ -75,3 +78,11 @@ def _pieces(value: Any) -> Iterator[str]:
         yield "]"
     else:
         yield _ENCODER.encode(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,8 +7,6 @@ is what the OpenAI API answers; native clients read `error.message` of it.
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +24,7 @@ from sgl.errors import (
     SglError,
     nearest_name,
 )
+from sgl.runtime.server.encoding import json_response
 
 # class → status, type, code; the first that fits counts
 _TABLE: tuple[tuple[type[SglError], int, str, str | None], ...] = (
@@ -40,8 +39,6 @@ _TABLE: tuple[tuple[type[SglError], int, str, str | None], ...] = (
 )
 _RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves on within one, a restart takes some
 
-
-_JSON = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
 _PARAM_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000  # of an error: some repeat what was sent
 _TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # how pydantic names the branches of a union
@@ -115,28 +112,6 @@ def error_response(error: Exception) -> web.Response:
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return json_response(error_body(error), status, headers)
-
-
-def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """JSON in ASCII: a lone surrogate that a client sent goes back as it came."""
-    data = json_bytes(body)
-    return web.Response(body=data, status=status, headers=headers, content_type="application/json")
-
-
-def json_bytes(value: Any) -> bytes:
-    """JSON on one line. It has no infinite numbers: where there are any, they become null."""
-    try:
-        return _JSON.encode(value).encode()
-    except ValueError:
-        return _JSON.encode(_finite(value)).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidRequest:

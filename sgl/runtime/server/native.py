@@ -18,7 +18,8 @@ from sgl.runtime.requests.aside import FEW, aside
 from sgl.runtime.requests.native import failure_of
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.bodies import Bounded
-from sgl.runtime.server.errors import described, json_response
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import described
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.routes import Api, endpoint
@@ -104,7 +105,7 @@ class NativeApi(Api):
                     num_chars, num_ids = sent.get(index, (0, 0))
                     sent[index] = len(text), len(ids)
                     event["text"], event["output_ids"] = text[num_chars:], ids[num_ids:]
-                yield await aside(partial(encoding.event, event), encoding.size_of_result(event))
+                yield await aside(partial(sse.event, event), encoding.size_of_result(event))
 
     def _finish_logprobs(self, result: dict[str, Any]) -> None:
         """Drop the null before prompt logprobs that start after the first token: the original client reads the

@@ -20,7 +20,8 @@ from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.answers import Answers, Choice, Completion, Ending, Result, TokenIds, Turn, usage
 from sgl.runtime.server.calls import AnswerSplitter, call_constraint
 from sgl.runtime.server.chat import prompt_ids
-from sgl.runtime.server.errors import NoSuchModel, json_response
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import NoSuchModel
 from sgl.runtime.server.logprobs import CompletionLogprobs, chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
 from sgl.runtime.server.routes import Api, endpoint
@@ -239,7 +240,7 @@ def _written(choice: Choice, event: Result, head: dict[str, Any], first: dict[st
     """The chunks of an event; the fields `first` go with the first of them."""
     chunks = []
     for delta in choice.deltas(event):
-        chunks.append(encoding.event({**head, **first, "choices": [delta]}))
+        chunks.append(sse.event({**head, **first, "choices": [delta]}))
         first = {}
     return chunks
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from sgl.runtime.metrics import Histogram, Scrape
-from sgl.runtime.server.errors import json_response
+from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.openapi import openapi
 from sgl.runtime.server.routes import Api, Route, endpoint
 from sgl.runtime.server.service import Service

@@ -32,7 +32,8 @@ from sgl.lang.ir.chat import registry
 from sgl.lang.ir.check import Checker, program_from_wire
 from sgl.lang.ir.sampling import MAX_WHOLE
 from sgl.runtime.server import sse
-from sgl.runtime.server.errors import NotThere, error_body, json_response
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import NotThere, error_body
 from sgl.runtime.server.fields import Strict
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.process import RemoteSession

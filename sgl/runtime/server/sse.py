@@ -11,7 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from sgl.errors import SglError
-from sgl.runtime.server.errors import error_body, json_bytes
+from sgl.runtime.server.encoding import json_bytes
+from sgl.runtime.server.errors import error_body
 
 logger = logging.getLogger(__name__)
 
