@@ -27,14 +27,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 
 class SglError(Exception):
     """The base of every error that sgl raises on purpose. All of them travel between processes by pickle. `place`:
-    the file and line of the program that it comes from, if it comes from one; the message ends with it."""
+    the file and line of the program that it comes from, if it comes from one; the message ends with it. A server
+    answers with `http_status`, and with `code` in the body."""
 
     place: str | None = None
+    http_status: ClassVar[int] = 500
+    code: ClassVar[str | None] = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.args, self.__dict__)
@@ -42,6 +45,8 @@ class SglError(Exception):
 
 class ProgramError(SglError):
     """A program cannot go on; `node` is the path of the node and `variable` the name it concerns, if any."""
+
+    http_status, code = 400, "program_error"
 
     def __init__(self, message: str, *, node: str | None = None, variable: str | None = None) -> None:
         super().__init__(message)
@@ -61,9 +66,13 @@ class BackendError(SglError):
 class RequestAborted(BackendError):
     """The request was cancelled before it finished."""
 
+    http_status, code = 499, "request_aborted"
+
 
 class RequestTimeout(BackendError):
     """The request did not finish within `seconds`."""
+
+    http_status, code = 408, "request_timeout"
 
     def __init__(self, message: str, *, seconds: float) -> None:
         super().__init__(message, retryable=True)
@@ -80,6 +89,8 @@ class ServerUnreachable(BackendError):
 
 class GrammarError(SglError, ValueError):
     """A constraint cannot be compiled."""
+
+    http_status, code = 400, "invalid_grammar"
 
 
 class RegexSyntaxError(GrammarError):
@@ -112,6 +123,8 @@ class GrammarTooLarge(GrammarError):
 class InvalidRequest(SglError, ValueError):
     """A request that cannot be served as it stands; `param` names the offending parameter."""
 
+    http_status = 400
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
@@ -119,6 +132,8 @@ class InvalidRequest(SglError, ValueError):
 
 class ContextTooLong(InvalidRequest):
     """The prompt has `tokens` tokens and the model's context holds `limit`."""
+
+    code = "context_length_exceeded"
 
     def __init__(self, message: str, *, tokens: int, limit: int, param: str | None = "prompt") -> None:
         super().__init__(message, param=param)
@@ -186,6 +201,8 @@ class TokenizerError(ModelError):
 class QueueFull(SglError):
     """`limit` requests are waiting already; try again later."""
 
+    http_status, code = 429, "queue_full"
+
     def __init__(self, message: str, *, limit: int) -> None:
         super().__init__(message)
         self.limit = limit
@@ -193,6 +210,8 @@ class QueueFull(SglError):
 
 class EngineDead(SglError, RuntimeError):
     """The engine is shut down, or its loop stopped on an error, which is chained."""
+
+    http_status, code = 503, "engine_unavailable"
 
 
 def _rebuilt(cls: type[SglError], args: tuple[Any, ...], data: dict[str, Any]) -> SglError:

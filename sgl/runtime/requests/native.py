@@ -215,20 +215,10 @@ def _flat(parts: list[Logprobs]) -> list[float | None]:
     return [value for part in parts for value in part.chosen.tolist()]
 
 
-_STATUS: dict[type[Exception], int] = {
-    QueueFull: 429,
-    RequestTimeout: 408,
-    GrammarError: 400,
-    InvalidRequest: 400,
-    EngineDead: 503,
-}
-_ABORTED = 499
-
-
 def failure_of(result: dict[str, Any]) -> SglError | None:
     """What one result of a list ended in, if it is over and was not aborted on demand."""
     reason = result["meta_info"]["finish_reason"] or {}
-    match reason.get("status_code", _ABORTED):
+    match reason.get("status_code"):
         case 400:
             is_grammar = reason["err_type"] != InvalidRequest.__name__
             return (GrammarError if is_grammar else InvalidRequest)(reason["message"])
@@ -254,6 +244,6 @@ def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, An
     return {
         "type": "abort",
         "message": str(error) if error is not None else "aborted",
-        "status_code": next((status for cls, status in _STATUS.items() if isinstance(error, cls)), _ABORTED),
+        "status_code": getattr(error, "http_status", RequestAborted.http_status),
         "err_type": type(error).__name__ if error is not None else "RequestAborted",
     }

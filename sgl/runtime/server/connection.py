@@ -48,9 +48,8 @@ class Connection(web.RequestHandler):
         self.is_owed = False
         if status == 400:
             status, message = _too_long(message or "")
-        kind = "invalid_request_error" if status < 500 else "server_error"
         what = " ".join(message.split()).rstrip(" ^") if message else "internal error: the server's log has it"
-        body = described(what, kind, "bad_http" if status < 500 else None)
+        body = described(what, status, "bad_http" if status < 500 else None)
         response = json_response(body, status, {"X-Request-Id": identity})
         response.force_close()
         return response
@@ -61,7 +60,7 @@ class Connection(web.RequestHandler):
             message = (
                 "the client closed its side of the connection before it had its answer: the request was given up"
             )
-            body = json.dumps(described(message, "invalid_request_error", "client_closed")).encode()
+            body = json.dumps(described(message, 400, "client_closed")).encode()
             head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
             head += f"X-Request-Id: {new_identity()}\r\n"
             self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

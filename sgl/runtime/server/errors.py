@@ -1,4 +1,4 @@
-"""From the error tree to HTTP: the one table of statuses, and the one shape of an error body.
+"""Errors over HTTP: what only a server can refuse, and the one shape of an error body.
 
     {"error": {"message": …, "type": …, "param": … | null, "code": … | null}}
 
@@ -12,31 +12,18 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
-from sgl.errors import (
-    ContextTooLong,
-    EngineDead,
-    GrammarError,
-    InvalidRequest,
-    ProgramError,
-    QueueFull,
-    RequestAborted,
-    RequestTimeout,
-    SglError,
-    nearest_name,
-)
+from sgl.errors import InvalidRequest, SglError, nearest_name
 from sgl.runtime.server.encoding import json_response
 
-# class → status, type, code; the first that fits counts
-_TABLE: tuple[tuple[type[SglError], int, str, str | None], ...] = (
-    (ContextTooLong, 400, "invalid_request_error", "context_length_exceeded"),
-    (InvalidRequest, 400, "invalid_request_error", None),
-    (GrammarError, 400, "invalid_request_error", "invalid_grammar"),
-    (ProgramError, 400, "invalid_request_error", "program_error"),
-    (QueueFull, 429, "rate_limit_error", "queue_full"),
-    (RequestTimeout, 408, "timeout_error", "request_timeout"),
-    (RequestAborted, 499, "request_aborted", "request_aborted"),
-    (EngineDead, 503, "service_unavailable", "engine_unavailable"),
-)
+_TYPES_OF_STATUS = {
+    401: "authentication",
+    403: "permission_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    499: "request_aborted",
+    500: "server_error",
+    503: "service_unavailable",
+}
 _RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves on within one, a restart takes some
 
 _PARAM_CHARACTERS = 200
@@ -47,48 +34,43 @@ _TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # how pydantic name
 class NotThere(InvalidRequest):
     """What the path names does not exist, or no longer does."""
 
+    http_status, code = 404, "not_found"
+
 
 class NoSuchModel(NotThere):
     """The request names another model than the one that is served."""
+
+    code = "model_not_found"
 
 
 class BodyTooLong(InvalidRequest):
     """The request's body is longer than the server takes."""
 
+    http_status, code = 413, "body_too_long"
+
 
 class WrongKey(InvalidRequest):
     """The API key is missing or wrong."""
+
+    http_status = 401
 
 
 class Forbidden(InvalidRequest):
     """Who asks may not have this."""
 
-
-def status_of(error: Exception) -> tuple[int, str, str | None]:
-    """HTTP status, type and code of an error; 500 for what is not of our tree."""
-    if isinstance(error, NotThere):
-        return 404, "invalid_request_error", "model_not_found" if isinstance(error, NoSuchModel) else "not_found"
-    if isinstance(error, BodyTooLong):
-        return 413, "invalid_request_error", "body_too_long"
-    if isinstance(error, WrongKey):
-        return 401, "authentication", None
-    if isinstance(error, Forbidden):
-        return 403, "permission_error", "forbidden"
-    for cls, status, kind, code in _TABLE:
-        if isinstance(error, cls):
-            return status, kind, code
-    return 500, "server_error", None
+    http_status, code = 403, "forbidden"
 
 
 def error_body(error: Exception) -> dict[str, Any]:
     """What a client is told of an error. Errors that are not of our tree keep their details to the log."""
-    _, kind, code = status_of(error)
-    message = str(error) if isinstance(error, SglError) else "internal error: the server's log has it"
-    return described(message, kind, code, getattr(error, "param", None))
+    if not isinstance(error, SglError):
+        return described("internal error: the server's log has it", 500)
+    return described(str(error), error.http_status, error.code, getattr(error, "param", None))
 
 
-def described(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """An error body."""
+def described(message: str, status: int, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """The body of an error with that HTTP status."""
+    kind = _TYPES_OF_STATUS.get(status, "invalid_request_error" if status < 500 else "server_error")
     if len(message) > _MESSAGE_CHARACTERS:
         message = message[:_MESSAGE_CHARACTERS] + "…"
     if param is not None and len(param) > _PARAM_CHARACTERS:
@@ -99,15 +81,14 @@ def described(message: str, kind: str, code: str | None = None, param: str | Non
 def error_response(error: Exception) -> web.Response:
     """The answer to a request that failed before anything was sent."""
     if isinstance(error, web.HTTPException):
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
         headers, message = {}, error.reason
         if isinstance(error, web.HTTPExpectationFailed):
             message = "the one expectation that is met is Expect: 100-continue"
         if isinstance(error, web.HTTPMethodNotAllowed):
             headers["Allow"] = ", ".join(sorted(error.allowed_methods))
             message = f"this endpoint is not for {error.method}, but for {headers['Allow']}"
-        return json_response(described(message, kind), error.status, headers)
-    status, _, _ = status_of(error)
+        return json_response(described(message, error.status), error.status, headers)
+    status = error.http_status if isinstance(error, SglError) else 500
     headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

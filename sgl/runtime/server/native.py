@@ -162,7 +162,7 @@ class NativeApi(Api):
         if await self._service.engine.call("flush_cache"):
             return web.Response(text="Cache flushed.\n")
         message = "running requests hold some cached prefixes; the others were forgotten"
-        return json_response(described(message, "invalid_request_error", "busy"), 400)
+        return json_response(described(message, 400, "busy"), 400)
 
     @endpoint("POST /abort_request", body=AbortBody)
     async def abort(self, request: web.Request, body: AbortBody) -> web.Response:
