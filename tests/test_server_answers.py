@@ -11,7 +11,7 @@ import pytest
 
 from sgl.errors import ContextTooLong, ProgramError
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.answers import Ending, TokenIds, Turn
+from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.calls import AnswerSplitter
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
@@ -211,9 +211,9 @@ def test_what_is_held_back_keeps_its_logprobs_and_ids_until_it_goes() -> None:
         0,
         splitter,
         lambda meta: meta["entries"],
-        Ending(None),
-        TokenIds([7], with_output=True),
         with_reasoning=False,
+        prompt_ids=[7],
+        with_token_ids=True,
     )
     found = []
     for length in range(1, len(text) + 1):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from sgl.runtime.server.calls import AnswerSplitter, Piece
 from sgl.runtime.server.logprobs import CompletionLogprobs
@@ -11,54 +12,51 @@ from sgl.runtime.server.logprobs import CompletionLogprobs
 Result = dict[str, Any]
 
 
-class Choice(Protocol):
-    """One sample of one prompt, as the API writes it."""
-
-    def choice(self, result: Result) -> dict[str, Any]:
-        """Of a whole result."""
-
-    def deltas(self, event: Result) -> list[dict[str, Any]]:
-        """Of a stream's next event; nothing if all that it brings is held back."""
-
-
-class Answers:
-    """What a request asks of the engine, and the choices that its results become."""
+class Choice:
+    """One sample of one prompt, as the API writes it, whole or in pieces."""
 
     def __init__(
         self,
-        kind: str,
-        arguments: dict[str, Any],
-        num_samples: int,
-        make: Callable[[int], Choice],
+        index: int,
         *,
-        answer_id: str,
-        prompt_token_ids: list[int] | None = None,
+        stop_token_ids: Collection[int] | None = None,
+        prompt_ids: list[int] | None = None,
+        with_token_ids: bool = False,
     ) -> None:
-        """prompt_token_ids: of a chat, if they are wanted."""
-        self.kind = kind
-        self.arguments = arguments
-        self.num_samples = num_samples
-        self.id = answer_id
-        self.prompt_token_ids = prompt_token_ids
-        self._make = make
-        self._choices: dict[int, Choice] = {}
-
-    def of(self, index: int) -> Choice:
-        """The choice of that number, the same one each time."""
-        if index not in self._choices:
-            self._choices[index] = self._make(index)
-        return self._choices[index]
-
-
-class Ending:
-    """How a choice says why it ended: `matched_stop` is SGLang's, the stop string, the source of the stop regex or the
-    token that did it; `stop_reason` is vLLM's, which is null where the model ended by itself."""
-
-    def __init__(self, stop_token_ids: Collection[int] | None) -> None:
+        """prompt_ids: to be told with the first event. with_token_ids: those of the output are told as they come."""
+        self._index = index
         self._stop_token_ids = stop_token_ids or ()
+        self._prompt_ids = prompt_ids
+        self._with_token_ids = with_token_ids
+        self._num_characters = self._num_ids = 0  # that were told
 
-    def of(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """The fields, all of them null until the last event."""
+    def choice(self, result: Result) -> dict[str, Any]:
+        """Of a whole result."""
+        raise NotImplementedError
+
+    def deltas(self, event: Result) -> list[dict[str, Any]]:
+        """Of a stream's next event; nothing if all that it brings is held back."""
+        raise NotImplementedError
+
+    def _text(self, event: Result) -> str:
+        """What is new of it."""
+        text: str = event["text"][self._num_characters :]
+        self._num_characters = len(event["text"])
+        return text
+
+    def _ids(self, event: Result) -> dict[str, Any]:
+        """Of prompt and output, those that are wanted and new."""
+        fields: dict[str, Any] = {}
+        if self._prompt_ids is not None:
+            fields["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None
+        if self._with_token_ids:
+            fields["token_ids"] = event["output_ids"][self._num_ids :]
+            self._num_ids = len(event["output_ids"])
+        return fields
+
+    def _ending(self, meta: dict[str, Any]) -> dict[str, Any]:
+        """Why it ended, null until the last event: `matched_stop` is SGLang's, the stop string, the source of the stop
+        regex or the token that did it; `stop_reason` is vLLM's, which is null where the model ended by itself."""
         reason = meta["finish_reason"]
         if reason is None:
             return {"finish_reason": None, "matched_stop": None, "stop_reason": None}
@@ -71,63 +69,45 @@ class Ending:
         }
 
 
-class TokenIds:
-    """The token ids of a choice, if they are wanted: the prompt's with the first event, the output's as they come."""
+@dataclass(frozen=True)
+class Answers:
+    """What a request asks of the engine, and the choices that its results become."""
 
-    def __init__(self, prompt_ids: list[int] | None, *, with_output: bool) -> None:
-        self._prompt_ids = prompt_ids
-        self.with_output = with_output
-        self._sent = 0
-
-    def of(self, event: Result) -> dict[str, Any]:
-        """The fields that the event brings."""
-        fields: dict[str, Any] = {}
-        if self._prompt_ids is not None:
-            fields["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None
-        if self.with_output:
-            fields["token_ids"] = event["output_ids"][self._sent :]
-            self._sent = len(event["output_ids"])
-        return fields
+    kind: str
+    arguments: dict[str, Any]
+    num_samples: int
+    choice: Callable[[int], Choice]
+    """The choice of a number, the same one each time."""
+    id: str
+    prompt_token_ids: list[int] | None = None
+    """Of a chat, if they are wanted."""
 
 
 class Completion(Choice):
     """One choice of a completion; whole or in pieces it looks alike."""
 
-    def __init__(
-        self,
-        index: int,
-        echo: str,
-        logprobs: CompletionLogprobs,
-        num_top: int | None,
-        ending: Ending,
-        token_ids: TokenIds,
-        *,
-        has_output: bool,
-    ) -> None:
-        self._index = index
-        self._text = echo
+    def __init__(self, index: int, echo: str, logprobs: CompletionLogprobs | None, **wanted: Any) -> None:
+        """logprobs: None where they are not wanted."""
+        super().__init__(index, **wanted)
+        self._echo = echo
         self._logprobs = logprobs
-        self._num_top = num_top
-        self._ending = ending
-        self._token_ids = token_ids
-        self._has_output = has_output
-        self._sent = 0
 
     def deltas(self, event: Result) -> list[dict[str, Any]]:
         choice = self.choice(event)
         says_more = choice["finish_reason"] is not None or choice["logprobs"] is not None or "token_ids" in choice
         return [choice] if choice["text"] or says_more else []
 
-    def choice(self, event: Result) -> dict[str, Any]:
-        """What the event brings."""
-        meta = event["meta_info"]
-        text, self._text = self._text + event["text"][self._sent :], ""
-        self._sent = len(event["text"])
-        logprobs = None
-        if self._num_top is not None:
-            logprobs = self._logprobs.of(meta, num_top=self._num_top, has_output=self._has_output)
-        ids = self._token_ids.of(event)
-        return {"index": self._index, "text": text, "logprobs": logprobs, **self._ending.of(meta), **ids}
+    def choice(self, result: Result) -> dict[str, Any]:
+        meta = result["meta_info"]
+        text, self._echo = self._echo + self._text(result), ""
+        logprobs = None if self._logprobs is None else self._logprobs.of(meta)
+        return {
+            "index": self._index,
+            "text": text,
+            "logprobs": logprobs,
+            **self._ending(meta),
+            **self._ids(result),
+        }
 
 
 class Turn(Choice):
@@ -138,19 +118,15 @@ class Turn(Choice):
         index: int,
         splitter: AnswerSplitter,
         logprobs: Callable[[dict[str, Any]], list[Any]] | None,
-        ending: Ending,
-        token_ids: TokenIds,
         *,
         with_reasoning: bool,
+        **wanted: Any,
     ) -> None:
         """logprobs: of the tokens that a result or an event brought; None where they are not wanted."""
-        self._index = index
+        super().__init__(index, **wanted)
         self._splitter = splitter
         self._logprobs = logprobs
-        self._ending = ending
-        self._token_ids = token_ids
         self._with_reasoning = with_reasoning
-        self._sent = 0
         self._has_begun = False
         self._has_calls = False
         self._held: dict[str, list[Any]] = {}  # logprobs and token ids of text that is held back
@@ -163,64 +139,50 @@ class Turn(Choice):
             message |= {"content": piece.content or None, "tool_calls": calls}
         if piece.reasoning:
             message["reasoning_content"] = piece.reasoning
-        logprobs = self._logprobs_of(self._logprobs(result["meta_info"])) if self._logprobs is not None else None
-        ids = self._token_ids.of(result)
-        return {
-            "index": self._index,
-            "message": message,
-            "logprobs": logprobs,
-            **self._ended(result["meta_info"]),
-            **ids,
-        }
+        self._hold(result)
+        return {"index": self._index, "message": message, **self._ending(result["meta_info"]), **self._let_go()}
 
     def deltas(self, event: Result) -> list[dict[str, Any]]:
         """What is new of the answer, then, in a delta of its own that is empty, why it ended."""
         piece = self._piece(event)
-        delta: dict[str, Any] = {}
-        if not self._has_begun:
-            self._has_begun = True
-            delta = {"role": "assistant", "content": ""}
+        delta: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
+        self._has_begun = True
         if piece.reasoning:
             delta["reasoning_content"] = piece.reasoning
         if piece.content:
             delta["content"] = piece.content
         if piece.calls:
             delta["tool_calls"] = piece.calls
-        if self._logprobs is not None:
-            self._held.setdefault("logprobs", []).extend(self._logprobs(event["meta_info"]))
-        for name, values in self._token_ids.of(event).items():
-            self._held.setdefault(name, []).extend(values)
-        ended = self._ended(event["meta_info"])
-        chunks = []
-        if delta:
-            chunks.append(self._chunk(delta, dict.fromkeys(ended)))
+        self._hold(event)
+        ended = self._ending(event["meta_info"])
+        deltas = [(delta, dict.fromkeys(ended))] if delta else []
         if ended["finish_reason"] is not None:
-            chunks.append(self._chunk({}, ended))
-        return chunks
+            deltas.append(({}, ended))
+        return [{"index": self._index, "delta": delta, **ended, **self._let_go()} for delta, ended in deltas]
 
-    def _chunk(self, delta: dict[str, Any], ended: dict[str, Any]) -> dict[str, Any]:
-        """A chunk that carries what was held, too."""
+    def _hold(self, event: Result) -> None:
+        """Keep what an event brings beside its text."""
+        held = self._ids(event)
+        if self._logprobs is not None:
+            held["logprobs"] = self._logprobs(event["meta_info"])
+        for name, values in held.items():
+            self._held.setdefault(name, []).extend(values)
+
+    def _let_go(self) -> dict[str, Any]:
+        """What was held."""
         held, self._held = self._held, {}
-        logprobs = None if self._logprobs is None else self._logprobs_of(held.pop("logprobs", []))
-        if "token_ids" not in held and self._token_ids.with_output:
-            held["token_ids"] = []
-        return {"index": self._index, "delta": delta, "logprobs": logprobs, **ended, **held}
-
-    def _logprobs_of(self, content: list[Any]) -> dict[str, Any]:
-        return {"content": content, "refusal": None}
+        logprobs = None if self._logprobs is None else {"content": held.pop("logprobs", []), "refusal": None}
+        return {"logprobs": logprobs, **({"token_ids": []} if self._with_token_ids else {}), **held}
 
     def _piece(self, event: Result) -> Piece:
-        text = event["text"][self._sent :]
-        self._sent = len(event["text"])
-        is_last = event["meta_info"]["finish_reason"] is not None
-        piece = self._splitter.feed(text, final=is_last)
+        piece = self._splitter.feed(self._text(event), final=event["meta_info"]["finish_reason"] is not None)
         self._has_calls = self._has_calls or bool(piece.calls)
         if not self._with_reasoning:
             piece.reasoning = ""
         return piece
 
-    def _ended(self, meta: dict[str, Any]) -> dict[str, Any]:
-        fields = self._ending.of(meta)
+    def _ending(self, meta: dict[str, Any]) -> dict[str, Any]:
+        fields = super()._ending(meta)
         if self._has_calls and fields["finish_reason"] == "stop":
             fields["finish_reason"] = "tool_calls"
         return fields

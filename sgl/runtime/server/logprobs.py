@@ -37,24 +37,33 @@ class CompletionLogprobs:
     tokens is the text of the last of them."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, echo: bool, as_ids: bool = False
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        num_top: int,
+        echo: bool,
+        has_output: bool = True,
+        as_ids: bool = False,
     ) -> None:
-        """as_ids: tokens are written token_id:N."""
+        """num_top: others told with each token. as_ids: tokens are written token_id:N."""
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer([] if echo else prompt_ids)
+        self._num_top = num_top
         self._echo = echo
+        self._has_output = has_output
         self._as_ids = as_ids
         self._offset = 0
 
-    def of(self, meta: dict[str, Any], *, num_top: int, has_output: bool = True) -> dict[str, Any]:
+    def of(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Of what a result or an event brought: with echo, the first time, the prompt's tokens too."""
         fields: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if self._echo:
             self._echo = False
             self._add(fields, meta["input_token_logprobs"], meta.get("input_top_logprobs"))
-        if has_output:
+        if self._has_output:
             self._add(fields, meta["output_token_logprobs"], meta.get("output_top_logprobs"))
-        if not num_top:
+        if not self._num_top:
             fields["top_logprobs"] = None
         return fields
 

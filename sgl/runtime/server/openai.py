@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from aiohttp import web
@@ -17,7 +17,7 @@ from sgl.runtime.requests.aside import aside
 from sgl.runtime.requests.intake import MAX_LOGPROBS, MAX_TOP_LOGPROBS
 from sgl.runtime.requests.native import failure_of
 from sgl.runtime.server import encoding, sse
-from sgl.runtime.server.answers import Answers, Choice, Completion, Ending, Result, TokenIds, Turn, usage
+from sgl.runtime.server.answers import Answers, Choice, Completion, Result, Turn, usage
 from sgl.runtime.server.calls import AnswerSplitter, call_constraint
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.encoding import json_response
@@ -67,7 +67,7 @@ class OpenAIApi(Api):
             raise error
 
         def whole() -> dict[str, Any]:
-            choices = [answers.of(i).choice(result) for i, result in enumerate(results)]
+            choices = [answers.choice(i).choice(result) for i, result in enumerate(results)]
             more = {} if answers.prompt_token_ids is None else {"prompt_token_ids": answers.prompt_token_ids}
             return {**self._head(answers), "choices": choices, "usage": usage(results, answers.num_samples), **more}
 
@@ -90,7 +90,7 @@ class OpenAIApi(Api):
                 if usage_in_each:
                     more = {"usage": usage([event], 1)}
                 for chunk in await aside(
-                    partial(_written, answers.of(index), event, {**head, **more}, first),
+                    partial(_written, answers.choice(index), event, {**head, **more}, first),
                     encoding.size_of_result(event),
                 ):
                     first = {}
@@ -154,27 +154,31 @@ class OpenAIApi(Api):
         if body.logprobs is not None:
             arguments |= {"return_logprob": True, "top_logprobs_num": body.logprobs}
             arguments |= {"logprob_start_len": 0} if body.echo else {}
-        num_samples = body.n or 1
+        num_samples, wants_ids = body.n or 1, bool(body.return_token_ids)
 
+        @cache
         def choice(index: int) -> Choice:
             prompt, prompt_ids = prompts[index // num_samples], ids[index // num_samples]
-            echo = (prompt if isinstance(prompt, str) else tokenizer.decode(prompt_ids)) if body.echo else ""
-            logprobs = CompletionLogprobs(
-                tokenizer, prompt_ids, echo=bool(body.echo), as_ids=bool(body.return_tokens_as_token_ids)
-            )
-            wants_ids = bool(body.return_token_ids)
-            token_ids = TokenIds(prompt_ids if wants_ids else None, with_output=wants_ids)
+            logprobs = None
+            if body.logprobs is not None:
+                logprobs = CompletionLogprobs(
+                    tokenizer,
+                    prompt_ids,
+                    num_top=body.logprobs,
+                    echo=bool(body.echo),
+                    has_output=max_tokens > 0,
+                    as_ids=bool(body.return_tokens_as_token_ids),
+                )
             return Completion(
                 index,
-                echo,
+                (prompt if isinstance(prompt, str) else tokenizer.decode(prompt_ids)) if body.echo else "",
                 logprobs,
-                body.logprobs,
-                Ending(body.stop_token_ids),
-                token_ids,
-                has_output=max_tokens > 0,
+                stop_token_ids=body.stop_token_ids,
+                prompt_ids=prompt_ids if wants_ids else None,
+                with_token_ids=wants_ids,
             )
 
-        return Answers("text_completion", arguments, num_samples, choice, answer_id=_answer_id("cmpl", body))
+        return Answers("text_completion", arguments, num_samples, choice, _answer_id("cmpl", body))
 
     def _arguments(self, body: SamplingBody, ids: list[Any], params: dict[str, Any]) -> dict[str, Any]:
         """The engine's. One prompt is no list, so that what goes wrong is raised and not reported in its place."""
@@ -214,26 +218,21 @@ class OpenAIApi(Api):
         logprobs = None
         if num_top is not None:
             logprobs = partial(chat_logprobs, tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        wants_prompt = bool(body.return_token_ids or body.return_prompt_token_ids)
+        told = ids if body.return_token_ids or body.return_prompt_token_ids else None
 
+        @cache
         def choice(index: int) -> Choice:
             return Turn(
                 index,
                 AnswerSplitter(parser, has_tools=has_tools, sure=sure),
                 logprobs,
-                Ending(body.stop_token_ids),
-                TokenIds(ids if wants_prompt else None, with_output=bool(body.return_token_ids)),
                 with_reasoning=body.include_reasoning is not False,
+                stop_token_ids=body.stop_token_ids,
+                prompt_ids=told,
+                with_token_ids=bool(body.return_token_ids),
             )
 
-        return Answers(
-            "chat.completion",
-            arguments,
-            body.n or 1,
-            choice,
-            answer_id=_answer_id("chatcmpl", body),
-            prompt_token_ids=ids if wants_prompt else None,
-        )
+        return Answers("chat.completion", arguments, body.n or 1, choice, _answer_id("chatcmpl", body), told)
 
 
 def _written(choice: Choice, event: Result, head: dict[str, Any], first: dict[str, Any]) -> list[bytes]:
