@@ -1,64 +1,31 @@
 """The language in one module: what a program needs, and nothing that only some programs need."""
 
-from __future__ import annotations
-
-from sgl.lang.config import flush_cache, get_server_info, global_config, set_default_backend
-from sgl.lang.ir.choices import (
-    greedy_token_selection,
-    token_length_normalized,
-    unconditional_likelihood_normalized,
-)
-from sgl.lang.record.agent import agent
-from sgl.lang.record.expr import (
-    assistant,
-    assistant_begin,
-    assistant_end,
-    gen,
-    gen_int,
-    gen_string,
-    image,
-    select,
-    separate_reasoning,
-    system,
-    system_begin,
-    system_end,
-    user,
-    user_begin,
-    user_end,
-    video,
-)
-from sgl.lang.record.function import SglFunction, function
-from sgl.lang.record.state import AsyncProgramState, ProgramState
-from sgl.lang.typed.tools import describe_tools
-
-__all__ = [
-    "AsyncProgramState",
-    "ProgramState",
-    "SglFunction",
-    "agent",
-    "assistant",
-    "assistant_begin",
-    "assistant_end",
-    "describe_tools",
-    "flush_cache",
-    "function",
-    "gen",
-    "gen_int",
-    "gen_string",
-    "get_server_info",
-    "global_config",
-    "greedy_token_selection",
-    "image",
-    "select",
-    "separate_reasoning",
-    "set_default_backend",
-    "system",
-    "system_begin",
-    "system_end",
-    "token_length_normalized",
-    "unconditional_likelihood_normalized",
-    "user",
-    "user_begin",
-    "user_end",
-    "video",
-]
+from sgl.lang.config import flush_cache as flush_cache
+from sgl.lang.config import get_server_info as get_server_info
+from sgl.lang.config import global_config as global_config
+from sgl.lang.config import set_default_backend as set_default_backend
+from sgl.lang.ir.choices import greedy_token_selection as greedy_token_selection
+from sgl.lang.ir.choices import token_length_normalized as token_length_normalized
+from sgl.lang.ir.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+from sgl.lang.record.agent import agent as agent
+from sgl.lang.record.expr import assistant as assistant
+from sgl.lang.record.expr import assistant_begin as assistant_begin
+from sgl.lang.record.expr import assistant_end as assistant_end
+from sgl.lang.record.expr import gen as gen
+from sgl.lang.record.expr import gen_int as gen_int
+from sgl.lang.record.expr import gen_string as gen_string
+from sgl.lang.record.expr import image as image
+from sgl.lang.record.expr import select as select
+from sgl.lang.record.expr import separate_reasoning as separate_reasoning
+from sgl.lang.record.expr import system as system
+from sgl.lang.record.expr import system_begin as system_begin
+from sgl.lang.record.expr import system_end as system_end
+from sgl.lang.record.expr import user as user
+from sgl.lang.record.expr import user_begin as user_begin
+from sgl.lang.record.expr import user_end as user_end
+from sgl.lang.record.expr import video as video
+from sgl.lang.record.function import SglFunction as SglFunction
+from sgl.lang.record.function import function as function
+from sgl.lang.record.state import AsyncProgramState as AsyncProgramState
+from sgl.lang.record.state import ProgramState as ProgramState
+from sgl.lang.typed.tools import describe_tools as describe_tools
