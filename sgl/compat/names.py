@@ -16,7 +16,7 @@ from typing import Any, Final
 MODULES: Final = {
     "sgl.lang.backend": "sgl.compat",
     "sgl.lang.backend.base_backend": "sgl.lang.backends.legacy",
-    "sgl.lang.backend.runtime_endpoint": "sgl.compat.runtime_endpoint",
+    "sgl.lang.backend.runtime_endpoint": "sgl.lang.backends.launch",
     "sgl.lang.chat_template": "sgl.lang.ir.chat",
     "sgl.lang.choices": "sgl.lang.ir.choices",
     "sgl.lang.interpreter": "sgl.lang.record.state",

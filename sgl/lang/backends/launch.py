@@ -17,7 +17,7 @@ import requests
 
 from sgl.errors import BackendError
 from sgl.lang.backends.http import unreachable, with_scheme
-from sgl.lang.backends.server import RuntimeEndpoint
+from sgl.lang.backends.server import RuntimeEndpoint as RuntimeEndpoint
 
 
 class Runtime:
