@@ -1,8 +1,8 @@
 """The intermediate representation: what a program records, a backend executes and a file can hold as JSON.
 
 It knows the nodes, the segments that carry them, the events that answer, and the rules that every executor shares
-(node paths, seeds, sampling parameters). It knows neither Python programs nor tokens. `lang` records it; executors
-in `sgl.lang.backends.steps` and in the runtime interpret it; `sgl.lang.ir.check` validates what comes over a wire.
+(node paths, seeds, sampling parameters), but neither Python programs nor tokens. `sgl.lang.record` records it,
+`sgl.lang.backends.steps` and the runtime execute it, and `sgl.lang.ir.check` validates it.
 
 A run is a tree of *streams*, append-only texts. Stream 0 is the root; a `Fork` node creates others. A node's
 address is (stream, index in the stream); a `Ref` or `Join` only ever points at nodes recorded before it.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -46,10 +46,10 @@ class Node:
     op: ClassVar[str]
 
     def __add__(self, other: Node | str) -> Exprs:
-        return Exprs((*_items(self), *_items(other)))
+        return Exprs((*nodes_of(self), *nodes_of(other)))
 
     def __radd__(self, other: str) -> Exprs:
-        return Exprs((*_items(other), *_items(self)))
+        return Exprs((*nodes_of(other), *nodes_of(self)))
 
     def __format__(self, spec: str) -> str:
         raise TypeError("an expression has no text yet: append it with `+`, not inside an f-string")
@@ -219,13 +219,8 @@ class ToolResults(Node):
     index: int
 
 
-NODES: dict[str, type[Node]] = {
-    cls.op: cls
-    for cls in (
-        *(Text, Arg, RoleBegin, RoleEnd, Media, Gen, Select, Ref),
-        *(ScopeBegin, ScopeEnd, Fork, Join, SetVar, ToolResults),
-    )
-}
+_ALL = Text, Arg, RoleBegin, RoleEnd, Media, Gen, Select, Ref, ScopeBegin, ScopeEnd, Fork, Join, SetVar, ToolResults
+NODES: dict[str, type[Node]] = {cls.op: cls for cls in _ALL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +235,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a run is opened. `lease_s`: how long its pages stay locked between segments, at most `MAX_LEASE_S`;
-    `deadline_s`: how long it may take from its opening; `args` fill the holes;
+    """How a run is opened. `args` fill its holes; `lease_s`: how long its pages stay locked between segments;
     `chat_template`: a registered name or Jinja source, in one process also a template or a function that renders."""
 
     name: str
@@ -250,15 +244,14 @@ class Program:
     args: Mapping[str, str] = field(default_factory=dict)
     stream: bool = False
     lease_s: float = 30.0
-    deadline_s: float | None = None
+    deadline_s: float | None = None  # from its opening
     chat_template: Any = None
     speculate_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What was recorded since the last one: (stream, node) in record order, answers to `Need` events as
-    (stream, index, turns), and whether the program has ended."""
+    """What was recorded since the last one: (stream, node) in order, and (stream, index, turns) for each `Need`."""
 
     nodes: tuple[tuple[int, Node], ...] = ()
     answers: tuple[tuple[int, int, tuple[Turn, ...]], ...] = ()
@@ -312,20 +305,18 @@ class Done:
 
 
 Event: TypeAlias = Delta | NodeDone | Need | NodeFailed | Done
-EVENTS: dict[str, type[Any]] = {
+EVENTS: dict[str, type[Any]] = {  # by their names on a wire
     "delta": Delta,
     "node_done": NodeDone,
     "need": Need,
     "node_failed": NodeFailed,
     "done": Done,
 }
-"""Their names on a wire."""
 Sink: TypeAlias = Callable[[Event], None]
 
 
 def node_path(fork_path: str, index: int) -> str:
-    """The address of a node that does not depend on batch or timing: `7.0/3` is node 3 of branch 0 of the fork
-    at root node 7."""
+    """A node's address, whatever the batch or timing: `7.0/3` is node 3 of branch 0 of the fork at root node 7."""
     return f"{fork_path}{index}"
 
 
@@ -352,13 +343,12 @@ def turn_problem(op: str, role: str, open_role: str | None) -> str | None:
 def resolve(
     program: Program, gen: Gen, path: str, template_stops: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[int]]:
-    """All sampling parameters of a gen (never shared, so free to change) and the seeds of its n samples.
-
-    A seed in the gen itself is used as it is for the first sample; dtype adds its own stops and template stops
-    (those of the open role) come last, as strings in `stop`."""
+    """All sampling parameters of a gen (never shared, so free to change) and the seeds of its n samples: the gen's own
+    seed, if it has one, is the first. In `stop`, those of its dtype and then those of the open role's template follow
+    the gen's."""
     params = {**DEFAULTS, **program.defaults, **gen.params}
-    stops = dict.fromkeys((*params["stop"], *DTYPE_STOPS.get(gen.dtype or "", ()), *template_stops))
-    params["stop"] = list(stops)
+    stops = (*params["stop"], *DTYPE_STOPS.get(gen.dtype or "", ()), *template_stops)
+    params["stop"] = list(dict.fromkeys(stops))
     params["stop_token_ids"] = list(params["stop_token_ids"])
     params["stop_regex"] = list(params["stop_regex"])
     own = params["seed"]
@@ -375,10 +365,8 @@ def constraint_of(gen: Gen) -> tuple[str, Any] | None:
 
 
 def apply_functions(text: str, functions: Iterable[tuple[Any, ...]]) -> str:
-    """The text functions of a `Ref`: strip, lower, upper, split(separator, take), slice(start, stop), replace.
-
-    Raises `InvalidRequest` before a replacement would make more than `MAX_REF_CHARACTERS`: a few characters could
-    ask for any amount of memory."""
+    """The text functions of a `Ref`: strip, lower, upper, split(separator, take), slice(start, stop), replace. Raises
+    `InvalidRequest` before it makes more than `MAX_REF_CHARACTERS`: a few characters could ask for any amount."""
     for name, *args in functions:
         match name:
             case "strip" | "lower" | "upper":
@@ -415,27 +403,18 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Program):
         data["v"] = VERSION
         if not isinstance(value.chat_template, str | None):
-            message = "only a chat template's name or Jinja source can be sent, not an object"
-            raise InvalidRequest(message, param="chat_template")
+            raise InvalidRequest("only a chat template's name or Jinja source can be sent", param="chat_template")
     for item in fields(value):
         content = getattr(value, item.name)
-        if item.metadata.get("local") or (item.default is not MISSING and content == item.default):
-            continue
-        if item.default_factory is not MISSING and not content:
-            continue
-        data[item.name] = _plain(content)
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        if not item.metadata.get("local") and content != default:
+            data[item.name] = _plain(content)
     return data
 
 
 def node_from_json(data: Mapping[str, Any]) -> Node:
     """The inverse of `to_json` for a node that has been validated."""
-    content = {key: _frozen(value) for key, value in data.items() if key not in ("op", "st")}
-    for key in ("params", "constraint"):
-        if key in content:
-            content[key] = data[key]
-    if "tools" in content:
-        content["tools"] = tuple(data["tools"])
-    return NODES[data["op"]](**content)
+    return NODES[data["op"]](**{key: _frozen(value) for key, value in data.items() if key not in ("op", "st")})
 
 
 def segment_from_json(data: Mapping[str, Any]) -> Segment:
@@ -447,16 +426,8 @@ def segment_from_json(data: Mapping[str, Any]) -> Segment:
     )
 
 
-def flatten(items: Iterable[Node]) -> Iterator[Node]:
-    """The nodes in order, expression lists replaced by what is in them."""
-    for item in items:
-        if isinstance(item, Exprs):
-            yield from flatten(item.items)
-        else:
-            yield item
-
-
-def _items(value: object) -> tuple[Node, ...]:
+def nodes_of(value: object) -> tuple[Node, ...]:
+    """The nodes of text or an expression, in order. Raises TypeError for anything else."""
     if isinstance(value, Exprs):
         return value.items
     if isinstance(value, Node):

@@ -202,7 +202,7 @@ def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None
     """Split what the gens in `expr` write: variable and text keep the answer, `<name>_reasoning_content` has the
     reasoning. `model_type` is one of `sgl.lang.ir.reasoning.FORMATS`."""
     reasoning_format(model_type)
-    nodes = list(ir.flatten([expr])) if isinstance(expr, ir.Node) else []
+    nodes = ir.nodes_of(expr) if isinstance(expr, ir.Node) else ()
     if not any(isinstance(node, ir.Gen | ir.Select) and node.name for node in nodes):
         raise InvalidRequest("separate_reasoning needs an expression with a named gen", param="expr")
     return ir.Exprs(

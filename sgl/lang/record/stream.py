@@ -76,8 +76,8 @@ class Stream(Watched):
         if isinstance(item, str):
             self._record(ir.Text(item), item)
         elif isinstance(item, ir.Exprs):
-            for node in ir.flatten(item.items):
-                self._append_node(node)
+            for node in item.items:
+                self._append(node)
         elif isinstance(item, ir.Node):
             self._append_node(item)
         elif isinstance(item, list):
