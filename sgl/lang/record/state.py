@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from sgl.errors import ProgramError
@@ -25,6 +24,7 @@ from sgl.lang.record.stream import Stream
 from sgl.lang.typed import tools
 
 S = TypeVar("S", bound="Recording")
+T = TypeVar("T")
 JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
 
 
@@ -119,7 +119,7 @@ class Recording:
     def when_done(self, call: Callable[[], object]) -> None:
         """Call `call` once when the program is done or has failed: at once, or on the thread that finishes it. Until
         then the state is not garbage."""
-        self._run.when_done(partial(_call_for, self, call))
+        self._run.when_done(lambda _state=self: call())  # type: ignore[misc]  # mypy knows no default of a lambda
 
     def failed(self) -> BaseException | None:
         """What the program has failed with so far, as `error()` returns it; never waits."""
@@ -139,10 +139,7 @@ class Recording:
         return f"ProgramState({text}{f'; model: {model}' if model else ''})"
 
     def _role(self, role: str, expr: ir.Node | str | None) -> Any:
-        if expr is not None:
-            self._stream.append(role_turn(role, expr))
-            return None
-        return self._turn(role)
+        return self._turn(role) if expr is None else self._stream.append(role_turn(role, expr))
 
     @contextmanager
     def _turn(self, role: str) -> Iterator[None]:
@@ -204,17 +201,11 @@ class Recording:
             failed.place = place
             raise failed from error
 
-    def _ended(self) -> Generator[Wait, None, None]:
+    def _whole(self, steps: Generator[Wait, None, T]) -> Generator[Wait, None, T]:
+        """The steps, once a body that runs elsewhere has ended."""
         if self._is_observer and not self._run.is_over:
             yield self._run, lambda: self._run.is_over or self._run.failure is not None
-
-    def _text(self) -> Generator[Wait, None, str]:
-        yield from self._ended()
-        return (yield from self._stream.text())
-
-    def _messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
-        yield from self._ended()
-        return (yield from self._stream.messages())
+        return (yield from steps)
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
@@ -228,8 +219,7 @@ class Recording:
                 await watched.wait_async(is_ready)
 
     def _error(self) -> Generator[Wait, None, BaseException | None]:
-        yield from self._ended()
-        failure: Failure | None = yield from self._stream.settle()
+        failure = yield from self._whole(self._stream.settle())
         run = self._run
         if failure is None and run.is_over and self._stream is run.root:  # what it recorded are its branches, too
             if not run.is_done:
@@ -240,10 +230,6 @@ class Recording:
     def _sync(self) -> Generator[Wait, None, None]:
         if error := (yield from self._error()):
             raise error
-
-
-def _call_for(_state: Recording, call: Callable[[], object]) -> None:
-    call()
 
 
 class ProgramState(Recording):
@@ -262,11 +248,11 @@ class ProgramState(Recording):
 
     def text(self) -> str:
         """Every character so far, templates included; of a streaming run, all of them."""
-        return drive(self._text(), self.cancel)
+        return drive(self._whole(self._stream.text()), self.cancel)
 
     def messages(self) -> list[dict[str, Any]]:
         """The closed turns."""
-        return drive(self._messages(), self.cancel)
+        return drive(self._whole(self._stream.messages()), self.cancel)
 
     def get_meta_info(self, name: str) -> Any:
         """What the backend says about a variable's gen; None for what is no gen."""
@@ -319,11 +305,11 @@ class AsyncProgramState(Recording):
 
     def text(self) -> Awaitable[str]:
         """Every character so far, templates included."""
-        return drive_async(self._text())
+        return drive_async(self._whole(self._stream.text()))
 
     def messages(self) -> Awaitable[list[dict[str, Any]]]:
         """The closed turns."""
-        return drive_async(self._messages())
+        return drive_async(self._whole(self._stream.messages()))
 
     def get_meta_info(self, name: str) -> Awaitable[Any]:
         """What the backend says about a variable's gen; None for what is no gen."""
