@@ -13,6 +13,8 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
+    Callable,
     Generator,
     Iterable,
     Iterator,
@@ -28,7 +30,6 @@ from sgl.lang.record.open_runs import together
 from sgl.lang.record.pool import BodyPool
 from sgl.lang.record.run import context_of_row
 from sgl.lang.record.state import ProgramState
-from sgl.lang.record.trace import Program
 from sgl.machine_limits import num_processors
 
 CHUNK = 200  # rows that generator_style runs at the same time
@@ -54,7 +55,7 @@ class SyncBatch:
 
     def __init__(
         self,
-        program: Program,
+        run: Callable[..., ProgramState],
         options: dict[str, Any],
         num_threads: int | Literal["auto"],
         progress_bar: bool,
@@ -63,7 +64,7 @@ class SyncBatch:
         if num_threads != "auto" and (not isinstance(num_threads, int) or num_threads < 1):
             message = f"num_threads must be 'auto' or a number of at least 1, not {num_threads!r}"
             raise InvalidRequest(message, param="num_threads")
-        self._program = program
+        self._run_one = run
         self._options = options
         self._max_threads = max(96, 16 * num_processors()) if num_threads == "auto" else num_threads
         self._has_bar = progress_bar
@@ -86,10 +87,8 @@ class SyncBatch:
                 if failed is not None:
                     raise noted(outcomes, failed, "run_batch", start)
 
-    @contextlib.contextmanager
-    def _progress(self, num_rows: int) -> Iterator[_Progress | None]:
-        with contextlib.closing(_progress(num_rows)) if self._has_bar else contextlib.nullcontext() as bar:
-            yield None if bar is None else _Progress(bar)
+    def _progress(self, num_rows: int) -> contextlib.AbstractContextManager[_Progress | None]:
+        return contextlib.closing(_Progress(num_rows)) if self._has_bar else contextlib.nullcontext()
 
     def _run(self, rows: list[dict[str, Any]], progress: _Progress | None) -> list[ProgramState | BaseException]:
         """A state for each row, or what it failed with; all are done. What interrupts this thread ends all rows."""
@@ -110,7 +109,7 @@ class SyncBatch:
         if batch.interrupt is not None:
             return
         try:
-            state = self._program.run(**row, **self._options)
+            state = self._run_one(**row, **self._options)
         except KeyboardInterrupt as error:  # no row's business
             batch.interrupt = error
             batch.wake()
@@ -138,9 +137,10 @@ def noted(outcomes: list[Any], index: int, method: str, start: int = 0) -> BaseE
 class _Progress:
     """A bar that counts rows, and those that failed."""
 
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
+    def __init__(self, num_rows: int) -> None:
+        self._bar = _progress(num_rows)
         self._num_failed = 0
+        self.close = self._bar.close
 
     def count(self, *, failed: bool) -> None:
         """One row more is done."""
@@ -180,7 +180,8 @@ class AsyncBatch:
 
     def __init__(
         self,
-        program: Program,
+        arun: Callable[..., Awaitable[ProgramState]],
+        parameters: Sequence[inspect.Parameter],
         rows: Iterable[Any] | AsyncIterable[Any],
         options: dict[str, Any],
         max_concurrency: int | None,
@@ -188,7 +189,8 @@ class AsyncBatch:
     ) -> None:
         if max_concurrency is not None and max_concurrency < 1:
             raise InvalidRequest("max_concurrency must be at least 1", param="max_concurrency")
-        self._program = program
+        self._run_one = arun
+        self._parameters = parameters
         self._rows = rows
         self._options = options
         self._max_concurrency = max_concurrency or DEFAULT_CONCURRENCY
@@ -238,7 +240,7 @@ class AsyncBatch:
         try:
             async for row in _aiter(self._rows):
                 await slots.acquire()
-                task = asyncio.create_task(self._run_row(row_of(row, self._program.free)))
+                task = asyncio.create_task(self._run_row(row_of(row, self._parameters)))
                 task.add_done_callback(lambda _: slots.release())
                 outcomes.put_nowait(task)
         finally:
@@ -246,7 +248,7 @@ class AsyncBatch:
 
     async def _run_row(self, row: dict[str, Any]) -> Any:
         try:
-            return await self._program.arun(**row, **self._options)
+            return await self._run_one(**row, **self._options)
         except Exception as error:
             return error
 

@@ -17,13 +17,12 @@ from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.lang.backends.base import Backend
 from sgl.lang.config import backend_of, global_config
 from sgl.lang.ir.sampling import PARAMS, RENAMED, sampling_params
 from sgl.lang.record import batch
 from sgl.lang.record.open_runs import Hold, together
 from sgl.lang.record.pool import BodyPool, on_own_thread
-from sgl.lang.record.run import Run, child_seed, current_run
+from sgl.lang.record.run import Run, child_seed, current_run, program_of
 from sgl.lang.record.state import AsyncProgramState, ProgramState
 from sgl.lang.record.trace import CompiledProgram, Explanation, NestedCallError, Trace, TracedRun, explain
 
@@ -93,9 +92,8 @@ class SglFunction:
             return self._stream(call)
         if self.is_async:
             return _from_sync(self._run_async(call))
-        run = self._new_run(call)
-        state = _state_of(run)
-        self._body(run, call, state, _keeper(state))
+        state, execute = self._prepared(call)
+        execute()
         if not call.options.get("use_thread", True):
             state.sync()
         return state
@@ -133,7 +131,7 @@ class SglFunction:
         if not isinstance(batch_kwargs, list | tuple):
             raise InvalidRequest("a batch must be a list of dicts or tuples", param="batch")
         rows = [batch.row_of(row, self.free) for row in batch_kwargs]
-        run_rows = batch.SyncBatch(self, options, num_threads, progress_bar, return_exceptions)
+        run_rows = batch.SyncBatch(self.run, options, num_threads, progress_bar, return_exceptions)
         return run_rows.in_chunks(rows) if generator_style else run_rows(rows)
 
     def arun_batch(
@@ -148,7 +146,7 @@ class SglFunction:
         time. `await` gives the list of states in order, once all are done; `async for` yields them in order as they are
         done. The first row's error is raised then, and with `async for` in its place; the rows after that are given
         up."""
-        return batch.AsyncBatch(self, rows, options, max_concurrency, return_exceptions)
+        return batch.AsyncBatch(self.arun, self.free, rows, options, max_concurrency, return_exceptions)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Trace:
         """Record the body once without running anything; missing arguments are symbolic."""
@@ -166,11 +164,11 @@ class SglFunction:
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What a run would do: its nodes and how many requests they take. Runs the body once with made-up
         values."""
-        return explain(self, args, kwargs)
+        return explain(self.prepare, args, kwargs)
 
     def preview(self, *args: Any, **kwargs: Any) -> str:
         """The prompt of a run, with made-up values in braces. Runs the body once."""
-        return explain(self, args, kwargs).text
+        return explain(self.prepare, args, kwargs).text
 
     def cache(self, backend: Any = None) -> None:
         """Tell the backend the constant text that every run begins with, if it is longer than 64 characters."""
@@ -185,7 +183,9 @@ class SglFunction:
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
         """A state, and the call that executes the body on it."""
-        call = self._call(args, kwargs)
+        return self._prepared(self._call(args, kwargs))
+
+    def _prepared(self, call: Call) -> tuple[ProgramState, Callable[[], None]]:
         run = self._new_run(call)
         state = _state_of(run)
         if self.is_async:
@@ -222,25 +222,21 @@ class SglFunction:
         if isinstance(outer, TracedRun):
             raise NestedCallError(f"a trace holds one program, and this one calls {self.__name__!r}")
         options, sampling = call.options, sampling_params(**call.sampling)
-        seed, timeout = sampling.pop("seed", None), sampling.pop("timeout", None)
-        backend: Backend
+        chosen, template = options.get("backend"), options.get("chat_template")
         if outer is not None:
             sampling = {**outer.program.defaults, **sampling}
-            seed = child_seed(outer) if seed is None else seed
-        if outer is not None and options.get("backend") is None:
-            backend = outer.backend
-        else:
-            backend = backend_of(options.get("backend"))
-        run = Run(
+            if "seed" not in sampling:
+                sampling["seed"] = child_seed(outer)
+            chosen = outer.backend if chosen is None else chosen
+            template = template or outer.program.chat_template
+        program = program_of(
             self.__name__,
-            backend,
-            defaults=sampling,
-            seed=seed,
+            sampling,
             stream=bool(options.get("stream")),
-            timeout=timeout,
-            chat_template=options.get("chat_template") or (outer.program.chat_template if outer else None),
+            chat_template=template,
             speculate_tokens=self.num_api_spec_tokens,
         )
+        run = Run(program, backend_of(chosen))
         if outer is not None:
             run.user_loop = outer.user_loop
         if global_config.verbosity >= 2:

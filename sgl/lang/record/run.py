@@ -44,31 +44,10 @@ _reserved_seed: ContextVar[tuple[Run, int] | None] = ContextVar("reserved_seed",
 class Run(Watched):
     """One execution of one program. `requests` counts what went to the backend."""
 
-    def __init__(
-        self,
-        name: str,
-        backend: Backend,
-        *,
-        defaults: Mapping[str, Any],
-        args: Mapping[str, str] | None = None,
-        seed: int | None = None,
-        stream: bool = False,
-        timeout: float | None = None,
-        chat_template: Any = None,
-        speculate_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, program: ir.Program, backend: Backend) -> None:
         super().__init__()
         self.backend = backend
-        self.program = ir.Program(
-            name=name,
-            seed=random.getrandbits(63) if seed is None else seed,
-            defaults=defaults,
-            args=args or {},
-            stream=stream,
-            deadline_s=timeout,
-            chat_template=chat_template,
-            speculate_tokens=speculate_tokens,
-        )
+        self.program = program
         self.is_over = False  # the body has ended
         self.is_done = False  # the backend has finished, or the run failed
         self.failure: Failure | None = None
@@ -343,6 +322,14 @@ class Run(Watched):
     @staticmethod
     def _is_turn(stream: Stream, gen: int) -> bool:
         return not isinstance(stream.nodes[gen + 1], ir.ToolResults)
+
+
+def program_of(name: str, sampling: Mapping[str, Any], **fields: Any) -> ir.Program:
+    """How a run is opened; `sampling` is checked, and holds its seed, if that is not to be random, and timeout."""
+    defaults = dict(sampling)
+    timeout, seed = defaults.pop("timeout", None), defaults.pop("seed", None)
+    seed = random.getrandbits(63) if seed is None else seed
+    return ir.Program(name, seed, defaults, deadline_s=timeout, **fields)
 
 
 class IdleWatch:

@@ -20,13 +20,13 @@ from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.sampling import sampling_params
 from sgl.lang.record.open_runs import Hold
 from sgl.lang.record.place import Place
-from sgl.lang.record.run import Run
+from sgl.lang.record.run import Run, program_of
 from sgl.lang.record.state import ProgramState
 from sgl.lang.record.stream import Stream
 
 
 class Program(Protocol):
-    """What dry runs and batches need of a program; see `SglFunction`."""
+    """What dry runs need of a program; see `SglFunction`."""
 
     __name__: str
     func: Callable[..., Any]
@@ -36,12 +36,6 @@ class Program(Protocol):
 
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run it, from a thread."""
-
-    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run it, from an event loop."""
-
-    def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
-        """A state, and the call that executes the body on it."""
 
 
 class NestedCallError(ProgramError):
@@ -63,7 +57,7 @@ class TracedRun(Run):
 
     def __init__(self, program: Program, args: Mapping[str, str]) -> None:
         self.recorded: list[tuple[int, ir.Node, Place | None]] = []
-        super().__init__(program.__name__, DryBackend(), defaults={}, args=args)
+        super().__init__(ir.Program(program.__name__, 0, args=args), DryBackend())
 
     def record(self, stream: int, node: ir.Node) -> None:
         """Remember the node, then record it."""
@@ -163,10 +157,8 @@ class CompiledProgram:
             raise TypeError(f"program {self._program.__name__!r} lacks its arguments {', '.join(missing)}")
         if wrong := [name for name, value in args.items() if not isinstance(value, str)]:
             raise TypeError(f"the arguments of a compiled program are texts; {', '.join(wrong)} is not")
-        defaults = sampling_params(**kwargs)
-        seed, timeout = defaults.pop("seed", None), defaults.pop("timeout", None)
-        chosen = backend_of(backend or self._backend)
-        run = Run(self._program.__name__, chosen, defaults=defaults, args=args, seed=seed, timeout=timeout)
+        program = program_of(self._program.__name__, sampling_params(**kwargs), args=args)
+        run = Run(program, backend_of(backend or self._backend))
         streams = [run.root]
         for source, node, place in self._trace.run.recorded:
             if isinstance(node, ir.Fork):
@@ -210,11 +202,13 @@ class Explanation:
         return "\n".join([*lines, count])
 
 
-def explain(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Explanation:
-    """Run the body once on made-up values and say what it would ask of a backend."""
+def explain(
+    prepare: Callable[..., tuple[ProgramState, Callable[[], None]]], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Explanation:
+    """Run the body, which `prepare` makes ready, once on made-up values and say what it would ask of a backend."""
     given = kwargs.get("backend") or global_config.default_backend
     backend = DryBackend(getattr(getattr(given, "endpoint", given), "chat_template", None))
-    state, execute = program.prepare(*args, **{**kwargs, "backend": backend})
+    state, execute = prepare(*args, **{**kwargs, "backend": backend})
     stopped = None
     try:
         execute()
