@@ -11,7 +11,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -30,17 +30,15 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
     "bool": lambda text: text.strip() == "True",
     "str": lambda text: text.strip()[1:-1],
 }
-_NOTHING = (None,) * 6
+_WAYS = "dtype", "regex", "json_schema", "schema", "ebnf"  # to say what a text must match
 
 
+@dataclass(frozen=True, slots=True)
 class GenClient:
     """What stays with the client: how to parse a gen's text, and the functions it may call."""
 
-    __slots__ = ("parse", "tools")
-
-    def __init__(self, parse: Callable[[str], Any] | None = None, tools: Sequence[Tool] = ()) -> None:
-        self.parse = parse
-        self.tools = tools
+    parse: Callable[[str], Any] | None = None
+    tools: Sequence[Tool] = ()
 
 
 def gen(
@@ -84,30 +82,23 @@ def gen(
     At most one of dtype, regex, json_schema, schema, ebnf and required tools constrains the text. `schema` takes a
     type or a JSON Schema and lets `s.value(name)` return the object; `tools` takes functions, whose calls are run
     and their results appended after the turn. `choices` makes it a `select`, to which sampling parameters mean
-    nothing. `timeout` is in seconds; `extra` goes
-    to the backend as it is. Raises `InvalidRequest` or `RegexSyntaxError` for what no backend could serve.
+    nothing. `timeout` is in seconds; `extra` goes to the backend as it is. Raises `InvalidRequest` or
+    `RegexSyntaxError` for what no backend could serve.
     """
     given = dict(locals())
+    ways = {key: given[key] for key in _WAYS if given[key] is not None}
     if choices is not None:
-        _only(
-            choices=choices,
-            dtype=dtype,
-            regex=regex,
-            json_schema=json_schema,
-            schema=schema,
-            ebnf=ebnf,
-            tools=tools,
-        )
+        _only([key for key in ("choices", *_WAYS, "tools") if given[key] is not None])
         return select(name, choices, temperature, choices_method)
-    params = sampling_params(**{key: value for key, value in given.items() if value is not None and key in PARAMS})
-    if (dtype, regex, json_schema, schema, ebnf, tools) == _NOTHING:
+    params = sampling_params(**{key: value for key, value in given.items() if key in PARAMS})
+    if not ways and tools is None:
         return ir.Gen(name, params)
     if dtype in (int, float, bool, str):
-        dtype = getattr(dtype, "__name__", dtype)
+        dtype = ways["dtype"] = getattr(dtype, "__name__", dtype)
     if not (dtype is None or dtype in tuple(_PARSERS)):
         raise InvalidRequest(f"dtype must be int, float, bool or str, not {dtype!r}", param="dtype")
     known_tools = tools_of(tools or ())
-    constraint, parse = _constraint(dtype, regex, json_schema, schema, ebnf, known_tools, tool_choice)
+    constraint, parse = _constraint(ways, known_tools, tool_choice)
     return ir.Gen(
         name,
         params,
@@ -134,8 +125,7 @@ def select(
     temperature: float | None = 0.0,
     choices_method: ChoicesSamplingMethod | str | None = None,
 ) -> ir.Select:
-    """Append the choice that is likeliest under `choices_method`. A choice is made without chance: temperature
-    0."""
+    """Append the choice that is likeliest under `choices_method`. No choice is left to chance: temperature 0."""
     if isinstance(choices, str) or not isinstance(choices, Iterable):
         raise InvalidRequest(f"choices must be a list of strings, not {choices!r}", param="choices")
     choices = tuple(choices)
@@ -211,45 +201,42 @@ def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None
 
 
 def _constraint(
-    dtype: Any, regex: Any, json_schema: Any, schema: Any, ebnf: Any, tools: list[Tool], tool_choice: str
+    ways: dict[str, Any], tools: list[Tool], tool_choice: str
 ) -> tuple[Mapping[str, Any] | None, Callable[[str], Any] | None]:
-    """The one constraint among several ways to state it, and the parser of what matches it."""
+    """The one constraint that was stated, in one of `_WAYS` or by tools, and the parser of what matches it."""
     if tool_choice not in ("auto", "required"):
         raise InvalidRequest(f"tool_choice must be 'auto' or 'required', not {tool_choice!r}", param="tool_choice")
-    given = {"regex": regex, "json_schema": json_schema, "schema": schema, "ebnf": ebnf, "dtype": dtype}
     for name in ("regex", "ebnf"):
-        if not isinstance(given[name], str | None):
-            raise InvalidRequest(f"{name} must be a text, not {given[name]!r}", param=name)
-    stated = [key for key, value in given.items() if value is not None]
-    if dtype is not None and stated == ["regex", "dtype"]:
+        if not isinstance(ways.get(name, ""), str):
+            raise InvalidRequest(f"{name} must be a text, not {ways[name]!r}", param=name)
+    if ways.keys() == {"dtype", "regex"}:
         import warnings
 
         warnings.warn("gen: dtype and regex given; dtype wins", stacklevel=3)
-        stated = ["dtype"]
+        del ways["regex"]
     if tools and tool_choice == "required":
-        stated.append("tools")
-    _only(**dict.fromkeys(stated, True))
-    match stated:
-        case ["dtype"]:
+        ways["tools"] = tools
+    _only([*ways])
+    match ways:
+        case {"dtype": dtype}:
             return None, _PARSERS[dtype]
-        case ["regex"]:
+        case {"regex": regex}:
             check_regex(regex)
             return {"regex": regex}, None
-        case ["json_schema"]:
-            return json_constraint(json_schema), json.loads
-        case ["schema"]:
+        case {"json_schema": schema}:
+            return json_constraint(schema), json.loads
+        case {"schema": schema}:
             wanted = typed(schema)
             return wanted.constraint, wanted.parse
-        case ["ebnf"]:
+        case {"ebnf": ebnf}:
             return {"ebnf": ebnf}, None
-        case ["tools"]:
+        case {"tools": _}:
             return {"json": call_schema([tool.schema for tool in tools])}, None
     return None, None
 
 
-def _only(**given: Any) -> None:
-    """At most one of several ways to constrain a text is not None."""
-    stated = [key for key, value in given.items() if value is not None]
+def _only(stated: list[str]) -> None:
+    """At most one of several ways to constrain a text is stated."""
     if len(stated) > 1:
         raise InvalidRequest(f"{' and '.join(stated)} exclude each other", param=stated[0])
 
