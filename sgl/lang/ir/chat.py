@@ -237,9 +237,9 @@ def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
 registry: dict[str, ChatTemplate] = {}
 
 
-def _add(name: str, system: str, user: str, assistant: str, **options: Any) -> None:
-    """A template by what stands around the content (`…`) of each role's turn; tools speak as users do."""
-    shapes = {"system": system, "user": user, "assistant": assistant, "tool": user}
+def _add(name: str, system: str, user: str, assistant: str, tool: str | None = None, **options: Any) -> None:
+    """A template by what stands around the content (`…`) of each role's turn; tools speak as users do, or as `tool`."""
+    shapes = {"system": system, "user": user, "assistant": assistant, "tool": tool or user}
     affixes = {
         role: (before, after) for role, shape in shapes.items() for before, _, after in [shape.partition("…")]
     }
@@ -247,11 +247,9 @@ def _add(name: str, system: str, user: str, assistant: str, **options: Any) -> N
 
 
 def _add_tagged(name: str, shape: str, names: Mapping[str, str] | None = None, **options: Any) -> None:
-    """A template of one shape for all roles, with the role's name in braces."""
-    shown = {role: (names or {}).get(role, role) for role in ("system", "user", "assistant", "tool")}
-    shapes = {role: shape.format(known).partition("…") for role, known in shown.items()}
-    affixes = {role: (before, after) for role, (before, _, after) in shapes.items()}
-    registry[name] = PrefixTemplate(name, affixes, **options)
+    """A template of one shape for all roles, with the role's name, or what `names` calls it, in braces."""
+    shown = ((names or {}).get(role, role) for role in ("system", "user", "assistant", "tool"))
+    _add(name, *map(shape.format, shown), **options)
 
 
 _HELPFUL = {"default_system": "You are a helpful assistant."}
