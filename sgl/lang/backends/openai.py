@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from sgl.errors import BackendError, ConfigError, InvalidRequest
 from sgl.lang.backends.http import HttpClient
-from sgl.lang.backends.refusals import LIMITS, OPTIONAL, Refusals
+from sgl.lang.backends.refusals import LIMITS, OPTIONAL, SENT, Refusals
 from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
 from sgl.lang.environment import environment
 from sgl.lang.ir import nodes as ir
@@ -25,11 +25,6 @@ from sgl.lang.typed.tools import call_schema
 
 COMPLETION_MODELS = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
 _ELSEWHERE = "Or run the program where selects are exact: on `sgl serve`, SGLang or vLLM"
-_SENT = (
-    *("temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
-    *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "stop_token_ids", "stop_regex"),
-)
-"""The parameters that go into a request, by the same names, where a program sets them."""
 
 
 @dataclass
@@ -216,7 +211,7 @@ class OpenAI(TextBackend):
         given = {**self._extra_body, **(sampling["extra"] or {})}
         if not given.keys() & set(LIMITS):  # else it is said by the protocol's own name
             body[self._refusals.limit()] = sampling["max_tokens"]
-        for name in _SENT:
+        for name in SENT:
             value = sampling[name]
             if value != DEFAULTS[name] and value != []:
                 body[name] = value

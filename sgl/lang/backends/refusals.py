@@ -23,17 +23,17 @@ _REFUSES = re.compile(
 )
 """What an API says of a parameter that it does not take, and not of a value that is merely out of range."""
 OPTIONAL = frozenset({"seed", "stream_options"})  # sent unasked, so left out where an API refuses them
+SENT = (
+    *("temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
+    *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "stop_token_ids", "stop_regex"),
+)
+"""The parameters that go into a request, by the same names, where a program sets them."""
 _NAMES = {
-    "seed": "seed",
+    **{name: name for name in (*SENT, "seed", "tools", "tool_choice")},
     "stream_options": "stream",
-    "tools": "tools",
-    "tool_choice": "tool_choice",
     "logprobs": "return_logprob",
     "top_logprobs": "top_logprobs_num",
     "response_format": "schema",
-    **{name: name for name in ("temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty")},
-    **{name: name for name in ("logit_bias", "top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos")},
-    **{name: name for name in ("stop_token_ids", "stop_regex")},
 }
 """What of a request an API may refuse, and what it is called in the language."""
 
@@ -43,9 +43,8 @@ class Refusals:
 
     def __init__(self, model_name: str, *, is_chat_model: bool) -> None:
         self._model_name = model_name
-        self._limits = (
-            LIMITS[::-1] if is_chat_model and _REASONS.search(model_name) else LIMITS
-        )  # the likelier first
+        is_reasoning = is_chat_model and _REASONS.search(model_name)
+        self._limits = LIMITS[::-1] if is_reasoning else LIMITS  # the likelier first
         self._refused: set[str] = set()
 
     def limit(self) -> str:
