@@ -40,19 +40,9 @@ class RuntimeEndpoint(TextBackend):
         timeout: float = 600.0,
         max_retries: int = 3,
     ) -> None:
-        self._made_of: dict[str, Any] = {
-            "chat_template_name": chat_template_name,
-            "verify": verify,
-            "api_key": api_key,
-        }
-        self._made_of |= {"timeout": timeout, "max_retries": max_retries}
-        self._http = HttpClient(
-            base_url,
-            api_key=api_key,
-            timeout=timeout,
-            max_retries=max_retries,
-            verify=verify is not False,
-        )
+        options: dict[str, Any] = {"api_key": api_key, "timeout": timeout, "max_retries": max_retries}
+        self._made_of = {**options, "verify": verify, "chat_template_name": chat_template_name}
+        self._http = HttpClient(base_url, verify=verify is not False, **options)
         self.model_info = self._model_info()
         self.model_name = self.model_info.get("model_path")
         self._is_incremental: bool | None = None

@@ -171,15 +171,12 @@ class HeldTogether:
         self._counts = dict.fromkeys(_MOST_TOGETHER, 0)
 
     def charge(self, number: int, what: str) -> None:
-        """Count what is about to be made, or is given back. Raises QueueFull, and counts nothing, where that is too
-        much."""
+        """Count what is about to be made, or is given back. Raises QueueFull and counts nothing if it is too much."""
         limit = _MOST_TOGETHER.get(what)
         if limit is None:
             return
         if number > 0 and self._counts[what] + number > limit:
-            message = (
-                f"the programs that are open hold {limit} {what} together, and there is no room for {number} more"
-            )
+            message = f"the programs that are open hold {limit} {what} together: there is no room for {number} more"
             raise QueueFull(f"{message}; try again later", limit=limit)
         self._counts[what] += number
 
