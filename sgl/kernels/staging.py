@@ -26,7 +26,7 @@ class Uploader:
         self._device = device
         self._buffers: list[tuple[torch.Tensor, torch.cuda.Event] | None] = [None] * num_buffers
         if most and device.type == "cuda":
-            self._buffers = [_pinned(most) for _ in range(num_buffers)]
+            self._buffers = [pinned_buffer(most) for _ in range(num_buffers)]
         self._next = 0
 
     def upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
@@ -72,11 +72,12 @@ class Uploader:
         if held is not None:
             held[1].synchronize()  # whether its copy has been read: long past in steady state
         if held is None or len(held[0]) < size:
-            self._buffers[index] = held = _pinned(max(2 * size, 1 << 16))
+            self._buffers[index] = held = pinned_buffer(max(2 * size, 1 << 16))
         return held[0], held[0].numpy(), held[1]
 
 
-def _pinned(num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+def pinned_buffer(num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+    """Memory of the host that a copy may read while others go on, and the event that says when it has been read."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True), event
 

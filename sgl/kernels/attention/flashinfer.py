@@ -23,8 +23,8 @@ import torch
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, SharedOutput
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
-from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows, starts
-from sgl.kernels.staging import Uploader, views_into
+from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
+from sgl.kernels.staging import Uploader, pinned_buffer, views_into
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,8 @@ Version = tuple[int, ...]
 OLDEST: Version = (0, 6, 6)
 FIRST_UNKNOWN: Version = (0, 8)
 """The versions of FlashInfer from which to which what is called here is known; those of the extra sgl[cuda]."""
-_UNIFORM_ROWS: Version = (
-    0,
-    6,
-    16,
-)  # from here on fa2's planner asks whether all rows have the same number of tokens
+_UNIFORM_ROWS: Version = (0, 6, 16)
+"""From here on fa2's planner asks whether all rows have the same number of tokens."""
 _COMPILING = 2.0  # seconds after which kernels are not merely being loaded
 HEAD_DIMS = (64, 128, 256)
 _NON_CAUSAL, _CAUSAL = 0, 1  # mask modes
@@ -50,9 +47,8 @@ _FLOAT_WORKSPACE = 128 << 20  # bytes at least; partial results of rows that sev
 _PINNED = 6  # buffers of the planner's results, written again so many plans later
 _SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others have brought to the L2 cache (H200)
 _COMMON_SECONDS = 40e-6  # a layer; what shared prefixes must save to be worth two more kernels
-_COMMON_WORK = (
-    1 << 23
-)  # tokens of short prompts times keys that all share, for fa3 to gain more than the merge takes
+_COMMON_WORK = 1 << 23
+"""Tokens of short prompts times keys that all share: fa3 then gains more than the merge takes."""
 _MAX_GROUPS = 16  # of rows that share a prefix, in a step; captured launches have room for so many
 _SHORT_PROMPT = 128
 """Tokens of a step's prompts on average. Fewer take fa2, which packs the query heads of a kv head and so fills its
@@ -93,14 +89,14 @@ def has_fa3(shape: AttentionShape) -> bool:
 class _Part:
     """Rows as the kernels read them, int32 on the device, and the plan for them."""
 
-    query_starts: torch.Tensor  # [B + 1]
-    page_starts: torch.Tensor  # [B + 1]
-    pages: torch.Tensor  # from page_starts[0] on
-    last_page_lens: torch.Tensor  # [B] tokens in the last page
     kernel: PrefillKernel
     mask_mode: int
     plan: Any  # a vector of integers that only FlashInfer reads
     workspace: torch.Tensor
+    query_starts: torch.Tensor  # [B + 1]
+    page_starts: torch.Tensor  # [B + 1]
+    pages: torch.Tensor  # from page_starts[0] on
+    last_page_lens: torch.Tensor  # [B] tokens in the last page
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +151,7 @@ class FlashInferAttention:
         key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.cache_dtype.itemsize
         self._least_saved = int(_COMMON_SECONDS * _SHARED_BANDWIDTH / key_bytes)  # keys
         self._least_work = _COMMON_WORK
-        if prefill != self.short_prefill:  # what a step with common keys needs is there before the first one
+        if prefill != self.short_prefill:  # what steps with common keys need is there before the first one
             self._workspace("prompts in common", None)
             some = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
             self._merge(some, torch.zeros(2, 1, shape.num_heads, device=shape.device), some)
@@ -181,18 +177,17 @@ class FlashInferAttention:
             kernel = self.short_prefill if is_short else self.prefill
             num_common = 0 if kernel == self.prefill else self._common_pages(step, rows)
             if num_common:
-                host = _one_row(num_tokens, step.page_table[num_decodes, :num_common], self._shape.page_size)
+                pages = step.page_table[num_decodes, :num_common]
+                host = RaggedRows.over_full_pages([num_tokens], [pages], self._shape.page_size)
                 uploaded = self._uploader.upload(*host.arrays())
                 common = self._shared_part(host, num_tokens, uploaded, "prompts in common", for_graph=False)
             skipped = np.full(len(step.q_lens) - num_decodes, num_common, np.int32)
             host = RaggedRows.of(step, rows, self._shape.page_size, skipped)
-            query_starts, page_starts, pages, last_page_lens = self._uploader.upload(*host.arrays())
+            uploaded = self._uploader.upload(*host.arrays())
             for window in self._shape.windows:
                 workspace = self._workspace("prefill", window)
                 plan = self._plan_rows(host, kernel, window, workspace, causal=True)
-                prompts[window] = _Part(
-                    query_starts, page_starts, pages, last_page_lens, kernel, _CAUSAL, plan, workspace
-                )
+                prompts[window] = _Part(kernel, _CAUSAL, plan, workspace, *uploaded)
         self._planned_step = _Planned(decodes, shared, prompts, common)
 
     def variants(self, num_rows: int) -> range:
@@ -214,10 +209,8 @@ class FlashInferAttention:
             host, *indices = self._shared(num_rows, groups)
             arrays = (host.query_starts, host.page_starts, host.last_page_lens, *indices, host.pages)
             self._uploader.upload_into(self._common_inputs, *arrays)
-            query_starts, page_starts, last_page_lens, tokens, places, pages = views_into(
-                self._common_inputs, arrays
-            )
-            uploaded = [query_starts, page_starts, pages, last_page_lens]
+            begins, page_begins, last_lens, tokens, places, pages = views_into(self._common_inputs, arrays)
+            uploaded = [begins, page_begins, pages, last_lens]
             part = self._shared_part(host, num_rows, uploaded, "common", for_graph=True)
             before = self._graph_plans.setdefault(num_rows, list(part.plan))
             assert before == list(part.plan), "captured launches read the plan where it was"
@@ -258,23 +251,15 @@ class FlashInferAttention:
     def _shared(self, num_rows: int, groups: list[SharedPrefix]) -> tuple[RaggedRows, Int32Array, Int32Array]:
         """Groups as rows of many query tokens, so many that their number is always the same; and `_Shared`'s tokens,
         as many as rows, and places."""
-        page_size = self._shape.page_size
-        missing = _MAX_GROUPS - len(groups)
-        counts = np.array([len(group.pages) for group in groups] + [0] * missing, np.int32)
-        sizes = np.array([len(group.rows) for group in groups] + [0] * missing, np.int32)
-        members = np.concatenate([group.rows for group in groups]) if groups else np.empty(0, np.int64)
+        nothing = np.empty(0, np.int64)
+        missing = [SharedPrefix(nothing, nothing)] * (_MAX_GROUPS - len(groups))
+        members = np.concatenate([nothing, *(group.rows for group in groups)])
         tokens, places = np.zeros(num_rows, np.int32), np.full(num_rows, -1, np.int32)
         tokens[: len(members)] = members
         places[members] = np.arange(len(members))
-        pages = np.concatenate([group.pages for group in groups] + [np.zeros(1, np.int64)])  # one at least
-        rows = RaggedRows(
-            query_starts=starts(sizes),
-            page_starts=starts(counts),
-            pages=pages.astype(np.int32),
-            last_page_lens=np.full(_MAX_GROUPS, page_size, np.int32),
-            kv_lens=counts * page_size,
-        )
-        return rows, tokens, places
+        sizes = [len(group.rows) for group in (*groups, *missing)]
+        pages = [group.pages for group in (*groups, *missing)]
+        return RaggedRows.over_full_pages(sizes, pages, self._shape.page_size), tokens, places
 
     def _shared_part(
         self, host: RaggedRows, num_rows: int, uploaded: list[torch.Tensor], name: str, *, for_graph: bool
@@ -283,12 +268,9 @@ class FlashInferAttention:
         num_blocks = -(-num_rows // _TILE) * self._shape.num_heads
         kernel: PrefillKernel = self.prefill if 5 * num_blocks >= 2 * self._num_sms else "fa2"
         workspace = self._workspace(name, None)
-        num_tokens = num_rows if for_graph else None
-        plan = self._plan_rows(
-            host, kernel, None, workspace, causal=False, num_tokens=num_tokens, for_graph=for_graph
-        )
-        query_starts, page_starts, pages, last_page_lens = uploaded
-        return _Part(query_starts, page_starts, pages, last_page_lens, kernel, _NON_CAUSAL, plan, workspace)
+        most = num_rows if for_graph else None
+        plan = self._plan_rows(host, kernel, None, workspace, causal=False, most_tokens=most)
+        return _Part(kernel, _NON_CAUSAL, plan, workspace, *uploaded)
 
     def run(
         self,
@@ -315,9 +297,8 @@ class FlashInferAttention:
                 lse = torch.empty(together.shape[:2], dtype=torch.float32, device=query.device)
                 self._attend(step.shared.part, together, key_cache, value_cache, None, common_out, lse)
                 common = SharedOutput(common_out, lse, step.shared.places)
-            self._decode.run(
-                step.decodes, some, key_cache, value_cache, window, some_out, common, overlaps=overlaps
-            )
+            caches = key_cache, value_cache
+            self._decode.run(step.decodes, some, *caches, window, some_out, common, overlaps=overlaps)
         if step.prompts:
             part, some, some_out = step.prompts[window], query[num_decodes:], out[num_decodes:]
             if step.common is None:
@@ -381,8 +362,7 @@ class FlashInferAttention:
         workspace: torch.Tensor,
         *,
         causal: bool,
-        num_tokens: int | None = None,  # at most, in a graph; None: just those there are
-        for_graph: bool = False,
+        most_tokens: int | None = None,  # in a graph; None: in no graph, and just those there are
     ) -> Any:
         shape = self._shape
         pinned, event = self._pinned[self._num_plans % _PINNED]
@@ -395,14 +375,13 @@ class FlashInferAttention:
             torch.from_numpy(host.query_starts),
             torch.from_numpy(host.page_starts),
             torch.from_numpy(host.kv_lens),
-            int(host.query_starts[-1]) if num_tokens is None else num_tokens,
+            int(host.query_starts[-1]) if most_tokens is None else most_tokens,
             len(host.kv_lens),
             shape.num_heads,
             shape.num_kv_heads,
             shape.page_size,
-            for_graph,
-            shape.head_dim,
-            shape.head_dim,
+            most_tokens is not None,
+            *(shape.head_dim,) * 2,  # of keys, and of values
             causal,
             _window_left(window),
         ]
@@ -437,13 +416,10 @@ class FlashInferAttention:
     def _module(self, kernel: PrefillKernel, has_window: bool) -> Any:
         from flashinfer.prefill import get_batch_prefill_module
 
-        return get_batch_prefill_module(*self._kernel(kernel, has_window))
-
-    def _kernel(self, kernel: PrefillKernel, has_window: bool) -> tuple[Any, ...]:
-        """What FlashInfer calls it by."""
         shape = self._shape
         types = shape.dtype, shape.cache_dtype, shape.dtype, torch.int32
-        return kernel, *types, shape.head_dim, shape.head_dim, _NO_POSITIONS, has_window, False, False
+        rest = shape.head_dim, shape.head_dim, _NO_POSITIONS, has_window, False, False
+        return get_batch_prefill_module(kernel, *types, *rest)
 
     def _workspace(self, name: str, window: int | None) -> torch.Tensor:
         if (name, window) not in self._workspaces:
@@ -453,8 +429,7 @@ class FlashInferAttention:
 
     @staticmethod
     def _pinned_buffer() -> tuple[torch.Tensor, torch.cuda.Event]:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return torch.empty(_INT_WORKSPACE, dtype=torch.uint8, pin_memory=True), event
+        return pinned_buffer(_INT_WORKSPACE)
 
 
 def _version() -> Version:
@@ -468,17 +443,6 @@ def _num_common(pages: Int32Array) -> int:
     """How many leading pages [B, n] are the same in all rows."""
     differs = (pages != pages[0]).any(axis=0)
     return int(differs.argmax()) if differs.any() else pages.shape[1]
-
-
-def _one_row(num_tokens: int, pages: Int32Array, page_size: int) -> RaggedRows:
-    """All tokens of prompts as one row over full pages."""
-    return RaggedRows(
-        query_starts=np.array([0, num_tokens], np.int32),
-        page_starts=np.array([0, len(pages)], np.int32),
-        pages=pages,
-        last_page_lens=np.array([page_size], np.int32),
-        kv_lens=np.array([len(pages) * page_size], np.int32),
-    )
 
 
 def _window_left(window: int | None) -> int:

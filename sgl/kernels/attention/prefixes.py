@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
+from sgl.kernels.attention.ragged import Int32Array, Int64Array
 
 
 @dataclass(frozen=True, slots=True)

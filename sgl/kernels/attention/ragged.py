@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ class RaggedRows:
 
     query_starts: Int32Array  # [B + 1]
     page_starts: Int32Array  # [B + 1]
-    pages: Int32Array  # [page_starts[-1]]
+    pages: Int32Array  # [page_starts[-1]] at least
     last_page_lens: Int32Array  # [B] tokens in the last page
     kv_lens: Int32Array  # [B]
 
@@ -40,6 +41,20 @@ class RaggedRows:
             pages=table[is_used],
             last_page_lens=kv_lens - (counts - 1) * page_size,
             kv_lens=kv_lens,
+        )
+
+    @staticmethod
+    def over_full_pages(
+        q_lens: Sequence[int], pages: Sequence[Int32Array | Int64Array], page_size: int
+    ) -> RaggedRows:
+        """Rows of so many query tokens, each over pages of its own that are full."""
+        counts = np.array([len(each) for each in pages], np.int32)
+        return RaggedRows(
+            query_starts=starts(np.array(q_lens, np.int32)),
+            page_starts=starts(counts),
+            pages=np.concatenate([*pages, np.zeros(1, np.int32)], dtype=np.int32),  # one at least
+            last_page_lens=np.full(len(counts), page_size, np.int32),
+            kv_lens=counts * page_size,
         )
 
     def arrays(self) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
