@@ -6,7 +6,8 @@ these; the engine loop calls `PendingStep.wait` once the next step is under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,32 +40,20 @@ class DeviceLogprobs:
     """Log-probabilities at N positions of several rows, on the device; K and G are the most that one asked for."""
 
     spans: list[Span]
-    chosen: torch.Tensor  # float32 [N]
-    top_values: torch.Tensor | None  # float32 [N, K]
-    top_ids: torch.Tensor | None  # int32 [N, K]
-    given: torch.Tensor | None  # float32 [N, G]
+    columns: dict[str, torch.Tensor]
+    """By the fields of `Logprobs`: chosen float32 [N]; top_values float32 [N, K], top_ids int32 [N, K] and given
+    float32 [N, G], if any row asked for them."""
 
-    def tensors(self) -> list[torch.Tensor]:
-        """What has to be copied, in the order in which `split` takes it."""
-        return [each for each in (self.chosen, self.top_values, self.top_ids, self.given) if each is not None]
-
-    def split(self, copied: Iterable[npt.NDArray[Any]]) -> dict[int, Logprobs]:
+    def split(self, copied: Iterator[npt.NDArray[Any]]) -> dict[int, Logprobs]:
         """By row, each with as many columns as it asked for. Takes the next arrays of `copied`."""
-        arrays = iter(copied)
-        chosen = next(arrays)
-        top_values = None if self.top_values is None else next(arrays)
-        top_ids = None if self.top_ids is None else next(arrays)
-        given = None if self.given is None else next(arrays)
+        arrays = {name: next(copied) for name in self.columns}
+        chosen = arrays.pop("chosen")
         parts = {}
         for span in self.spans:
-            rows = slice(span.start, span.stop)
-            part = Logprobs(chosen[rows].copy())
-            if span.top_k and top_values is not None and top_ids is not None:
-                part.top_values = top_values[rows, : span.top_k].copy()
-                part.top_ids = top_ids[rows, : span.top_k].copy()
-            if span.num_given and given is not None:
-                part.given = given[rows, : span.num_given].copy()
-            parts[span.b] = part
+            part = parts[span.b] = Logprobs(chosen[span.start : span.stop].copy())
+            for name, array in arrays.items():
+                if width := span.num_given if name == "given" else span.top_k:
+                    setattr(part, name, array[span.start : span.stop, :width].copy())
         return parts
 
 
@@ -110,7 +99,10 @@ def score_inputs(
         position_logprobs(spans, lm_head(hidden.index_select(0, index[rows])), following[rows], given[rows])
         for rows in (slice(start, start + step) for start in range(0, len(tokens), step))
     ]
-    return parts[0] if len(parts) == 1 else _joined(parts)
+    if len(parts) == 1:
+        return parts[0]
+    joined = {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
+    return DeviceLogprobs(spans, joined)
 
 
 def position_logprobs(
@@ -118,7 +110,9 @@ def position_logprobs(
 ) -> DeviceLogprobs:
     """What `spans` ask for at N positions. logits: float32 [N, V]. token_ids: int64 [N]. given: int64 [N, G]."""
     top_k = max(span.top_k for span in spans)
-    return DeviceLogprobs(spans, *sampling.logprobs(logits, token_ids, top_k, given if given.shape[1] else None))
+    columns = sampling.logprobs(logits, token_ids, top_k, given if given.shape[1] else None)
+    named = zip(("chosen", "top_values", "top_ids", "given"), columns, strict=True)
+    return DeviceLogprobs(spans, {name: column for name, column in named if column is not None})
 
 
 class Downloader:
@@ -198,10 +192,8 @@ class PendingStep:
         downloader: Downloader,
     ) -> PendingStep:
         """Starts to copy, ids (int64 [S]) too; later work on the stream is not waited for."""
-        tensors = [ids]
-        for part in (output, inputs):
-            tensors += part.tensors() if part is not None else []
-        return cls(batch, downloader.start(tensors), output, inputs)
+        parts = [part.columns.values() for part in (output, inputs) if part is not None]
+        return cls(batch, downloader.start([ids, *itertools.chain(*parts)]), output, inputs)
 
     def wait(self) -> StepResult:
         """Block until the step's results are on the host. To be called once."""
@@ -222,15 +214,3 @@ class PendingStep:
 
 def _landing(tensor: torch.Tensor) -> torch.dtype:
     return torch.int32 if tensor.dtype == torch.int64 else tensor.dtype
-
-
-def _joined(parts: list[DeviceLogprobs]) -> DeviceLogprobs:
-    first = parts[0]
-    columns = iter([torch.cat(column) for column in zip(*(part.tensors() for part in parts), strict=True)])
-    return DeviceLogprobs(
-        first.spans,
-        next(columns),
-        None if first.top_values is None else next(columns),
-        None if first.top_ids is None else next(columns),
-        None if first.given is None else next(columns),
-    )
