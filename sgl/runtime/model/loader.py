@@ -6,7 +6,7 @@ Everything that can be wrong with the files is found in their headers, before me
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ _FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _LM_HEAD = "lm_head.weight"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_ROPE = "rotary_emb.inv_freq"  # checkpoints of old hold the frequencies of rope, which follow from the config
 
 
 def load_decoder(
@@ -116,11 +117,8 @@ def _read_headers(folder: Path) -> dict[str, _Entry]:
                     entries[name] = _Entry(file, tuple(header.get_shape()), str(header.get_dtype()))
     for name, file_name in placed.items():
         if name not in entries:
-            raise WeightsError(
-                f"{folder / file_name} lacks the tensor {name}, which {_INDEX} places there",
-                path=str(folder / file_name),
-                tensor=name,
-            )
+            message = f"{folder / file_name} lacks the tensor {name}, which {_INDEX} places there"
+            raise WeightsError(message, path=str(folder / file_name), tensor=name)
     return entries
 
 
@@ -148,38 +146,23 @@ def _weight_files(folder: Path, placed: dict[str, str]) -> list[Path]:
 
 def _check(entries: dict[str, _Entry], targets: dict[str, torch.Tensor], folder: Path) -> None:
     """Raise WeightsError unless the checkpoint has just the tensors that the weights need, in their shapes."""
-    missing = [name for name in targets if name not in entries]
+    missing = {name: target for name, target in targets.items() if name not in entries}
     if missing:
-        shapes = ", ".join(f"{name} {list(targets[name].shape)}" for name in missing[:3])
-        raise WeightsError(
-            f"{folder} lacks {_count(missing)} that its config.json calls for: {shapes}",
-            path=str(folder),
-            tensor=missing[0],
-        )
-    # Checkpoints of old hold the frequencies of rope, which follow from the config.
-    unexpected = [name for name in entries if name not in targets and not name.endswith("rotary_emb.inv_freq")]
-    if unexpected:
-        entry = entries[unexpected[0]]
-        raise WeightsError(
-            f"{entry.file} has {_count(unexpected)} that its config.json has no place for: "
-            f"{', '.join(f'{name} {list(entries[name].shape)}' for name in unexpected[:3])}",
-            path=str(entry.file),
-            tensor=unexpected[0],
-        )
+        message = f"{folder} lacks {_named(missing)[0]} that its config.json calls for: {_named(missing)[1]}"
+        raise WeightsError(message, path=str(folder), tensor=next(iter(missing)))
+    more = {name: entry for name, entry in entries.items() if name not in targets and not name.endswith(_ROPE)}
+    for name, entry in more.items():
+        message = f"{entry.file} has {_named(more)[0]} that its config.json has no place for: {_named(more)[1]}"
+        raise WeightsError(message, path=str(entry.file), tensor=name)
     for name, target in targets.items():
         entry = entries[name]
+        wrong = None
         if entry.shape != tuple(target.shape):
-            raise WeightsError(
-                f"{name} in {entry.file} is {list(entry.shape)}; its config.json makes it {list(target.shape)}",
-                path=str(entry.file),
-                tensor=name,
-            )
-        if entry.dtype not in _FLOAT_DTYPES:
-            raise WeightsError(
-                f"{name} in {entry.file} is {entry.dtype}; expected one of {', '.join(_FLOAT_DTYPES)}",
-                path=str(entry.file),
-                tensor=name,
-            )
+            wrong = f"{list(entry.shape)}; its config.json makes it {list(target.shape)}"
+        elif entry.dtype not in _FLOAT_DTYPES:
+            wrong = f"{entry.dtype}; expected one of {', '.join(_FLOAT_DTYPES)}"
+        if wrong:
+            raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
 
 
 def _opened(file: Path) -> Any:
@@ -188,9 +171,8 @@ def _opened(file: Path) -> Any:
         return safe_open(str(file), framework="pt")
     except (SafetensorError, OSError) as error:
         size = file.stat().st_size if file.exists() else 0
-        raise WeightsError(
-            f"{file} ({size} bytes) is truncated or no safetensors file: {error}", path=str(file)
-        ) from error
+        message = f"{file} ({size} bytes) is truncated or no safetensors file: {error}"
+        raise WeightsError(message, path=str(file)) from error
 
 
 def _read(tensors: Any, name: str, file: Path) -> torch.Tensor:
@@ -201,6 +183,7 @@ def _read(tensors: Any, name: str, file: Path) -> torch.Tensor:
     return tensor
 
 
-def _count(names: Iterable[str]) -> str:
-    number = len(list(names))
-    return f"{number} tensor{'s' if number > 1 else ''}"
+def _named(tensors: Mapping[str, _Entry | torch.Tensor]) -> tuple[str, str]:
+    """How many tensors there are, and the first of them with their shapes."""
+    first = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:3])
+    return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}", first
