@@ -185,9 +185,8 @@ class Decoder:
                 for width in (config.hidden_size, config.num_heads * config.head_dim)
             )
             linear(hidden, layer.qkv, layer.qkv_bias)
-            self.after_attention(
-                0, LayerState(hidden, (nothing, nothing), nothing), attended.unsqueeze(1), captured=False
-            )
+            flow = LayerState(hidden, (nothing, nothing), nothing)
+            self.after_attention(0, flow, attended.unsqueeze(1), captured=False)
             if num_tokens <= most_rows:
                 self.logits(hidden)
 
