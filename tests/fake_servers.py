@@ -68,7 +68,7 @@ class FakeServer:
             request.transport.close()
             return web.Response()
         if failure == "hang":
-            await asyncio.sleep(60)
+            await asyncio.sleep(PATIENCE)
         if isinstance(failure, int) and failure >= 100:
             return web.json_response(
                 {"error": {"message": "scripted"}}, status=failure, headers={"Retry-After": "0"}

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import json
 import math
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -131,19 +130,21 @@ class WireSession:
         self._checker = Checker(program)
         self._inner = StepSession(backend.mock, program, self._deliver)
         self._sink = sink
-        self._lease_s = program.lease_s
-        self._last = time.monotonic()
+        self._has_lapsed = False
         self.is_evicted = False
         self.is_cancelled = False
         self.segments: list[Any] = []
 
     def send(self, segment: ir.Segment) -> None:
-        self.is_evicted = time.monotonic() - self._last > self._lease_s
-        self._last = time.monotonic()
+        self.is_evicted, self._has_lapsed = self._has_lapsed, False
         self._backend.requests += 1
         wire = json.loads(json.dumps(ir.to_json(segment)))
         self.segments.append(wire)
         self._inner.send(self._checker.segment(wire))
+
+    def lapse(self) -> None:
+        """As if its lease had run out before the next segment."""
+        self._has_lapsed = True
 
     def cancel(self) -> None:
         self.is_cancelled = True

@@ -412,6 +412,7 @@ def test_hostile_constraints_end_in_time_and_others_go_on(backend: Any) -> None:
         assert all(error is None or isinstance(error, GrammarError) for error in outcomes)
         if backend == "outlines":
             assert any(isinstance(error, GrammarTooLarge) for error in outcomes)
+        service.deadline = PATIENCE
         plain = service.submit(make_constraint({"regex": "a|ab"}, backend=backend)).result(PATIENCE)
         assert plain.matcher().accept_bytes(b"ab")  # type: ignore[union-attr]  # no automaton is closed here
     finally:

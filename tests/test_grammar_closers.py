@@ -13,6 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +30,7 @@ from sgl.runtime.constraints.closers import Closers
 from sgl.runtime.constraints.process import Channel
 from sgl.runtime.constraints.service import CompileService
 from sgl.time_limit import OutOfTime
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 
 class GenerateRequest:
@@ -48,7 +50,7 @@ class GenerateRequest:
 
 @contextmanager
 def closers(num_processes: int = 1, **options: Any) -> Iterator[Closers]:
-    made = Closers(num_processes, **{"deadline": 30.0, "patience": 30.0} | options)
+    made = Closers(num_processes, **{"deadline": PATIENCE, "patience": PATIENCE} | options)
     made.start()
     ready = GenerateRequest(made, regex="ready")
     if ready.next() == ("ended", None):
@@ -68,8 +70,11 @@ def stopped(closers: Closers) -> int:
 
 
 def until_taken_up(closers: Closers) -> None:
-    while not closers._channels:
-        time.sleep(0.001)
+    wait_until(lambda: closers._channels)
+
+
+def until_at_rest(closers: Closers) -> None:
+    wait_until(lambda: not closers._busy and not closers._answered)
 
 
 def test_automata_are_closed_one_after_another_and_errors_come_as_they_are() -> None:
@@ -97,9 +102,13 @@ def test_who_waits_longer_than_patience_is_told_and_gets_it_later() -> None:
 
 
 def test_a_process_that_hangs_is_killed_at_the_deadline_and_the_next_one_works() -> None:
-    with closers(deadline=1.5) as its:
+    with closers() as its:
         stopped(its)
-        stuck, other = GenerateRequest(its, regex="[ab]{4}"), GenerateRequest(its, regex="[ab]{5}")
+        its._deadline = 0.2
+        stuck = GenerateRequest(its, regex="[ab]{4}")
+        until_taken_up(its)
+        its._deadline = PATIENCE
+        other = GenerateRequest(its, regex="[ab]{5}")
         name, answer = stuck.next()
         assert name == "ended"
         assert isinstance(answer, OutOfTime)
@@ -122,7 +131,7 @@ def test_a_process_that_dies_ends_its_constraint_alone(is_first: bool) -> None:
 
 
 def test_half_an_answer_holds_up_nobody_else() -> None:
-    with closers(num_processes=2, deadline=3.0) as its:
+    with closers(num_processes=2) as its:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         its._processes[0]._channel = its._processes[1]._channel = Channel(ours)  # whichever is taken first
@@ -133,18 +142,18 @@ def test_half_an_answer_holds_up_nobody_else() -> None:
             process.kill(for_good=False)  # and so starts anew
         assert isinstance(GenerateRequest(its, regex="[ab]{5}").next()[1], Closed)
         assert stuck.found.empty()
+        [job] = its._busy.values()
+        job.until = 0.0
+        its._rouse()
         assert isinstance(stuck.next()[1], OutOfTime)
 
 
 def until_answered(closers: Closers, count: int) -> None:
-    end = time.monotonic() + PATIENCE
-    while len(closers._answered) < count:
-        assert time.monotonic() < end, "each is taken up when the one before is answered"
-        time.sleep(0.001)
+    wait_until(lambda: len(closers._answered) >= count, "each is not taken up when the one before is answered")
 
 
 def test_nobody_is_told_while_somebody_launches_and_the_processes_work_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closers_module, "_LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(closers_module, "_LONGEST_WAIT", PATIENCE)
     launches, looks = threading.Event(), []
 
     def is_launching() -> bool:
@@ -156,8 +165,9 @@ def test_nobody_is_told_while_somebody_launches_and_the_processes_work_on(monkey
         asked = [GenerateRequest(its, regex=regex) for regex in ("[ab]{4}", "(", "[cd]{4}")]
         until_answered(its, 3)
         looks.clear()
-        time.sleep(0.3)
-        assert len(looks) <= 110, "it sleeps between two looks"
+        wait_until(lambda: len(looks) > 50)
+        gaps = [later - earlier for earlier, later in pairwise(looks)]
+        assert median(gaps) >= closers_module._LOOK_SECONDS / 2, "it sleeps between two looks"
         assert all(ask.found.empty() for ask in asked)
         launches.clear()
         first, failed, last = (ask.next() for ask in asked)
@@ -172,7 +182,7 @@ def test_who_launches_on_and_on_holds_up_no_answer() -> None:
 
 
 def test_answers_that_come_late_are_told_as_such_behind_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closers_module, "_LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(closers_module, "_LONGEST_WAIT", PATIENCE)
     launches = threading.Event()
     with closers(is_launching=launches.is_set) as its:
         its._patience = 0.1
@@ -190,7 +200,7 @@ def test_answers_that_come_late_are_told_as_such_behind_a_launch(monkeypatch: py
 
 
 @pytest.mark.parametrize("state", ["answered", "under way", "waiting"])
-def test_a_service_that_was_closed_lets_go_of_who_launches(state: str) -> None:
+def test_a_service_that_was_closed_lets_go_of_who_launches(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner, whose memory is the GPU's."""
 
     class Runner:
@@ -199,16 +209,19 @@ def test_a_service_that_was_closed_lets_go_of_who_launches(state: str) -> None:
         def is_launching(self) -> bool:
             return self.launches
 
+    monkeypatch.setattr(closers_module, "_LONGEST_WAIT", PATIENCE)
     runner = Runner()
     service = CompileService(
-        Vocabulary([bytes([byte]) for byte in range(256)], []), num_closers=1, is_launching=runner.is_launching
+        Vocabulary([bytes([byte]) for byte in range(256)], []),
+        num_closers=1,
+        patience=PATIENCE,
+        is_launching=runner.is_launching,
     )
     its = service._closers
     assert its is not None
     service.start()
     service.submit(make_constraint({"regex": "ready"})).result(PATIENCE)
-    while its._busy or its._answered:
-        time.sleep(0.001)
+    until_at_rest(its)
     if state == "answered":
         runner.launches = True
         flight = service.submit(make_constraint({"regex": "[ab]{4}"}))
@@ -221,7 +234,7 @@ def test_a_service_that_was_closed_lets_go_of_who_launches(state: str) -> None:
             flight = service.submit(make_constraint({"regex": "[cd]{4}"}))
     service.close()
     its._thread.join(PATIENCE)
-    assert isinstance(flight.exception(30), EngineDead)
+    assert isinstance(flight.exception(PATIENCE), EngineDead)
     kept = weakref.ref(runner)
     del service, its, runner, flight
     gc.collect()
@@ -233,24 +246,22 @@ def test_garbage_is_looked_for_when_nobody_asks_or_at_last(monkeypatch: pytest.M
     answered = 0
     fake = SimpleNamespace(freeze=lambda: None, disable=lambda: None, collect=lambda: collected.append(answered))
     monkeypatch.setattr(process, "gc", fake)
-    monkeypatch.setattr(process, "_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(process, "_IDLE_SECONDS", PATIENCE)
     ours, theirs = (Channel(end) for end in socket.socketpair())
     worker = threading.Thread(target=process.serve_channel, args=(theirs,))
     worker.start()
     tell(ours, None)
     for _ in range(process._COLLECT_ANYWAY + 10):
-        tell(ours, (make_constraint({"regex": "a"}), 10.0))
+        tell(ours, (make_constraint({"regex": "a"}), PATIENCE))
         assert ours.receive() is not None
         answered += 1
     assert len(collected) == 1
     assert process._COLLECT_ANYWAY - 1 <= collected[0] <= process._COLLECT_ANYWAY
+    monkeypatch.setattr(process, "_IDLE_SECONDS", 0.01)
     for _ in range(process._COLLECT_AFTER):
-        tell(ours, (make_constraint({"regex": "a"}), 10.0))
+        tell(ours, (make_constraint({"regex": "a"}), PATIENCE))
         assert ours.receive() is not None
-    end = time.monotonic() + PATIENCE
-    while len(collected) < 2:
-        assert time.monotonic() < end, "nobody asks"
-        time.sleep(0.01)
+    wait_until(lambda: len(collected) == 2)  # nobody asks
     ours._socket.close()
     worker.join(PATIENCE)
     assert not worker.is_alive()

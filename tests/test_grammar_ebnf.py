@@ -418,6 +418,7 @@ def test_hostile_grammars_end_in_time_and_others_go_on() -> None:
                     assert len(matcher.forced_bytes()) <= 4096
             except GrammarError:
                 continue
+        service.deadline = PATIENCE
         plain = service.submit(make_constraint({"ebnf": 'root ::= "a"'})).result(PATIENCE)
         assert accepts(plain, "a")
         lark = service.submit(make_constraint({"ebnf": 'start: "a"'})).result(PATIENCE)

@@ -307,7 +307,7 @@ def test_d15_streams_wait_for_names_report_body_errors_and_stream_reasoning() ->
     state = late.run(backend=MockBackend(lambda *_: "abc"), stream=True)
     burnt = time.thread_time()
     threading.Timer(0.2, started.set).start()
-    assert within(5, lambda: state["x"]) == "abc"  # read before the body came to it
+    assert within(SOON, lambda: state["x"]) == "abc"  # read before the body came to it
     assert "".join(state.text_iter("x")) == "abc"
     assert time.thread_time() - burnt < 0.15
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -18,7 +17,7 @@ from sgl.errors import EngineDead, InvalidRequest, ProgramError, RequestAborted
 from sgl.lang.ir.chat import PrefixTemplate
 from sgl.runtime.engine import Engine
 from tests.live_server import slow_steps
-from tests.patience import PATIENCE
+from tests.patience import wait_until
 from tests.test_lang_defects import SOON, within
 from tests.tiny_models import calling_checkpoint, tiny_checkpoint
 
@@ -175,6 +174,10 @@ def test_errors_come_from_the_engine_with_their_cause(engine: Engine) -> None:
         assert caught.value.node == "1"
 
 
+def num_running(engine: Engine) -> int:
+    return int(engine.get_server_info()["internal_states"][0]["num_running_reqs"])
+
+
 @pytest.mark.usefixtures("slowly")
 def test_cancelling_frees_the_engine(engine: Engine) -> None:
     @sgl.function
@@ -184,13 +187,10 @@ def test_cancelling_frees_the_engine(engine: Engine) -> None:
         s += sgl.gen("x", max_tokens=1500, ignore_eos=True)
 
     state = endless.run(backend=engine)
-    time.sleep(0.1)
+    wait_until(lambda: num_running(engine) == 5)
     state.cancel()
     assert isinstance(within(SOON, state.error).__cause__, RequestAborted)
-    deadline = time.monotonic() + PATIENCE
-    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: num_running(engine) == 0)
     assert engine.check_ledger() == []
 
 
@@ -202,7 +202,7 @@ def test_a_closed_engine_fails_what_runs_and_what_comes(folder: Path) -> None:
     engine = Engine(str(folder), device="cpu", max_total_tokens=4096)
     with slow_steps(engine):
         state = long.run(backend=engine)
-        time.sleep(0.1)
+        wait_until(lambda: num_running(engine) == 1)
         engine.shutdown()
     for one in (state, long.run(backend=engine)):
         with pytest.raises(ProgramError) as caught:

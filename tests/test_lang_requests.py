@@ -6,7 +6,6 @@ import asyncio
 import gc
 import sys
 import threading
-import time
 import weakref
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 import sgl
 import sgl.lang.record.run as lang_run
-from sgl.lang.ir import nodes as ir
 from sgl.lang.record.run import SEGMENT_NODES
 from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
 from tests.patience import PATIENCE, wait_until
@@ -226,16 +224,11 @@ def test_a_late_segment_after_the_lease_is_computed_and_says_so() -> None:
     def program(s):
         s += sgl.gen("x")
         s["x"]
-        time.sleep(0.25)
+        backend.sessions[0].lapse()
         s += sgl.gen("y")
 
-    class ShortLease(ProgramBackend):
-        def open(self, header: ir.Program, sink: ir.Sink) -> Any:
-            session = super().open(header, sink)
-            session._lease_s = 0.1
-            return session
-
-    state = program.run(backend=ShortLease(MockBackend(echo)))
+    backend = ProgramBackend(MockBackend(echo))
+    state = program.run(backend=backend)
     assert state.text() == "<x><y>"
     assert state.get_meta_info("y")["evicted"] is True
     assert state.get_meta_info("x")["evicted"] is False

@@ -165,7 +165,7 @@ def test_calls_run_and_their_results_are_appended_as_turns(programs: bool) -> No
 
 
 def test_several_calls_run_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=5)
+    together = threading.Barrier(3, timeout=PATIENCE)
 
     def meet(i: int) -> int:
         """Wait for the others."""

@@ -20,6 +20,7 @@ import sgl
 from sgl.errors import BackendError, ProgramError, RequestTimeout, ServerUnreachable
 from sgl.lang.backends import http, server
 from tests.fake_servers import FakeServer
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """
@@ -88,7 +89,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         input="hello\n",
         cwd=ROOT,
         env=environment,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
 

@@ -19,6 +19,7 @@ from sgl.errors import BackendError, ConfigError
 from sgl.lang.backends.launch import Runtime
 from tests.fake_servers import FakeServer
 from tests.lang_mocks import MockBackend
+from tests.patience import PATIENCE
 
 SERVER = textwrap.dedent(
     """
@@ -75,7 +76,7 @@ def test_urls_and_requests(tmp_path: Path) -> None:
         first = utils.download_and_cache_file(server.url + "/file.json", tmp_path / "f")
         assert utils.download_and_cache_file("http://127.0.0.1:9/f", tmp_path / "f") == first
         assert Path(first).read_text() == '{"ok": 1}'
-        utils.wait_for_server(server.url, timeout=5)
+        utils.wait_for_server(server.url, timeout=PATIENCE)
     with pytest.raises(BackendError, match="not ready"):
         utils.wait_for_server("http://127.0.0.1:9", timeout=0.3)
 
@@ -90,19 +91,19 @@ def test_a_server_process_is_started_and_stopped(tmp_path: Path) -> None:
     script.write_text(SERVER)
     process, port = utils.launch_server_cmd(f"{sys.executable} {script} \\\n --name x")
     try:
-        utils.wait_for_server(f"http://127.0.0.1:{port}", timeout=30, process=process)
+        utils.wait_for_server(f"http://127.0.0.1:{port}", timeout=PATIENCE, process=process)
     finally:
         utils.terminate_process(process)
     assert process.poll() is not None
     with pytest.raises(BackendError, match="ended with code"):
-        utils.wait_for_server("http://127.0.0.1:9", timeout=5, process=process)
+        utils.wait_for_server("http://127.0.0.1:9", timeout=PATIENCE, process=process)
 
 
 def test_a_runtime_is_a_server_process_and_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "server.py"
     script.write_text(SERVER)
     monkeypatch.setattr(Runtime, "command", (sys.executable, str(script)))
-    runtime = sgl.Runtime(model_path="m", launch_timeout=30, port=31000, api_key="k", skip_server_warmup=True)
+    runtime = sgl.Runtime(model_path="m", launch_timeout=PATIENCE, port=31000, api_key="k", skip_server_warmup=True)
     try:
         argv = runtime.endpoint.model_info["argv"]
         assert "--skip-server-warmup" in argv

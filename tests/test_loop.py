@@ -23,7 +23,7 @@ from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from tests.mock_runner import VOCAB, MockRunner, expected_output
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 STOPS = frozenset({3})
 TABLE = TokenTable([f"<{i}>".encode() for i in range(VOCAB)], frozenset(), first="keep", invalid="replace")
@@ -230,7 +230,7 @@ def test_stopping_answers_those_who_wait_and_may_be_repeated(harness: Harness) -
 def test_an_idle_loop_computes_nothing_and_wakes_up(harness: Harness) -> None:
     harness.loop.submit([harness.submission([1, 2], 4)])
     harness.collect(1)
-    time.sleep(0.05)  # the turn that delivered is over
+    wait_until(lambda: harness.loop._round_began is None)  # the turn that delivered is over
     turns = []
     expire = harness.scheduler.expire
     harness.scheduler.expire = lambda: turns.append(1) or expire()  # type: ignore[method-assign,func-returns-value]

@@ -197,13 +197,13 @@ def test_bodies_of_every_size_are_read(server: LiveServer) -> None:
     for size in (10, 300_000, 2_000_000):
         spaces = " " * size
         data = put('{"text": "hello", %s"sampling_params": {"max_new_tokens": 2, "temperature": 0}}', spaces)
-        answer = requests.post(server.url + "/generate", data=data, timeout=120)
+        answer = requests.post(server.url + "/generate", data=data, timeout=PATIENCE)
         assert answer.json()["meta_info"]["completion_tokens"] == 2
         wrong = put('{"text": "hello", %s"sampling_params": {"max_tokens": 2}}', spaces)
-        answer = requests.post(server.url + "/generate", data=wrong, timeout=120)
+        answer = requests.post(server.url + "/generate", data=wrong, timeout=PATIENCE)
         assert "did you mean 'max_new_tokens'" in answer.json()["error"]["message"]
         wrong = put('{"text": 5, %s"sampling_params": {}}', spaces)
-        answer = requests.post(server.url + "/generate", data=wrong, timeout=120)
+        answer = requests.post(server.url + "/generate", data=wrong, timeout=PATIENCE)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text")
     several = server.post("/generate", {"text": ["a"] * 5_000, "sampling_params": {**SHORT, "max_new_tokens": 0}})
     assert len(several.json()) == 5_000
@@ -297,6 +297,6 @@ def test_memory_is_given_back(server: LiveServer) -> None:
     before = None
     for _ in range(4):
         for path, data in zip(paths, hostile, strict=True):
-            assert requests.post(server.url + path, data=data, timeout=120).status_code == 400
+            assert requests.post(server.url + path, data=data, timeout=PATIENCE).status_code == 400
         before = before or resident()
     assert resident() - before < 200_000

@@ -395,7 +395,7 @@ def test_helpers_import_nothing_from_the_working_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", "import subprocess, sys; from sgl.runtime import child; sys.path.insert(0, ''); "
          f"sys.exit(subprocess.run(child.command({code!r})).returncode)"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
         env={"PYTHONPATH": str(Path(child.__file__).resolve().parents[2])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -423,7 +423,7 @@ def test_a_server_imports_nothing_from_the_working_folder(tmp_path: Path) -> Non
         found = re.search(r"at (http://\S+)", line)
         assert found, process.communicate()[1]
         body = {"text": "a", "sampling_params": {**SHORT, "regex": "[a-z]+"}, "padding": [0] * 10_000}
-        assert requests.post(found[1] + "/generate", json=body, timeout=120).status_code == 200
+        assert requests.post(found[1] + "/generate", json=body, timeout=PATIENCE).status_code == 200
     finally:
         process.terminate()
         process.communicate()

@@ -60,7 +60,7 @@ def test_a_foreign_page_is_refused_everywhere(served: Callable[..., LiveServer])
                 requests.options(
                     server.url + "/generate",
                     headers={**headers, "Access-Control-Request-Method": "POST"},
-                    timeout=60,
+                    timeout=PATIENCE,
                 ),
             ):
                 assert answer.status_code == 403, origin

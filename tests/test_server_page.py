@@ -13,6 +13,7 @@ import sgl
 from sgl.cli import main
 from sgl.runtime.engine import Engine
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import PATIENCE
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-zygote", "--single-process", "--use-angle=swiftshader")
 
@@ -44,7 +45,7 @@ def page() -> Iterator[Any]:
         page = browser.new_page(viewport={"width": 1000, "height": 1000})
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(f"{message.type}: {message.text}"))
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(1000 * PATIENCE)
         yield page
         browser.close()
     assert errors == []

@@ -384,9 +384,9 @@ def test_a_stopped_engine_shows_in_health_and_may_come_back(serve: Callable[...,
     os.kill(engine, signal.SIGSTOP)
     thread = threading.Thread(target=lambda: answers.append(server.generate(LONG)))
     thread.start()
-    began = time.monotonic()
+    deadline = time.monotonic() + PATIENCE
     while (health := requests.get(server.url + "/health", timeout=PATIENCE)).status_code == 200:
-        assert time.monotonic() - began < 10
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     assert "nothing was heard" in health.json()["error"]["message"]
     os.kill(engine, signal.SIGCONT)
@@ -440,7 +440,6 @@ def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: 
             events = engine.stream(**arguments)
             await anext(events)
             flag.touch()
-            began = time.monotonic()
             while engine.heartbeat_age() < 1.0:
                 await asyncio.sleep(0.02)
             with pytest.raises(EngineDead, match="at one step"):
@@ -451,7 +450,6 @@ def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: 
                     pass
             with pytest.raises(EngineDead):
                 await waiting
-            assert time.monotonic() - began < 20
             with pytest.raises(EngineDead, match="not running"):
                 service.check_is_up()
             flag.unlink()
