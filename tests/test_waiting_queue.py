@@ -84,6 +84,22 @@ def test_depth_first_enters_the_subtree_with_most_waiting(seed: int) -> None:
     assert weights == sorted(weights, reverse=True)
 
 
+def test_a_subtree_that_one_enters_as_the_last_leaves_it_stays() -> None:
+    """In one round a held request leaves a node while another, whose prefix was evicted, comes to the node above."""
+    setting = Setting(page_size=1, num_pages=97, rows=3, budget=1, overlap=False, policy="dfs-weight")
+    driver = Driver(setting)
+    requests = [random_request(uid, seed, setting.context) for uid, seed in enumerate([0, 0, 3884, 28398902])]
+    requests[2].waits_for_grammar = True
+    for request in requests:
+        driver.scheduler.add(request)
+    while driver.step():
+        driver.check()
+    assert [request.uid for request in requests if not request.is_done] == [2]
+    driver.scheduler.grammar_is_ready(requests[2])
+    driver.run()
+    driver.check()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_those_that_wait_for_one_prefix_are_set_aside_as_one_and_all_come_back(policy: str) -> None:
     """Half share a prefix that the first of them computes chunk by chunk; then the rest go on, each with a hit."""

@@ -48,6 +48,7 @@ class Subtrees(Generic[Group]):
         self._places: dict[Node, _Place[Group]] = {}
         self._root: _Place[Group] | None = None
         self._stamps = count(1)
+        self._changed: set[_Place[Group]] = set()  # those whose entry in the parent's `heavy` is to be renewed
         self._frozen: dict[Node, int] | None = None  # what is to be added to weights
 
     def weigh(self, node: Node, number: int) -> None:
@@ -66,6 +67,7 @@ class Subtrees(Generic[Group]):
                 self._show(place)
             else:
                 del self._places[place.node]
+                self._changed.discard(place)
                 above.num_children -= 1
             place = above
 
@@ -84,9 +86,9 @@ class Subtrees(Generic[Group]):
         self._frozen = {}
 
     def thaw(self) -> None:
-        """Count what has changed since `freeze`."""
+        """Count what has changed since `freeze`: who came first, as a place without anybody is forgotten at once."""
         changes, self._frozen = self._frozen or {}, None
-        for node, number in changes.items():
+        for node, number in sorted(changes.items(), key=lambda change: -change[1]):
             if number:
                 self._weigh(node, number)
 
@@ -105,6 +107,9 @@ class Subtrees(Generic[Group]):
 
     def best(self) -> Group | None:
         """The first group of the walk that may go on."""
+        for changed in self._changed:
+            self._renew(changed)
+        self._changed.clear()
         place = self._root
         while place is not None and place.num_offered:
             groups = place.groups
@@ -142,11 +147,14 @@ class Subtrees(Generic[Group]):
             place = place.parent
 
     def _show(self, place: _Place[Group]) -> None:
-        """Give a place its entry in its parent's list."""
+        """Give a place a new entry in its parent's list, before anybody looks there."""
+        place.stamp = next(self._stamps)
+        self._changed.add(place)
+
+    def _renew(self, place: _Place[Group]) -> None:
         above = place.parent
         if above is None or not place.num_offered:
             return
-        place.stamp = next(self._stamps)
         # Of equals, the one that changed last: it is being used up.
         heappush(above.heavy, (-place.weight, -place.stamp, place))
         if len(above.heavy) > 2 * above.num_children + _MUCH_GARBAGE:
