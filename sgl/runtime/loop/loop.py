@@ -93,10 +93,12 @@ class EngineLoop:
         self._thread.close()
 
     def submit(self, submissions: list[Submission]) -> None:
-        """Queue requests, all of them in the same scheduling round. Raises EngineDead."""
+        """Queue requests of one call, all of them in the same scheduling round. Raises EngineDead."""
         now = time.monotonic()
+        call = object() if len(submissions) > 1 else None
         for submission in submissions:
             submission.submitted = now
+            submission.request.call = submission.request.call or call
         by_uid = {submission.request.uid: submission for submission in submissions}
         self.post(lambda: self._add(by_uid))
 

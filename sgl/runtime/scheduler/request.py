@@ -6,6 +6,7 @@ through its phases, the loop reads what it produced.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -52,6 +53,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0
     namespace: str | None = None
+    call: Hashable | None = None  # what made it along with others; None: it was made alone
     deadline: float | None = None  # monotonic seconds, for the whole request
     queue_deadline: float | None = None  # monotonic seconds, for its first admission
     logprob_start: int | None = None  # first prompt position that is scored; None: none
@@ -70,7 +72,8 @@ class Request:
     waits_for_grammar: bool = False  # its last known token is not computed: what may follow is not known yet
     tick: int = 0  # the scheduling round in which it arrived
     order: int = 0  # its place among all that ever waited; 0: it has not
-    group: Any = None  # the queue's own record of a request that waits
+    standing: Any = None  # the part of the queue that it waits in
+    group: Any = None  # and that part's own record of it
     row: int = -1
     target_len: int = 0  # known tokens at admission, and a draft: prefill ends there
     draft: int | None = None  # a token that may be the next: computed with what is known, and kept if it is sampled

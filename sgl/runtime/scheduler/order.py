@@ -1,0 +1,249 @@
+"""One policy's order over requests that wait: who of them goes first.
+
+No operation looks at all that wait. Requests whose cached prefix ends at the same tree node and that need the same
+page next form a group: what the cache stores or evicts, and who computes that page, concerns a group as a whole. So a
+change of the tree marks one group as stale, and its members are matched again a few each round, the oldest first; a
+group whose next page a running request computes is set aside until that is done. Beyond the stale requests that are
+matched again in a round, "longest prefix" therefore means the longest that is known so far.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+from typing import Protocol, TypeAlias
+
+from sgl.runtime.cache.radix import Edge, Match, Node
+from sgl.runtime.config import SchedulePolicy
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.subtrees import Subtrees
+
+_MUCH_GARBAGE = 64  # entries of a heap that are over, before anybody minds
+
+_ORDER_BITS = 48
+_ORDER = (1 << _ORDER_BITS) - 1
+
+Rank: TypeAlias = int  # what the policy looks at, and behind it the order of arrival: the lowest goes first
+Key: TypeAlias = tuple[Node, int, Edge | None]  # of a match: its node and length, and the page that comes next
+
+
+class Prefixes(Protocol):
+    """What the queue asks of the memory."""
+
+    def current_match(self, request: Request) -> Match:
+        """The longest cached prefix that a waiting request may use."""
+
+    def computed_by(self, request: Request) -> int | None:
+        """The uid of a running request that is about to put the next tokens of this one into the tree."""
+
+    def is_in_flight(self, uid: int) -> bool:
+        """Whether that request is still about to."""
+
+
+class Group:
+    """Waiting requests with one cached prefix and one page that comes next. `members` holds ranks, which say whose
+    they are: numbers are quick to compare, and garbage collections pass them over."""
+
+    __slots__ = ("blocked_by", "is_stale", "key", "length", "members", "size", "stamp")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.length = key[1]  # tokens of the prefix; a lower bound if it is stale
+        self.members: list[Rank] = []  # a heap, with some that have left
+        self.size = 0
+        self.is_stale = False
+        self.blocked_by: int | None = None  # who computes the next page
+        self.stamp = 0  # of its valid entries in the order's heaps; 0: it is in none
+
+
+class Order:
+    """Those that have a place; `best` is the first of them that may go on."""
+
+    def __init__(self, policy: SchedulePolicy, prefixes: Prefixes) -> None:
+        self._policy = policy
+        self._prefixes = prefixes
+        self._requests: dict[int, Request] = {}  # by order of arrival
+        self._stamps = count(1)
+        self._groups: dict[Key, Group] = {}
+        self._offered: dict[int, Group] = {}  # those that are not set aside, by stamp
+        self._heap: list[tuple[Rank, int]] = []  # of their ranks and stamps, with some that are over
+        self._subtrees: Subtrees[Group] | None = Subtrees() if policy == "dfs-weight" else None
+        self._stale: deque[Group] = deque()
+        self._blocked: dict[int, list[Group]] = {}  # by who computes their next page
+
+    def place(self, request: Request) -> None:
+        """Put a request into its group."""
+        key = key_of(self._prefixes.current_match(request))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(key)
+        self._requests[request.order] = request
+        self._join(group, request)
+        if self._subtrees is not None:
+            self._subtrees.weigh(key[0], 1)
+        if group.blocked_by is None and (group.size == 1 or self._first(group) is request):
+            self._offer(group)
+
+    def leave(self, request: Request) -> None:
+        """Take a request out of its group."""
+        group: Group = request.group
+        del self._requests[request.order]
+        request.group = None
+        group.size -= 1
+        if group.members and group.members[0] & _ORDER == request.order:
+            heappop(group.members)
+        if not group.size:
+            self._withdraw(group)
+            del self._groups[group.key]
+        if self._subtrees is not None:
+            self._subtrees.weigh(group.key[0], -1)
+
+    def best(self) -> Request | None:
+        """Who is next of those that take part."""
+        group = self._top() if self._subtrees is None else self._subtrees.best()
+        return None if group is None else self._first(group)
+
+    def takes_part(self, request: Request) -> bool:
+        """Whether it has a place, and waits for nobody to compute its next page."""
+        return request.group is not None and request.group.stamp > 0
+
+    def is_misplaced(self, request: Request) -> bool:
+        """Whether its match is another than its group's, whose members then are matched again too."""
+        match = self._prefixes.current_match(request)
+        if key_of(match) == request.group.key:
+            return False
+        group: Group = request.group
+        group.length = match.length  # what is true of one is likely of all
+        self._mark_stale(group)
+        return True
+
+    def set_aside(self, request: Request, owner: int) -> None:
+        """Leave its group out until `owner` computes no more, or a page is added for it."""
+        group: Group = request.group
+        self._withdraw(group)
+        group.blocked_by = owner
+        self._blocked.setdefault(owner, []).append(group)
+
+    def begin_round(self, budget: int) -> int:
+        """Let those take part again that wait for nobody any more, and put so many requests of stale groups where they
+        belong by now; returns how many fewer it were. Then weights stay as they are until `end_round`."""
+        self._unblock()
+        budget = self._match_again(budget)
+        if self._subtrees is not None:
+            self._subtrees.freeze()
+        return budget
+
+    def end_round(self) -> None:
+        """Count what has changed."""
+        if self._subtrees is not None:
+            self._subtrees.thaw()
+
+    # ── what the cache tells ────────────────────────────────────────────────────────────────────────────────────
+
+    def grown(self, node: Node, edge: Edge) -> None:
+        """A node was added below this one: whoever waits for that page has a longer prefix now."""
+        group = self._groups.get((node, node.length, edge))
+        if group is not None:
+            group.length = max(group.length, group.key[1] + 1)
+            self._mark_stale(group)
+            group.blocked_by = None
+            self._offer(group)
+
+    def split(self, node: Node, upper: Node) -> None:
+        """A node was split: `upper` is new, above it."""
+        if self._subtrees is not None:
+            self._subtrees.split(node, upper)
+
+    # ── groups ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _join(self, group: Group, request: Request) -> None:
+        request.group = group
+        group.size += 1
+        rank = request.order
+        if self._policy == "priority":
+            rank -= request.priority << _ORDER_BITS
+        heappush(group.members, rank)
+        if len(group.members) > 2 * group.size + _MUCH_GARBAGE:
+            group.members = sorted({rank for rank in group.members if self._is_member(group, rank)})
+
+    def _is_member(self, group: Group, rank: Rank) -> bool:
+        request = self._requests.get(rank & _ORDER)
+        return request is not None and request.group is group
+
+    def _first(self, group: Group) -> Request:
+        """The first member; there is one."""
+        while not self._is_member(group, group.members[0]):
+            heappop(group.members)
+        return self._requests[group.members[0] & _ORDER]
+
+    def _offer(self, group: Group) -> None:
+        """Let a group take part from now on, at its present rank."""
+        self._withdraw(group)
+        group.stamp = next(self._stamps)
+        self._offered[group.stamp] = group
+        if self._subtrees is not None:
+            self._subtrees.offer(group.key[0], group, self._first(group).order)
+            return
+        heappush(self._heap, (self._rank(group), group.stamp))
+        if len(self._heap) > 2 * len(self._offered) + _MUCH_GARBAGE:
+            self._heap = sorted(entry for entry in self._heap if entry[1] in self._offered)
+
+    def _withdraw(self, group: Group) -> None:
+        if group.stamp:
+            del self._offered[group.stamp]
+            group.stamp = 0
+            if self._subtrees is not None:
+                self._subtrees.withdraw(group.key[0])
+
+    def _rank(self, group: Group) -> Rank:
+        self._first(group)
+        rank = group.members[0]  # of the policies by arrival and by priority
+        return rank - (group.length << _ORDER_BITS) if self._policy == "lpm" else rank
+
+    def _top(self) -> Group | None:
+        """The group of the lowest rank. One whose rank rose since it was put there moves back first."""
+        heap = self._heap
+        while heap:
+            was, stamp = heap[0]
+            group = self._offered.get(stamp)
+            if group is None:
+                heappop(heap)
+            elif (now := self._rank(group)) != was:
+                heapreplace(heap, (now, stamp))
+            else:
+                return group
+        return None
+
+    def _unblock(self) -> None:
+        for owner in [owner for owner in self._blocked if not self._prefixes.is_in_flight(owner)]:
+            for group in self._blocked.pop(owner):
+                if group.blocked_by == owner and group.size:
+                    group.blocked_by = None
+                    self._offer(group)
+
+    def _mark_stale(self, group: Group) -> None:
+        if not group.is_stale:
+            group.is_stale = True
+            self._stale.append(group)
+
+    def _match_again(self, budget: int) -> int:
+        while self._stale and budget:
+            group = self._stale[0]
+            if not group.size or not group.is_stale:
+                self._stale.popleft()
+                continue
+            request = self._first(group)
+            if key_of(self._prefixes.current_match(request)) == group.key:
+                group.is_stale = False  # what was added has been evicted again
+                group.length = group.key[1]
+                continue
+            budget -= 1
+            self.leave(request)
+            self.place(request)
+        return budget
+
+
+def key_of(match: Match) -> Key:
+    """Under which a request of that match is filed."""
+    return match.node, match.length, match.next_edge
