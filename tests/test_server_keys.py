@@ -20,8 +20,11 @@ import sgl
 from sgl.cli import main
 from sgl.cli.options import configs
 from sgl.errors import ConfigError, SglError
+from sgl.lang.ir import interpreter
+from sgl.lang.ir.pool import Pool
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
+from sgl.runtime.server import programs
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
 from tests.patience import PATIENCE
 
@@ -313,3 +316,112 @@ def test_the_language_runs_with_a_key_of_several(served: Callable[..., LiveServe
     assert len(server.get("/v1/programs", headers=BOB).json()) == 1
     with pytest.raises(SglError, match="API key"):
         sgl.RuntimeEndpoint(server.url, api_key="nobodys")
+
+
+# ── what programs share ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tried(server: LiveServer, key: Any, size: int = 0) -> tuple[int, str]:
+    """The status of an answer to a program of so many characters, and its id or the error."""
+    texts = {"nodes": [{"st": 0, "op": "text", "text": "x" * size}]}
+    answer = server.post("/v1/programs", {**OPEN_ENDED, "segment": texts}, headers=key, stream=True)
+    if answer.status_code != 200:
+        return answer.status_code, answer.json()["error"]["message"]
+    line = next(line for line in answer.iter_lines() if b"opened" in line)
+    return 200, json.loads(line.partition(b"data: ")[2])["id"]
+
+
+def ended(server: LiveServer, key: Any, programs: list[str]) -> None:
+    for program in programs:
+        assert requests.delete(f"{server.url}/v1/programs/{program}", headers=key, timeout=PATIENCE).ok
+
+
+def fill(server: LiveServer, key: Any, size: int = 0) -> list[str]:
+    """Programs of a key, until one is refused."""
+    mine = []
+    while (answer := tried(server, key, size))[0] == 200:
+        mine.append(answer[1])
+    assert answer[0] == 429
+    assert "this key" in answer[1]
+    return mine
+
+
+def test_no_key_opens_all_the_programs_that_there_may_be(
+    served: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as many as it leaves; what one gives back is everybody's."""
+    monkeypatch.setattr(programs, "MAX_PROGRAMS", 12)
+    server = served(**KEYS, admin_api_key="admins-key")
+    alices = fill(server, ALICE)
+    assert len(alices) == 6
+    bobs = fill(server, BOB)
+    assert len(bobs) == 3
+    assert tried(server, ADMIN)[0] == 200
+    ended(server, ALICE, alices)
+    assert len(bobs + fill(server, BOB)) == 5
+
+
+def test_no_key_fills_what_open_programs_may_hold(
+    served: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "MAX_HELD", 64_000)
+    server = served(**KEYS)
+    alices = fill(server, ALICE, 4000)
+    assert 7 <= len(alices) <= 9
+    path = f"/v1/programs/{alices[0]}/segments"
+    assert server.post(path, {"segment": {"nodes": []}}, headers=ALICE).status_code == 429
+    status, bobs = tried(server, BOB, 4000)
+    assert status == 200
+    assert server.post(f"/v1/programs/{bobs}/segments", {"segment": {"nodes": []}}, headers=BOB).ok
+    ended(server, ALICE, alices)
+    assert tried(server, ALICE, 4000)[0] == 200
+
+
+def test_no_key_fills_what_programs_hold_in_the_engine(
+    served: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that asks for more fails, and others' do not."""
+    monkeypatch.setitem(interpreter._MOST_TOGETHER, "characters", 64_000)
+    server = served(**KEYS)
+
+    def run(key: Any, final: bool) -> tuple[str, str]:
+        nodes = [{"st": 0, "op": "text", "text": "x" * 4000}]
+        body = {**OPEN_ENDED, "segment": {"nodes": nodes, "final": final}}
+        program, events = opened(server, key, body)
+        if final:
+            return program, b"".join(events).decode()
+        server.engine._loop.call(lambda: None)  # it has taken what was sent
+        return program, ""
+
+    kept = [run(ALICE, False)[0] for _ in range(8)]
+    assert "programs of this key" in run(ALICE, True)[1]
+    assert "node_failed" not in run(BOB, True)[1]
+    ended(server, ALICE, kept)
+    assert "node_failed" not in run(ALICE, True)[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"api_key": ["alice=alices-key", "alice=bobs-key"]}])
+def test_without_several_names_all_of_it_is_everybodys(
+    served: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(programs, "MAX_PROGRAMS", 6)
+    server = served(**options)
+    answers = [tried(server, ALICE) for _ in range(7)]
+    assert [status for status, _ in answers] == [200] * 6 + [429]
+    assert answers[-1][1] == "6 programs are open"
+
+
+def test_a_party_has_what_it_leaves_free() -> None:
+    pool = Pool()
+    pool.take(pool.room(60, "a"), "a")
+    assert (pool.of("a"), pool.room(60, "a"), pool.room(60, "b"), pool.room(60, None)) == (30, 0, 15, 30)
+    for _ in range(100):  # both always take all they may, and give it back one after the other
+        for one in ("b", "a"):
+            pool.take(-pool.of(one), one)
+            pool.take(pool.room(60, one), one)
+    assert abs(pool.of("a") - 20) <= 1
+    assert abs(pool.of("b") - 20) <= 1
+    for one in ("a", "b"):
+        pool.take(-pool.of(one), one)
+    assert pool.taken == 0
+    assert not pool._of

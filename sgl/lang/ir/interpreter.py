@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from sgl.errors import BackendError, InvalidRequest, ProgramError, QueueFull, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat import ChatTemplate
+from sgl.lang.ir.pool import Pool
 from sgl.lang.ir.reasoning import ReasoningSplitter, split_reasoning
 
 T = TypeVar("T")
@@ -140,10 +141,11 @@ class Held:
     """What a program holds: the characters of its streams and of its nodes' values. Whatever makes more of them is
     charged before it makes them: a few nested scopes and references could ask for any amount of memory."""
 
-    def __init__(self, together: HeldTogether | None = None) -> None:
-        """together: of all programs of an executor."""
+    def __init__(self, together: HeldTogether | None = None, party: str | None = None) -> None:
+        """together: of all programs of an executor; party: as who this one takes of it."""
         self._counts = {"characters": 0, "copied characters": 0, "tokens": 0}
         self._together = together
+        self._party = party
 
     def charge(self, number: int, what: str = "characters") -> None:
         """Count what is about to be made. Raises InvalidRequest, and counts nothing, where that is too much, and
@@ -153,7 +155,7 @@ class Held:
             message = f"{number} more {what} make {total} in this program, and the limit is {_MOST_HELD[what]}"
             raise InvalidRequest(message, param=what)
         if self._together is not None:
-            self._together.charge(number, what)
+            self._together.charge(number, what, self._party)
         self._counts[what] = total
 
     def release(self) -> None:
@@ -161,24 +163,29 @@ class Held:
         together, self._together = self._together, None
         if together is not None:
             for what, number in self._counts.items():
-                together.charge(-number, what)
+                together.charge(-number, what, self._party)
 
 
 class HeldTogether:
     """What the programs of one executor hold, all of them. One thread uses it."""
 
     def __init__(self) -> None:
-        self._counts = dict.fromkeys(_MOST_TOGETHER, 0)
+        self._pools = {what: Pool() for what in _MOST_TOGETHER}
 
-    def charge(self, number: int, what: str) -> None:
+    def charge(self, number: int, what: str, party: str | None = None) -> None:
         """Count what is about to be made, or is given back. Raises QueueFull and counts nothing if it is too much."""
         limit = _MOST_TOGETHER.get(what)
         if limit is None:
             return
-        if number > 0 and self._counts[what] + number > limit:
-            message = f"the programs that are open hold {limit} {what} together: there is no room for {number} more"
-            raise QueueFull(f"{message}; try again later", limit=limit)
-        self._counts[what] += number
+        pool = self._pools[what]
+        if number > 0 and number > pool.room(limit, party):
+            held = f"the programs that are open hold {limit} {what} together"
+            if party is not None:
+                held = (
+                    f"the programs of this key hold {pool.of(party)} {what} and may have as many as they leave free"
+                )
+            raise QueueFull(f"{held}: there is no room for {number} more; try again later", limit=limit)
+        pool.take(number, party)
 
 
 _MOST_HELD = {

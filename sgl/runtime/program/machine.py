@@ -23,6 +23,7 @@ from sgl.lang.ir.interpreter import Held, HeldTogether, Steps, Turns
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.timers import Timer
+from sgl.runtime.program.party import party
 from sgl.runtime.program.stream import Call, Stream
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.requests.intake import RequestBuilder
@@ -60,7 +61,9 @@ class Machine(Turns[Stream]):
         super().__init__(sink)
         self._services = services
         self._program = program
-        self.held = Held(services.held)
+        asks = party.get()
+        self._call = asks.batch or object()  # whose share of the waiting queue its requests have
+        self.held = Held(services.held, asks.key)
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # made in this turn
         self._calls: dict[int, Call] = {}  # by uid
@@ -95,6 +98,8 @@ class Machine(Turns[Stream]):
         """Submit the requests and wait for all of them. Raises what ended one of them."""
         uids = call.unfinished
         self._calls.update(dict.fromkeys(uids, call))
+        for request in call.requests:
+            request.call = self._call
         self._services.outlet.expect(uids, self)
         self._submissions += call.submissions
         while not call.is_over:

@@ -71,9 +71,14 @@ class _Guard:
         self._routes = {route.path: route for route in routes}
         self._origins = Origins(service.config)
         config = service.config
-        self._keys = [(_digest(key.key), Caller(key.name, is_admin=False)) for key in config.api_key or ()]
+        keys = config.api_key or ()
+        are_several = len({key.name for key in keys}) > 1
+        self._keys = [
+            (_digest(key.key), Caller(key.name, False, key.name if are_several else None)) for key in keys
+        ]
         if config.admin_api_key is not None:
-            self._keys.append((_digest(config.admin_api_key), Caller(ADMIN, is_admin=True)))
+            admin = Caller(ADMIN, is_admin=True, party=ADMIN if are_several else None)
+            self._keys.append((_digest(config.admin_api_key), admin))
         # Where only the admin has a key, everybody enters; where nobody has, everybody may do everything.
         self._stranger = None if config.api_key else Caller(None, is_admin=config.admin_api_key is None)
 

@@ -24,6 +24,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig, working_folder_left_out
 from sgl.runtime.loop.submission import Detail, Output
 from sgl.runtime.model.checkpoint import checkpoint_folder
+from sgl.runtime.program.party import party
 from sgl.runtime.requests.native import Call, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.identity import request_id, working_for
@@ -98,7 +99,7 @@ class EngineProcess:
         channel = self._up()
         call_id = next(self._ids)
         self._waiting[call_id] = waiter = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
-        channel.send(("program", call_id, waiter.identity, program))
+        channel.send(("program", call_id, waiter.identity, tuple(party.get()), program))
         return RemoteSession(channel, call_id)
 
     async def call(self, method: Method, *arguments: Any) -> Any:

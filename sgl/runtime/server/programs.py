@@ -12,6 +12,7 @@ soon: a program that nobody listens to for `--reconnect-grace` seconds is cancel
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import json
 import re
@@ -30,7 +31,9 @@ from sgl.errors import InvalidRequest, QueueFull, RequestAborted, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat import registry
 from sgl.lang.ir.check import Checker, program_from_wire
+from sgl.lang.ir.pool import Pool
 from sgl.lang.ir.sampling import MAX_WHOLE
+from sgl.runtime.program.party import Party, party
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
@@ -94,8 +97,7 @@ class ProgramsApi(Api):
         """Run a program: its events. All of it is checked first."""
         self._service.check_is_up()
         rows = body.rows or [Row()]
-        if len(self._open) >= MAX_PROGRAMS:
-            raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
+        self._open.check_number()
         self._open.check_room()
         if body.rows is not None and not (body.segment and body.segment.get("final") is True):
             raise InvalidRequest("rows need a segment that is final", param="segment")
@@ -128,7 +130,7 @@ class ProgramsApi(Api):
         except BaseException:
             opened.end()
             raise
-        self._open[opened.id] = opened
+        self._open.add(opened)
         if body.rows is None:
             opened.nodes += [] if body.segment is None else body.segment["nodes"]
         opened.count()
@@ -213,13 +215,38 @@ class ProgramsApi(Api):
 class _Open(dict[str, "_OpenProgram"]):
     """The programs that are open, by id, and what they hold together."""
 
-    num_held = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.programs = Pool()
+        self.held = Pool()
+
+    def add(self, opened: _OpenProgram) -> None:
+        """Take one in."""
+        self[opened.id] = opened
+        self.programs.take(1, opened.party)
+
+    def forget(self, opened: _OpenProgram) -> None:
+        """Let one go, if it is there."""
+        if self.pop(opened.id, None) is not None:
+            self.programs.take(-1, opened.party)
+
+    def check_number(self) -> None:
+        """Raises QueueFull where no other program may be opened."""
+        asks = caller.get().party
+        if self.programs.room(MAX_PROGRAMS, asks) < 1:
+            what = f"{MAX_PROGRAMS} programs are open"
+            if asks is not None:
+                what = f"{self.programs.of(asks)} programs of this key are open, as many as it leaves of {MAX_PROGRAMS}"
+            raise QueueFull(what, limit=MAX_PROGRAMS)
 
     def check_room(self) -> None:
         """Raises QueueFull where there is no more room for nodes. Events of what has been taken still come."""
-        if self.num_held > MAX_HELD:
-            message = f"the programs that are open hold more than {MAX_HELD} characters together; try again later"
-            raise QueueFull(message, limit=MAX_HELD)
+        asks = caller.get().party
+        if self.held.room(MAX_HELD, asks) < 0:
+            what = f"the programs that are open hold more than {MAX_HELD} characters together"
+            if asks is not None:
+                what = f"the programs of this key hold more than they leave of {MAX_HELD} characters"
+            raise QueueFull(f"{what}; try again later", limit=MAX_HELD)
 
 
 class _OpenProgram:
@@ -229,6 +256,9 @@ class _OpenProgram:
         """`known`: those that are open, which it leaves when it ends. num_rows: of a batch."""
         self.id = secrets.token_hex(16)
         self.owner = caller.get().name
+        self.party = caller.get().party
+        self._context = contextvars.copy_context()  # of the request that opened it
+        self._context.run(party.set, Party(self.party, self.id))
         self.checker = Checker(program, service.program_limits, rows=num_rows or 1)
         self.num_segments = 0  # beside the one that it opened with
         self.turn = asyncio.Lock()  # of the segment that is being checked
@@ -270,7 +300,7 @@ class _OpenProgram:
             if not self._waiting or len(self._sessions) >= _ROWS_AT_ONCE:
                 return
             row, program = self._waiting.popleft()
-            session = self._service.engine.open_program(program, partial(self._take, row))
+            session = self._context.run(self._service.engine.open_program, program, partial(self._take, row))
             self._sessions[row] = session
             if self._first is not None:
                 session.send(self._first)
@@ -305,7 +335,7 @@ class _OpenProgram:
     def count(self) -> None:
         """Count its size among what all programs hold, until it ends."""
         size = 0 if self._is_over else self.size
-        self._known.num_held += size - self._num_counted
+        self._known.held.take(size - self._num_counted, self.party)
         self._num_counted = size
 
     def summary(self) -> dict[str, Any]:
@@ -347,7 +377,7 @@ class _OpenProgram:
         if self._timer is not None:
             self._timer.cancel()
         self._changed.set()
-        self._known.pop(self.id, None)
+        self._known.forget(self)
         self.count()
         kept = [i for i, data in enumerate(self.log) if b'"type":"delta"' not in data[:40]]
         self.log, self._times = [self.log[i] for i in kept], [self._times[i] for i in kept]  # for the timeline

@@ -5,11 +5,11 @@ What arrives, and what is answered:
     ("generate", id, for, arguments) → ("accepted", id, is_list, headers), outputs …, or ("raised", id, error)
     ("abort", id)                    gives up that call; nothing more of it is answered
     ("call", id, for, method, arguments) → ("returned", id, value) or ("raised", id, error)
-    ("program", id, for, program)    → ("event", id, event) …, or ("raised", id, error)
+    ("program", id, for, party, program) → ("event", id, event) …, or ("raised", id, error)
     ("segment", id, segment), ("cancel", id)
     ("stop",)                        ends the process
 
-`for` is the X-Request-Id that the call belongs to, for the log.
+`for` is the X-Request-Id that the call belongs to, for the log; `party` says in whose name a program is opened.
 Unasked: ("ready", config) or ("failed", error) once; ("beat", age) twice a second; ("outputs", [(id, output …) …]) with
 what a step brought to all calls.
 """
@@ -37,6 +37,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.loop.submission import Output
+from sgl.runtime.program.party import Party, party
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
 from sgl.runtime.requests.prepared import PreparedCall
@@ -188,7 +189,9 @@ class _Worker:
 
         self._controls.submit(call)
 
-    def _on_program(self, engine: Engine, call_id: int, identity: str, program: ir.Program) -> None:
+    def _on_program(
+        self, engine: Engine, call_id: int, identity: str, asks: tuple[Any, ...], program: ir.Program
+    ) -> None:
         def sink(event: ir.Event) -> None:
             if isinstance(event, ir.Done):
                 self._programs.pop(call_id, None)
@@ -199,6 +202,7 @@ class _Worker:
             self._channel.send(("event", call_id, event))
 
         with working_for(identity), self._answering(call_id):
+            party.set(Party(*asks))  # the channel's thread opens nothing else
             self._programs[call_id] = engine.open_program(program, sink)
 
     def _on_segment(self, engine: Engine, call_id: int, segment: ir.Segment) -> None:

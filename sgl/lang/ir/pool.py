@@ -1,0 +1,29 @@
+"""An amount that several share. Knows numbers only; whoever asks says what there is of it."""
+
+from __future__ import annotations
+
+
+class Pool:
+    """What has been taken, in all and by each party. A party may have as much as it leaves free: alone one takes half,
+    the next has a third like the first in the end, and what any of them gives back is everybody's. None is told apart
+    from nobody, and may take all. One thread uses it."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._of: dict[str | None, int] = {}
+
+    def of(self, party: str | None) -> int:
+        """What one has."""
+        return self._of.get(party, 0)
+
+    def room(self, size: int, party: str | None) -> int:
+        """How much more it may take of so much; less than 0 if it has more than it may."""
+        free = size - self.taken
+        return free if party is None else (free - self.of(party)) // 2
+
+    def take(self, number: int, party: str | None) -> None:
+        """Count what it takes, or, below 0, gives back."""
+        self.taken += number
+        left = self._of.pop(party, 0) + number
+        if left:
+            self._of[party] = left
