@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slow format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-embedded train-embedded soak clean
+.PHONY: help setup demo test test-all slow format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-embedded bench-serving bench-programs train-embedded soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,12 @@ bench-constrained: $(STAMP) ## what constraints cost a step on this CPU
 
 bench-embedded: $(STAMP) ## what the embedded model gets right, on held-out and hand-written sentences
 	$(BIN)/python benchmarks/embedded_eval.py $(ARGS)
+
+bench-serving: $(STAMP) ## W10, on a GPU: a server under a rate of requests; ARGS="MODEL TOKENIZER"
+	$(BIN)/python -m benchmarks.gpu.serving $(ARGS)
+
+bench-programs: $(STAMP) ## W11, on a GPU: whole programs over HTTP, beside SGLang; ARGS="MODEL TOKENIZER --trace"
+	$(BIN)/python -m benchmarks.gpu.programs $(ARGS)
 
 train-embedded: $(STAMP) ## make an embedded model anew on one GPU, in ten minutes: CORPORA=FOLDER OUT=FOLDER
 	$(BIN)/python -m tools.train_embedded --corpora "$(CORPORA)" --out "$(OUT)" $(ARGS)

@@ -31,6 +31,12 @@ COMPACT_JSON = {
     "vllm": 'structured_outputs_config={"backend":"xgrammar","disable_any_whitespace":true}',
 }
 
+
+def _served(*values: float) -> dict[str, float]:
+    names = ("TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms", "goodput")
+    return dict(zip(names, values, strict=True))
+
+
 # SGLang 0.5.15, vLLM 0.26.0, in runs of their own on an H200, 2026-11-20; by the model's hidden size: shapes of
 # Llama-3.1-8B and Qwen3-0.6B.
 RECORDED: dict[int, Figures] = {
@@ -57,6 +63,24 @@ RECORDED: dict[int, Figures] = {
         "W4 step of 64": (2.96, 2.90),
         "W4 step of 256": (7.13, 7.17),
     },
+}
+
+# W10 by rate and engine, W11 in programs a second by SGLang with its own front end: runs over HTTP with the first of
+# these shapes on H200s, a GPU each, 2026-11-22. react, record and judge ran on another machine than the others.
+SERVING: dict[float, dict[str, dict[str, float]]] = {
+    24: {"SGLang": _served(41, 87, 9.1, 13.2, 1.0), "vLLM": _served(79, 148, 10.0, 15.6, 1.0)},
+    48: {"SGLang": _served(92, 1385, 16.8, 41.6, 0.53), "vLLM": _served(136, 311, 17.6, 29.7, 0.53)},
+    72: {"SGLang": _served(113, 364, 40.2, 84.0, 0.07), "vLLM": _served(164, 419, 26.0, 40.4, 0.16)},
+}
+PROGRAMS = {
+    "few_shot": 63.2,
+    "choose": 58.9,
+    "tree_of_thought": 6.18,
+    "tips": 28.3,
+    "chat": 34.3,
+    "react": 12.4,
+    "record": 32.8,
+    "judge": 14.1,
 }
 
 
