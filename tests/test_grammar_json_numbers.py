@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sgl.errors import GrammarTooLarge
+from sgl.grammar.compiler import compile
 from sgl.grammar.regular.expr import Expr, is_empty, matches
+from sgl.grammar.regular.shortest import _search_shortest
 from sgl.grammar.text.decimals import NumberSet, Range, make_set
+from sgl.grammar.text.digits import Digits
 from sgl.grammar.text.numbers import number_text
+from tests.grammar_oracles import piece_vocabulary
+
+VOCABULARY = piece_vocabulary()
 
 BOUNDS = st.sampled_from(
     [Fraction(n, d) for n in range(-12, 13) for d in (1, 2, 10)] + [Fraction(1234), Fraction(-999)]
@@ -102,3 +113,71 @@ def test_digits_go_on_where_a_multiple_begins_with_them(step: int, low: int, wid
     begins = [(prefix * 10**more, (prefix + 1) * 10**more - 1) for more in range(10 if prefix else 1)]
     spans = [(max(first, low), min(last, high)) for first, last in begins]
     assert is_empty(expr) == all(last // step * step < first for first, last in spans)
+
+
+def magnitudes(part: Range, any_spelling: bool) -> Iterator[Expr]:
+    """The expressions of a range's texts, from the start and behind a few digits."""
+    level = [number_text(make_set([part]), any_spelling=any_spelling)]
+    for _ in range(3):
+        yield from level
+        level = [target for expr in level for mask, target in expr.arcs() if mask >> 0x30 & 0x3FF][:40]
+
+
+@given(
+    step=st.integers(2, 60),
+    low=st.none() | st.integers(-300, 300),
+    width=st.none() | st.integers(0, 500),
+    is_open=st.booleans(),
+    any_spelling=st.booleans(),
+)
+@example(step=7, low=0, width=None, is_open=True, any_spelling=False)
+def test_arithmetic_finds_the_same_shortest_text_as_a_search(
+    step: int, low: int | None, width: int | None, is_open: bool, any_spelling: bool
+) -> None:
+    high = None if low is None or width is None else Fraction(low + width)
+    part = Range(None if low is None else Fraction(low), high, is_open, is_open, Fraction(step))
+    known = 0
+    for expr in magnitudes(part, any_spelling):
+        for member in getattr(expr, "members", (expr,)):
+            if isinstance(member, Digits) and not member.nullable and not is_empty(member):
+                text = member.shortest_text()
+                known += text is not None
+                assert text is None or text == _search_shortest(member)
+    assert known or high is not None
+
+
+@pytest.mark.parametrize("step", [9973, 99_991, 10**6, 123_456_789_123, 10**40 + 7])
+@pytest.mark.parametrize("more", [{}, {"minimum": 5}, {"minimum": -(10**45), "exclusiveMaximum": -3}])
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_a_whole_multiple_may_be_of_any_size(step: int, more: dict[str, int], kind: str) -> None:
+    """Whatever begins in a way that a mask allows is ended within the tokens that are left."""
+    grammar = compile(json_schema={"type": kind, "multipleOf": step, **more}, vocabulary=VOCABULARY)
+    for seed in range(5):
+        at, rng, said = grammar.matcher(), random.Random(seed), b""
+        for left in range(70, 0, -1):
+            allowed = np.flatnonzero(np.unpackbits(at.mask(left).view(np.uint8), bitorder="little"))
+            token = int(rng.choice(allowed.tolist()))
+            if token in VOCABULARY.eos_ids:
+                break
+            assert at.accept(token)
+            said += VOCABULARY.token_bytes[token]
+        value = Fraction(said.decode())
+        assert (value / step).denominator == 1
+        assert more.get("minimum", value) <= value <= more.get("exclusiveMaximum", value + 1)
+
+
+def test_a_multiple_that_takes_a_search_has_a_limit_and_says_what_would_be_right() -> None:
+    """By its size, whatever time that took: nothing is searched."""
+    for schema, message in [
+        ({"multipleOf": 99.99}, "1000 units.*whole number may be any"),
+        ({"multipleOf": 0.123457, "minimum": 1}, "1000 units"),
+        ({"multipleOf": 9973, "not": {"multipleOf": 7}}, "excluded is 100 at most"),
+    ]:
+        with pytest.raises(GrammarTooLarge, match=message):
+            compile(json_schema={"type": "number", **schema}, vocabulary=VOCABULARY)
+    for schema in [
+        {"multipleOf": 9.97},
+        {"multipleOf": 97, "not": {"multipleOf": 7}},
+        {"not": {"multipleOf": 9973}},
+    ]:
+        assert compile(json_schema={"type": "number", **schema}, vocabulary=VOCABULARY).matcher().mask(500).any()

@@ -59,6 +59,11 @@ class Compound(Expr):
 
     __slots__ = ()
 
+    def shortest_text(self) -> bytes | None:
+        """The first, in the order of bytes, of the shortest strings; None if that takes a search. Of a language that
+        is neither empty nor has the empty string."""
+        return None
+
     def arcs(self) -> Arcs:
         if self.known_arcs is None or not self.is_pruned:
             check_time()

@@ -10,6 +10,7 @@ from sgl.grammar.regular.expr import (
     EMPTY,
     EXPLORE_LIMIT,
     ByteSet,
+    Compound,
     Concat,
     Expr,
     Repeat,
@@ -67,7 +68,8 @@ def _shortest(expr: Expr) -> Rope:
     elif isinstance(expr, Repeat):
         found = times(_shortest(expr.body), expr.low)
     else:
-        found = rope(_search_shortest(expr))
+        text = expr.shortest_text() if isinstance(expr, Compound) else None
+        found = rope(_search_shortest(expr) if text is None else text)
     expr.known_shortest = found
     return found
 

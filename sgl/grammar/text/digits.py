@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from sgl.grammar.regular.expr import EMPTY, Arcs, Compound, Expr, grouped
 from sgl.grammar.regular.expr_leaves import ENDLESS
 from sgl.grammar.text.decimals import Exact, Range
+from sgl.time_limit import check_size
 
 MOST_DIGITS: Final = 15
 """Every decimal fraction of so many digits is told from all others by doubles."""
@@ -24,6 +25,8 @@ SETTLED: Final = 2
 _DEAD: Final = 3
 MAX_EXPONENT: Final = 308
 MIN_EXPONENT: Final = -324
+MOST_REMAINDERS: Final = 1000
+"""Of a multiple, where a search has to go through them to find what leads to one."""
 _MOST_DECIMALS: Final = 20
 """How many decimals of whole numbers may be shifted away by an exponent."""
 
@@ -63,6 +66,9 @@ class Digits(Compound):
         self.form = form
         self.state = state
         self.known_empty = False if self.nullable else form.is_dead(state)
+
+    def shortest_text(self) -> bytes | None:
+        return self.form.shortest_text(self.state)
 
     def _derive(self) -> Arcs:
         return self.form.arcs(self.state)
@@ -110,6 +116,10 @@ class Form:
     def is_dead(self, state: State) -> bool | None:
         """Whether no number ends behind a state, or None where that takes a search."""
         raise NotImplementedError
+
+    def shortest_text(self, state: State) -> bytes | None:
+        """See `Compound.shortest_text`."""
+        return None
 
     def arcs(self, state: State) -> Arcs:
         """The bytes that may follow."""
@@ -195,6 +205,14 @@ class Plain(Form):
         self.multiples = [
             Multiple(int(step * 10 ** decimals_of(step)), decimals_of(step), is_wanted) for step, is_wanted in steps
         ]
+        self.is_whole = len(steps) == 1 and self.multiples[0].is_wanted and self.multiples[0].decimals == 0
+        """A whole number is what all have to be a multiple of: arithmetic says what leads to one."""
+        if part.multiple_of is not None and not self.is_whole:
+            most = MOST_REMAINDERS if len(steps) == 1 else MOST_REMAINDERS // 10
+            what = "multipleOf with decimals has {} units of its last one at most; a whole number may be any"
+            if len(steps) > 1:  # a search meets a remainder in up to ten ways
+                what = "multipleOf beside multiples that are excluded is {} at most, in units of its last decimal"
+            check_size(self.multiples[0].step, most, what)
         is_short = part.multiple_of is not None and not any_spelling
         self.max_decimals = self.multiples[0].decimals if is_short else None
         self.counts_digits = any(multiple != (1, 0, True) for multiple in self.multiples)
@@ -226,33 +244,53 @@ class Plain(Form):
             return None
         if against_high == SETTLED:
             return False
-        if is_one and self.multiples[0].decimals == 0:
-            return not self._reaches_whole_multiple(place, against_low, against_high, remainders[0])
+        if self.is_whole:
+            return self._whole_multiple(place, against_low, against_high, remainders[0]) is None
         low, high = (len(bound.whole) for bound in self.bounds)
         if against_high > -1 or (against_low != SETTLED and low >= high and (low > high or against_low <= 0)):
             return None
         return False if all(10 ** (high - place) >= multiple.step for multiple in self.multiples) else None
 
-    def _reaches_whole_multiple(self, place: int, against_low: int, against_high: int, remainder: int) -> bool:
-        """Whether some more digits before the point lead to a multiple that is a whole number within the bounds."""
+    def shortest_text(self, state: State) -> bytes | None:
+        """By arithmetic, where there is a way: a search would come by most of the remainders."""
+        if not self.is_whole or state.phase not in (START, INTEGER):
+            return None
+        if state.phase == INTEGER:
+            _, place, (against_low, against_high), _, remainders = state
+            found = self._whole_multiple(place, against_low, against_high, remainders[0])
+            assert found is not None, "the language is not empty"
+            return found.encode()
+        texts = []
+        for digit in range(10):
+            behind = self._digit(state, digit)
+            if behind.nullable:
+                return b"%d" % digit
+            if isinstance(behind, Digits) and behind.state.phase == INTEGER and not behind.known_empty:
+                texts.append(b"%d" % digit + (self.shortest_text(behind.state) or b""))
+        return min(texts, key=lambda text: (len(text), text))
+
+    def _whole_multiple(self, place: int, against_low: int, against_high: int, remainder: int) -> str | None:
+        """The first of the fewest digits before the point, perhaps none, that lead to a multiple within the bounds."""
         low, high = self.bounds
         step = self.multiples[0].step
-        for length in range(max(place, 0 if against_low == SETTLED else len(low.whole)), len(high.whole) + 1):
+        start = max(place, 0 if against_low == SETTLED else len(low.whole))
+        for length in range(start, (start + len(str(step)) if against_high == SETTLED else len(high.whole)) + 1):
             least, most = 0, 10 ** (length - place) - 1
             if against_low != SETTLED and length == len(low.whole):
                 if against_low < 0:
                     continue
                 if against_low == 0:
                     least = int(low.whole[place:] or 0) + (low.is_open or low.fraction != "")
-            if length == len(high.whole):
+            if length == len(high.whole) and against_high != SETTLED:
                 if against_high > 0:
                     continue
                 if against_high == 0:
                     most = int(high.whole[place:] or 0) - (high.is_open and not high.fraction)
             # the digits y that follow: remainder * 10**(length - place) + y = 0 modulo the step
-            if least + -(remainder * (10 ** (length - place)) + least) % step <= most:
-                return True
-        return False
+            digits = least + -(remainder * (10 ** (length - place)) + least) % step
+            if digits <= most:
+                return str(digits).rjust(length - place, "0") if length > place else ""
+        return None
 
     def _reaches_multiple(self, place: int, digits: int, remainder: int) -> bool:
         """Whether some more digits behind the point, within the limit on digits, lead to a multiple."""
