@@ -474,6 +474,7 @@ def test_what_outlives_the_deadline_is_killed_and_the_service_goes_on(monkeypatc
     try:
         # A trial that never answers stands for one that is stuck where no check stands.
         monkeypatch.setattr(service._trial, "_channel", _silent())
+        monkeypatch.setattr(service._trial, "_is_ready", True)
         monkeypatch.setattr(service._trial, "_started", lambda: service._trial._channel)
         monkeypatch.setattr(service, "moment", 0.0)
         with pytest.raises(GrammarTooLarge):

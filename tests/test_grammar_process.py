@@ -15,7 +15,7 @@ from sgl.grammar.compiler import Constraint, make_constraint
 from sgl.runtime.constraints.process import GrammarProcess
 from sgl.runtime.constraints.service import CompileService
 from tests.grammar_oracles import piece_vocabulary
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 PIECES = piece_vocabulary()
 EASY = make_constraint({"regex": "ab|c"})
@@ -45,6 +45,21 @@ def leave_room(pid: int, num_bytes: int) -> None:
     with open(f"/proc/{pid}/statm", encoding="ascii") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.prlimit(pid, resource.RLIMIT_AS, (used + num_bytes, resource.prlimit(pid, resource.RLIMIT_AS)[1]))
+
+
+def test_the_start_of_a_process_is_no_time_of_a_constraint(trial: GrammarProcess) -> None:
+    trial.start()
+    os.kill(pid_of(trial), signal.SIGSTOP)
+    trial.ask(EASY, PATIENCE)
+    asked = time.monotonic()
+    assert trial.answer(PATIENCE) is None
+    assert trial.due(PATIENCE) > asked + PATIENCE, "it still starts"
+    os.kill(pid_of(trial), signal.SIGCONT)
+    wait_until(lambda: trial.answer(PATIENCE) is not None)
+    ready = trial.due(PATIENCE) - PATIENCE
+    assert asked < ready < time.monotonic()
+    trial.ask(EASY, PATIENCE)
+    assert trial.due(PATIENCE) <= time.monotonic() + PATIENCE
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1 << 20])

@@ -8,6 +8,7 @@ unpacking one takes a millisecond, for which the other would wait at every launc
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
@@ -36,7 +37,7 @@ class _Job:
     came_late: Callable[[Answer], None]
     is_late: bool = False
     patient_until: float = 0.0  # monotonic seconds; from when a process takes it up
-    until: float = 0.0
+    until: float = math.inf
     answer: Callable[[], Answer] = lambda: None  # unpacks it
     answered: float = 0.0  # monotonic seconds
 
@@ -48,8 +49,9 @@ class _Job:
 
 class Closers:
     """`num_processes` processes; seconds: `deadline` for one constraint, `patience` that anybody waits for it. Both
-    count from when a process takes it up. What a process answers is told when nobody `is_launching`, or a fifth of a
-    second later; that it takes longer than `patience` is told at once. Safe from any thread."""
+    count from when a process takes it up, the deadline from when that is ready. What a process answers is told when
+    nobody `is_launching`, or a fifth of a second later; that it takes longer than `patience` is told at once. Safe from
+    any thread."""
 
     def __init__(
         self,
@@ -148,14 +150,13 @@ class Closers:
         return left
 
     def _ask(self, process: GrammarProcess, job: _Job) -> None:
-        now = monotonic()
-        job.patient_until, job.until = now + self._patience, now + self._deadline
+        job.patient_until = monotonic() + self._patience
         self._busy[process] = job
         self._put(process, job)
 
     def _put(self, process: GrammarProcess, job: _Job) -> None:
         try:
-            channel = process.ask(job.constraint, job.until)
+            channel = process.ask(job.constraint, self._deadline)
         except BaseException as error:
             self._end(process, partial(_same, error))
         else:
@@ -178,6 +179,7 @@ class Closers:
             self._end(process, answer)
         else:
             channel = self._channels[process]
+            self._busy[process].until = process.due(self._deadline)
             if self._selector.get_key(channel).events != channel.events:
                 self._selector.modify(channel, channel.events, process)
 

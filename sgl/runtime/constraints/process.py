@@ -45,6 +45,7 @@ _ANSWER_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _COLLECT_AFTER, _COLLECT_ANYWAY = 32, 128  # constraints: garbage of them is looked for while idle, and in any case
 _IDLE_SECONDS = 0.02
+_START_SECONDS = 120.0  # that a process may take to be ready, which no constraint has to answer for
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
 
 
@@ -101,6 +102,8 @@ class GrammarProcess:
         self.vocabulary = vocabulary
         self._more_bytes = more_bytes
         self._num_asked = 0  # of the process
+        self._is_ready = False  # the process
+        self._begun = 0.0  # monotonic seconds: when a ready process was asked, or one that was asked was ready
         self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -114,7 +117,7 @@ class GrammarProcess:
 
     def run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
         """`ask`, and wait for the answer; threads take turns. Raises OutOfTime too, and kills it, where that is not
-        there by `until`, in monotonic seconds."""
+        there by `until`, in monotonic seconds, or as much later as it became ready."""
         if not self._turn.acquire(timeout=max(until - monotonic(), 0.0)):
             raise OutOfTime(deadline)
         try:
@@ -125,27 +128,33 @@ class GrammarProcess:
             self._turn.release()
 
     def _run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
-        channel = self.ask(constraint, until)
+        seconds = max(until - monotonic(), 0.0)
+        channel = self.ask(constraint, seconds)
         with selectors.DefaultSelector() as selector:
             while (answer := self.answer(deadline)) is None:
                 selector.register(channel, channel.events)
-                if not selector.select(max(until - monotonic(), 0.0)):
+                if not selector.select(max(self.due(seconds) - monotonic(), 0.0)):
                     self.kill(for_good=False)
                     raise OutOfTime(deadline)
                 selector.unregister(channel)
         return answer()
 
-    def ask(self, constraint: Constraint, until: float) -> Channel:
-        """Begin to work on a constraint: whenever the channel is ready for what it waits for, `answer` gets on. Raises
-        GrammarTooLarge if it cannot be started."""
+    def ask(self, constraint: Constraint, seconds: float) -> Channel:
+        """Begin to work for so long on a constraint: whenever the channel is ready for what it waits for, `answer` gets
+        on. Raises GrammarTooLarge if it cannot be started."""
         try:
             channel = self._started()
             self._num_asked += 1
-            channel.put((constraint, max(until - monotonic(), 0.0)))
+            self._begun = monotonic()
+            channel.put((constraint, seconds))
         except (EOFError, OSError) as died:
             self.kill(for_good=False)
             raise _too_much_memory() from died
         return channel
+
+    def due(self, seconds: float) -> float:
+        """When what was asked last has taken so long, in monotonic seconds; a process that still starts has longer."""
+        return self._begun + seconds + (0.0 if self._is_ready else _START_SECONDS)
 
     def answer(self, deadline: float) -> Callable[[], Closed | None] | None:
         """A callable that returns the closed automaton, or None if that was too large or the constraint was only to be
@@ -157,6 +166,9 @@ class GrammarProcess:
             if channel is None:
                 raise EOFError
             received = channel.receive() if channel.flush() else None
+            if received is not None and not self._is_ready:  # the first message says that it is
+                self._is_ready, self._begun = True, monotonic()
+                received = channel.receive()
         except (EOFError, OSError) as died:
             self.kill(for_good=False)
             if self._num_asked > 1:
@@ -189,7 +201,7 @@ class GrammarProcess:
                 arguments = command(f"from {__name__} import serve; serve({numbers})")
                 self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
                 theirs.close()
-                self._num_asked = 0
+                self._num_asked, self._is_ready = 0, False
                 self._channel = Channel(ours)
                 self._channel.put(self.vocabulary)
                 self._channel.flush()
@@ -210,8 +222,8 @@ def _found(received: Callable[[], Any], deadline: float) -> Closed | None:
 
 
 def serve(descriptor: int, nicer: int, more_bytes: int) -> None:
-    """The process, which ends with its parent: answers each constraint that comes through the socket as
-    `GrammarProcess.answer` says."""
+    """The process, which ends with its parent: says that it is ready, and answers each constraint that comes through
+    the socket as `GrammarProcess.answer` says."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
     os.nice(nicer)
     serve_channel(Channel(socket.socket(fileno=descriptor)), _Memory(more_bytes))
@@ -263,6 +275,8 @@ def _answer_all(channel: Channel, memory: _Memory) -> None:
     memory.bound()
     gc.freeze()
     gc.disable()  # a fifth of the time otherwise
+    channel.put("ready")
+    channel.flush()
     num_since = 0  # garbage was looked for, which takes longer than anybody waits for an answer
     is_first = True
     while not memory.is_short():
