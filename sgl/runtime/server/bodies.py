@@ -57,7 +57,7 @@ class Bounded(BaseModel):
         return schema
 
 
-def parse(data: bytes, model: type[Body], context_length: int | None = None) -> Body:
+def parse(data: bytes | bytearray, model: type[Body], context_length: int | None = None) -> Body:
     """The body. Raises InvalidRequest that names the first thing that is wrong, and ContextTooLong for token ids of
     which the model's context cannot hold as many."""
     if most_values(data) > MAX_VALUES and (number := most_values(_STRING.sub(b"0", data))) > MAX_VALUES:
@@ -78,7 +78,7 @@ def parse(data: bytes, model: type[Body], context_length: int | None = None) -> 
     return body
 
 
-def most_values(data: bytes) -> int:
+def most_values(data: bytes | bytearray) -> int:
     """No fewer than the values in it: a comma or a bracket inside of a text counts as well."""
     return 1 + data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{")
 

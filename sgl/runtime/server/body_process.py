@@ -37,7 +37,7 @@ class BodyProcesses:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    async def parse(self, data: bytes, model: type[Body], context_length: int | None = None) -> Body:
+    async def parse(self, data: bytes | bytearray, model: type[Body], context_length: int | None = None) -> Body:
         """What `bodies.parse` returns and raises; InvalidRequest too if the body takes more than it may."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()

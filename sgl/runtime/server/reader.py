@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from contextvars import ContextVar
 
 from aiohttp import web
@@ -41,13 +40,16 @@ class BodyReader:
         """The request's JSON body. Raises InvalidRequest that names what is wrong, BodyTooLong, RequestTimeout if it
         does not arrive in time, and QueueFull where too many long ones are on their way. Of a long one ContextTooLong
         too: it is known here what cannot fit."""
-        with self._room() as room:
-            data = await self._bytes(request, room)
+        data = bytearray()
+        try:
+            await self._receive(request, data)
             if len(data) <= SMALL_BYTES and most_values(data) <= SMALL_VALUES:
                 return parse(data, model)
             is_small.set(False)
             async with self._slots[len(data) > LARGE_BYTES]:
                 return await self._processes.parse(data, model, context_length)
+        finally:
+            self._held -= _counted(len(data))
 
     def start(self) -> None:
         """Get ready for the first body that is not small."""
@@ -57,35 +59,25 @@ class BodyReader:
         """End what reads."""
         self._processes.close()
 
-    async def _bytes(self, request: web.Request, room: _Room) -> bytes:
+    async def _receive(self, request: web.Request, data: bytearray) -> None:
         self._check_length(request.content_length or 0)
         try:
             async with contextlib.nullcontext() if request.content.is_eof() else asyncio.timeout(self._timeout):
-                data = bytearray()
                 while piece := await request.content.readany():
+                    self._check_length(len(data) + len(piece))
+                    self._take(_counted(len(data) + len(piece)) - _counted(len(data)))
                     data += piece
-                    self._check_length(len(data))
-                    room.hold(len(data))
         except TimeoutError as error:
             message = f"the body did not arrive within {self._timeout:g} s"
             raise RequestTimeout(message, seconds=self._timeout) from error
         except web.RequestPayloadError as error:
             raise InvalidRequest(f"the body cannot be read: {error}") from error
-        return bytes(data)
 
     def _check_length(self, length: int) -> None:
         if length > self._longest:
             raise BodyTooLong(f"the body is longer than {self._longest} bytes, see --max-request-bytes")
 
-    @contextlib.contextmanager
-    def _room(self) -> Iterator[_Room]:
-        room = _Room(self)
-        try:
-            yield room
-        finally:
-            self._held -= room.held
-
-    def take(self, number: int) -> None:
+    def _take(self, number: int) -> None:
         """Count bytes of bodies that are held. Raises QueueFull where there is no room for them."""
         limit = _HELD_BODIES * self._longest
         if self._held + number > limit:
@@ -93,14 +85,6 @@ class BodyReader:
         self._held += number
 
 
-class _Room:
-    """What one body takes of the memory that bodies have. Small ones take none."""
-
-    def __init__(self, reader: BodyReader) -> None:
-        self._reader = reader
-        self.held = 0
-
-    def hold(self, length: int) -> None:
-        if length > SMALL_BYTES:
-            self._reader.take(length - self.held)
-            self.held = length
+def _counted(length: int) -> int:
+    """What a body takes of the memory that bodies have. Small ones take none."""
+    return length if length > SMALL_BYTES else 0
