@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -58,15 +58,35 @@ class ResponseFormat(Strict):
         return "json_schema", schema
 
 
-class StructuredOutputs(Strict):
+class _Constraining(Strict):
+    """Fields that constrain an answer, each marked with the engine's constraint that it is."""
+
+    def constraints(self) -> Iterator[tuple[str, tuple[str, Any]]]:
+        """Those that are given: the field's name, then the engine's constraint and its value."""
+        for name, field in type(self).model_fields.items():
+            kind = next((mark for mark in field.metadata if isinstance(mark, str)), None)
+            if kind is not None and (value := getattr(self, name)) not in (None, False):
+                yield field.alias or name, (kind, _OBJECT if value is True else value)
+
+
+Regex = Annotated[str | None, "regex"]
+Schema = Annotated[str | dict[str, Any] | None, "json_schema"]
+AnyObject = Annotated[bool | None, "json_schema"]
+Choices = Annotated[list[str] | None, "choices"]
+"""The answer is one of these texts."""
+Ebnf = Annotated[str | None, "ebnf"]
+Tag = Annotated[str | dict[str, Any] | None, "structural_tag"]
+
+
+class StructuredOutputs(_Constraining):
     """vLLM's constraints: one of the first six."""
 
-    json_: str | dict[str, Any] | None = Field(None, alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
+    json_: Schema = Field(None, alias="json")
+    regex: Regex = None
+    choice: Choices = None
+    grammar: Ebnf = None
+    json_object: AnyObject = None
+    structural_tag: Tag = None
 
     disable_fallback: Anything = None
     """There is one back end, so nothing to fall back to."""
@@ -75,41 +95,32 @@ class StructuredOutputs(Strict):
     disable_additional_properties: Off = None
     whitespace_pattern: Empty = None
 
-    def constraints(self) -> Iterator[tuple[str, tuple[str, Any]]]:
-        """Those that are given: the field's name, then the engine's constraint and its value."""
-        prefix = "structured_outputs"
-        yield from _plain(
-            (f"{prefix}.json", "json_schema", self.json_),
-            (f"{prefix}.regex", "regex", self.regex),
-            (f"{prefix}.choice", "choices", self.choice),
-            (f"{prefix}.grammar", "ebnf", self.grammar),
-            (f"{prefix}.json_object", "json_schema", _OBJECT if self.json_object else None),
-            (f"{prefix}.structural_tag", "structural_tag", self.structural_tag),
-        )
 
-
-class Constrained(Strict):
+class Constrained(_Constraining):
     """The fields that constrain an answer."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    json_schema: str | dict[str, Any] | None = None
-    structural_tag: str | dict[str, Any] | None = None
-    choices: list[str] | None = None
-    """The answer is one of these texts."""
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_json_object: bool | None = None
+    regex: Regex = None
+    ebnf: Ebnf = None
+    json_schema: Schema = None
+    structural_tag: Tag = None
+    choices: Choices = None
+    guided_json: Schema = None
+    guided_regex: Regex = None
+    guided_choice: Choices = None
+    guided_grammar: Ebnf = None
+    guided_json_object: AnyObject = None
     guided_whitespace_pattern: Empty = None
 
     def constraint(self) -> dict[str, Any]:
         """The sampling parameter that the fields ask for, or none. Raises InvalidRequest where two of them ask for
         different ones."""
-        found = list(self._constraints())
+        found = list(self.constraints())
+        if self.structured_outputs is not None:
+            found += [(f"structured_outputs.{name}", each) for name, each in self.structured_outputs.constraints()]
+        if self.response_format is not None and (wanted := self.response_format.constraint()) is not None:
+            found.append(("response_format", wanted))
         if not found:
             return {}
         (first, constraint), *others = found
@@ -122,30 +133,6 @@ class Constrained(Strict):
         if name == "choices":
             return {"regex": _one_of(first, value)}
         return {name: value}
-
-    def _constraints(self) -> Iterator[tuple[str, tuple[str, Any]]]:
-        yield from _plain(
-            ("regex", "regex", self.regex),
-            ("ebnf", "ebnf", self.ebnf),
-            ("json_schema", "json_schema", self.json_schema),
-            ("structural_tag", "structural_tag", self.structural_tag),
-            ("choices", "choices", self.choices),
-            ("guided_json", "json_schema", self.guided_json),
-            ("guided_regex", "regex", self.guided_regex),
-            ("guided_choice", "choices", self.guided_choice),
-            ("guided_grammar", "ebnf", self.guided_grammar),
-            ("guided_json_object", "json_schema", _OBJECT if self.guided_json_object else None),
-        )
-        if self.structured_outputs is not None:
-            yield from self.structured_outputs.constraints()
-        if self.response_format is not None and (wanted := self.response_format.constraint()) is not None:
-            yield "response_format", wanted
-
-
-def _plain(*fields: tuple[str, str, Any]) -> Iterator[tuple[str, tuple[str, Any]]]:
-    for field, name, value in fields:
-        if value is not None:
-            yield field, (name, value)
 
 
 def _one_of(field: str, choices: list[str]) -> str:
