@@ -8,9 +8,10 @@ nothing, and refused with others, so that nobody believes to have got what is no
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, create_model
 from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -66,48 +67,38 @@ class Lenient(Bounded):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
+Model = TypeVar("Model", bound=Strict)
+
+
+def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
+    """Gives a body fields without effect: of each kind above, the names of some."""
+    fields: dict[str, Any] = {name: (kind, None) for kind, names in kinds for name in names.split()}
+
+    def extended(model: type[Model]) -> type[Model]:
+        more: dict[str, Any] = {"__module__": model.__module__, "__doc__": model.__doc__, **fields}
+        return create_model(model.__name__, __base__=model, **more)
+
+    return extended
+
+
+@also_takes(
+    # OpenAI's service
+    (Anything, "user metadata store service_tier safety_identifier"),
+    (Anything, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
+    # SGLang
+    (Anything, "session_id"),
+    (Empty, "session_params lora_path custom_params custom_logit_processor custom_labels images_config"),
+    (Off, "return_hidden_states return_routed_experts return_cached_tokens_details"),
+    (Zero, "routed_experts_start_len"),
+    # vLLM; only its render endpoints look at the last two of the first
+    (Anything, "guided_decoding_backend return_token_offsets return_mm_kwargs"),
+    (Off, "use_beam_search watermarking"),
+    (On, "detokenize"),
+    (One, "length_penalty stream_interval"),
+    (Zero, "routed_experts_prompt_start"),
+    (Unlimited, "thinking_token_budget"),
+    (Empty, "bad_words logits_processors mm_processor_kwargs media_io_kwargs"),
+    (Empty, "kv_transfer_params ec_transfer_params vllm_xargs"),
+)
 class ForeignFields(Strict):
     """What other servers take for both endpoints and this one has no use for."""
-
-    # OpenAI's service
-    user: Anything = None
-    metadata: Anything = None
-    store: Anything = None
-    service_tier: Anything = None
-    safety_identifier: Anything = None
-    prompt_cache_key: Anything = None
-    prompt_cache_retention: Anything = None
-    prompt_cache_options: Anything = None
-
-    # SGLang
-    session_id: Anything = None
-    session_params: Empty = None
-    lora_path: Empty = None
-    custom_params: Empty = None
-    custom_logit_processor: Empty = None
-    custom_labels: Empty = None
-    images_config: Empty = None
-    return_hidden_states: Off = None
-    return_routed_experts: Off = None
-    return_cached_tokens_details: Off = None
-    routed_experts_start_len: Zero = None
-
-    # vLLM
-    guided_decoding_backend: Anything = None
-    return_token_offsets: Anything = None
-    """Only its render endpoints look at these two."""
-    return_mm_kwargs: Anything = None
-    use_beam_search: Off = None
-    watermarking: Off = None
-    detokenize: On = None
-    length_penalty: One = None
-    stream_interval: One = None
-    routed_experts_prompt_start: Zero = None
-    thinking_token_budget: Unlimited = None
-    bad_words: Empty = None
-    logits_processors: Empty = None
-    mm_processor_kwargs: Empty = None
-    media_io_kwargs: Empty = None
-    kv_transfer_params: Empty = None
-    ec_transfer_params: Empty = None
-    vllm_xargs: Empty = None

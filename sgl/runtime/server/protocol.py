@@ -24,6 +24,7 @@ from sgl.runtime.server.fields import (
     Off,
     On,
     Strict,
+    also_takes,
 )
 
 # Checked here, since the engine calls them otherwise.
@@ -206,6 +207,14 @@ class AllowedToolChoice(Lenient):
     allowed_tools: AllowedTools
 
 
+@also_takes(
+    (Anything, "verbosity prediction"),  # a guess of the answer only makes it come faster
+    (NoFunctions, "functions"),
+    (NoCall, "function_call"),
+    (Nothing, "web_search_options audio"),
+    (Off, "echo add_special_tokens return_meta_info return_prompt_text use_audio_in_video"),
+    (On, "stream_reasoning"),
+)
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
@@ -232,17 +241,3 @@ class ChatBody(SamplingBody):
     include_reasoning: bool | None = None
     """False: leave the reasoning out of the answer."""
     return_prompt_token_ids: bool | None = None
-
-    verbosity: Anything = None
-    prediction: Anything = None
-    """A guess of the answer only makes it come faster."""
-    functions: NoFunctions = None
-    function_call: NoCall = None
-    web_search_options: Nothing = None
-    audio: Nothing = None
-    echo: Off = None
-    add_special_tokens: Off = None
-    return_meta_info: Off = None
-    return_prompt_text: Off = None
-    use_audio_in_video: Off = None
-    stream_reasoning: On = None
