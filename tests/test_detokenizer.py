@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from sgl.grammar.vocabulary.token_table import TokenTable
 from sgl.runtime.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from sgl.runtime.text.token_bytes import token_table
+from sgl.runtime.text.tokenizer import token_table
 from tests.tiny_tokenizers import WITH_TABLE, WITHOUT_TABLE, WORDS, byte_level, sentencepiece
 
 TEXTS = st.lists(st.sampled_from(WORDS.split(" ")) | st.text(max_size=8), max_size=8).map(" ".join)

@@ -17,7 +17,7 @@ from sgl.errors import TokenizerError
 from sgl.grammar import Vocabulary
 from sgl.grammar.vocabulary.token_table import read_tokens
 from sgl.grammar.vocabulary.trie import Trie
-from sgl.runtime.text.token_bytes import token_table
+from sgl.runtime.text.tokenizer import token_table
 from tests.grammar_oracles import PIECES
 from tests.tiny_tokenizers import EOS, WITH_TABLE, WITHOUT_TABLE, WORDS
 

@@ -357,21 +357,16 @@ class Engine:
         """The tokens of prefix + candidate, and from where they are scored."""
         if not candidates:
             raise InvalidRequest("score needs at least one candidate", param="candidates")
-        if not isinstance(prefix, str):
-            if any(isinstance(candidate, str) for candidate in candidates):
-                raise InvalidRequest(
-                    "prefix and candidates must both be texts or both be token ids", param="prefix"
-                )
-            full = [[*prefix, *candidate] for candidate in candidates]
-            start = len(prefix)
-        else:
-            if not all(isinstance(candidate, str) for candidate in candidates):
-                raise InvalidRequest(
-                    "prefix and candidates must both be texts or both be token ids", param="prefix"
-                )
+        if any(isinstance(candidate, str) != isinstance(prefix, str) for candidate in candidates):
+            message = "prefix and candidates must both be texts or both be token ids"
+            raise InvalidRequest(message, param="prefix")
+        if isinstance(prefix, str):
             full = [self._intake.encode(prefix + candidate).tolist() for candidate in candidates]
             alone = key_of(self._intake.encode(prefix) if prefix else [])
             start = min(common_prefix(alone, key_of(ids), 0, TOKEN_BYTES) for ids in full) // TOKEN_BYTES
+        else:
+            full = [[*prefix, *candidate] for candidate in candidates]
+            start = len(prefix)
         for i, ids in enumerate(full):
             if len(ids) <= start:
                 raise InvalidRequest(f"candidate {i} is empty", param="candidates")

@@ -21,7 +21,7 @@ class Sink(Protocol):
         """Take outputs of one step."""
 
 
-class ThreadSink:
+class ThreadSink(Sink):
     """For a caller that blocks its thread."""
 
     def __init__(self, loop: EngineLoop) -> None:
@@ -29,7 +29,6 @@ class ThreadSink:
         self._queue: queue.SimpleQueue[Output] = queue.SimpleQueue()
 
     def put(self, outputs: list[Output]) -> None:
-        """See Sink."""
         for output in outputs:
             self._queue.put(output)
 
@@ -44,7 +43,7 @@ class ThreadSink:
                     raise EngineDead("the engine stopped without an answer") from None
 
 
-class AsyncSink:
+class AsyncSink(Sink):
     """For a caller in an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,7 +51,6 @@ class AsyncSink:
         self._queue: asyncio.Queue[Output] = asyncio.Queue()
 
     def put(self, outputs: list[Output]) -> None:
-        """See Sink."""
         with contextlib.suppress(RuntimeError):  # the caller's event loop is closed: nobody listens
             self._loop.call_soon_threadsafe(self._put_all, outputs)
 

@@ -9,7 +9,6 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,23 +18,35 @@ from sgl.grammar.vocabulary.token_table import TokenTable
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
 
-class Detokenizer(Protocol):
+class Detokenizer:
     """The text of one request. `prompt_ids` are read when it is made and may be long: only their end counts."""
+
+    __slots__ = ("_prompt_text",)
+    _prompt_text: str
+    """What decode(prompt) makes of the incomplete character at its end: not part of the output."""
 
     def feed(self, token_id: int) -> str:
         """What is known of the text since the last call, perhaps nothing. An id without a token has no text."""
+        raise NotImplementedError
 
     def flush(self) -> str:
         """The rest, once there are no more tokens: bytes that never became a character are U+FFFD."""
+        raise NotImplementedError
+
+    def _without_prompt(self, text: str) -> str:
+        if text and self._prompt_text:
+            text = text.removeprefix(self._prompt_text)
+            self._prompt_text = ""
+        return text
 
 
-class ByteDetokenizer:
+class ByteDetokenizer(Detokenizer):
     """Detokenizer over a table of token bytes.
 
     A token of whole characters costs a list look-up. All tokens' pieces together are `table.decode` of the output.
     """
 
-    __slots__ = ("_at_start", "_is_plain", "_pending", "_pieces", "_prompt_text", "_skip_special_tokens", "_table")
+    __slots__ = ("_at_start", "_is_plain", "_pending", "_pieces", "_skip_special_tokens", "_table")
 
     def __init__(self, table: TokenTable, prompt_ids: TokenIds, *, skip_special_tokens: bool = True) -> None:
         self._table = table
@@ -44,12 +55,10 @@ class ByteDetokenizer:
         tail = self._tail(prompt_ids)
         self._at_start = not tail
         self._pending = table.text_of(tail, final=False)[1]
-        # What decode(prompt) makes of the incomplete character at its end: not part of the output.
         self._prompt_text = table.text_of(self._pending, final=True)[0]
         self._is_plain = not (self._at_start or self._pending)
 
     def feed(self, token_id: int) -> str:
-        """See Detokenizer."""
         try:
             if self._is_plain and (piece := self._pieces[token_id]) is not None:
                 return piece
@@ -58,7 +67,6 @@ class ByteDetokenizer:
         return self._feed_bytes(self._bytes_of(token_id))
 
     def flush(self) -> str:
-        """See Detokenizer."""
         text = self._table.text_of(self._pending, final=True)[0]
         self._pending = b""
         return self._without_prompt(text)
@@ -73,12 +81,6 @@ class ByteDetokenizer:
         self._is_plain = not self._pending
         return self._without_prompt(text)
 
-    def _without_prompt(self, text: str) -> str:
-        if text and self._prompt_text:
-            text = text.removeprefix(self._prompt_text)
-            self._prompt_text = ""
-        return text
-
     def _bytes_of(self, token_id: int) -> bytes:
         return self._table.bytes_of(token_id, skip_special_tokens=self._skip_special_tokens)
 
@@ -92,14 +94,14 @@ class ByteDetokenizer:
         return tail
 
 
-class WindowDetokenizer:
+class WindowDetokenizer(Detokenizer):
     """Detokenizer for a tokenizer of which only `decode` is known: decodes the last tokens anew for each token.
 
     Some ten times as slow as the table. `decode` must be such that a token changes nothing before the tokens around
     it; text that it would change after all is not taken back, so the pieces can then differ from the whole.
     """
 
-    __slots__ = ("_decode", "_ids", "_prompt_text", "_sent", "_skipped_ids")
+    __slots__ = ("_decode", "_ids", "_sent", "_skipped_ids")
 
     def __init__(
         self,
@@ -117,7 +119,6 @@ class WindowDetokenizer:
         self._prompt_text = text[len(text) - num_open :]
 
     def feed(self, token_id: int) -> str:
-        """See Detokenizer."""
         if token_id in self._skipped_ids:
             return ""
         self._ids.append(token_id)
@@ -137,7 +138,6 @@ class WindowDetokenizer:
         return self._without_prompt(piece)
 
     def flush(self) -> str:
-        """See Detokenizer."""
         return self._without_prompt(_beyond(self._sent, self._decode(self._ids)))
 
     def _context(self, ids: list[int]) -> tuple[list[int], str]:
@@ -147,12 +147,6 @@ class WindowDetokenizer:
             if not text.startswith("\ufffd"):
                 break
         return ids[-length:], text
-
-    def _without_prompt(self, text: str) -> str:
-        if text and self._prompt_text:
-            text = text.removeprefix(self._prompt_text)
-            self._prompt_text = ""
-        return text
 
     def _tail(self, prompt_ids: TokenIds) -> list[int]:
         """The prompt's last tokens that are not skipped."""
