@@ -27,6 +27,9 @@ MAX_TOKENS = 2**31 - 1
 MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGIT_BIAS = 100.0
 
+CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
+"""The parameters that constrain an output; one at most is given."""
+
 
 class LogitBias(Mapping[int, float]):
     """Token id → what is added to its logit: checked, immutable, hashable, in rising order of ids."""
@@ -166,15 +169,6 @@ class SamplingParams:
         """Whether the tokens so far change the logits of the next."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
-    @property
-    def constraint(self) -> tuple[str, str] | None:
-        """Name and text of the constraint on the output, if there is one."""
-        for name in _CONSTRAINTS:
-            value = getattr(self, name)
-            if value is not None:
-                return name, value
-        return None
-
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise InvalidRequest if an id of `logit_bias` is not below `vocab_size`. Ids of `stop_token_ids` may be: no
         output holds them, and clients send one list to every model."""
@@ -185,10 +179,10 @@ class SamplingParams:
             )
 
     def _check_constraints(self) -> None:
-        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidRequest(
-                f"at most one of {', '.join(_CONSTRAINTS)} may be set, got {' and '.join(given)}", param=given[1]
+                f"at most one of {', '.join(CONSTRAINTS)} may be set, got {' and '.join(given)}", param=given[1]
             )
         for name in given:
             value = getattr(self, name)
@@ -201,7 +195,6 @@ class SamplingParams:
 
 
 _NAMES = frozenset(each.name for each in fields(SamplingParams))
-_CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 _JSON_CONSTRAINTS = ("json_schema", "structural_tag")
 
 

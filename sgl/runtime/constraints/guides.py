@@ -25,11 +25,10 @@ from sgl.runtime.config import AdditionalProperties, GrammarBackend, JsonWhitesp
 from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
 from sgl.runtime.constraints.process import MAX_CLOSED_STATES
 from sgl.runtime.constraints.service import CompileService
-from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.sampling_params import CONSTRAINTS, SamplingParams
 from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
 
-_KINDS = ("regex", "json_schema", "ebnf", "structural_tag")
 _MAX_CLOSERS = 14  # processes; each is a Python of its own
 _KNOWN_TEXTS = 1 << 14  # whose tokens are kept: what follows for certain comes again
 
@@ -184,7 +183,7 @@ class Constraints:
     def announce(self, params: SamplingParams) -> Future[Grammar | ClosedGrammar] | None:
         """Compile the constraint of a request, unless that is done or under way; None if it has none. The future raises
         GrammarError for one that cannot be compiled. Raises InvalidRequest without a tokenizer."""
-        given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
+        given = {kind: value for kind in CONSTRAINTS if (value := getattr(params, kind)) is not None}
         if not given:
             return None
         if self._tokenizer is None:

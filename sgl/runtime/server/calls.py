@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.ir.reasoning import ReasoningSplitter, half_tag
 from sgl.lang.typed.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
+from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.server.protocol import AllowedToolChoice, ChatBody, ChosenTool, Function
 
 Sure: TypeAlias = Literal["all", "tags"] | None
@@ -51,16 +52,13 @@ def call_constraint(
     if "json_schema" in params:  # a document or a call
         document = {"$id": "urn:answer", **params["json_schema"]}
         return {"json_schema": {"anyOf": [call_schema([_typed(each) for each in functions]), document]}}, None
-    if notation is None or _CONSTRAINTS & params.keys():
+    if notation is None or params.keys() & CONSTRAINTS:
         return {}, None
     loosely = {"parameters": {"type": "object"}}
     allowed = [
         _typed(function) if function.strict else {"name": function.name, **loosely} for function in functions
     ]
     return {"structural_tag": call_tag(allowed, notation, only_one=body.parallel_tool_calls is False)}, "tags"
-
-
-_CONSTRAINTS = {"regex", "json_schema", "ebnf", "structural_tag"}
 
 
 def _named(chosen: ChosenTool, functions: list[Function]) -> Function:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.sampling_params import MAX_TOKENS, SamplingParams
+from sgl.runtime.sampling_params import CONSTRAINTS, MAX_TOKENS, SamplingParams
 from sgl.runtime.server.constrained import Constrained
 from sgl.runtime.server.fields import (
     Anything,
@@ -108,9 +108,6 @@ class SamplingBody(Constrained, ForeignFields):
         if not self.stream:
             raise InvalidRequest("stream_options are only allowed with stream: true", param="stream_options")
         return bool(wanted.continuous_usage_stats), bool(wanted.include_usage)
-
-
-CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
 
 
 class CompletionBody(SamplingBody):

@@ -42,6 +42,7 @@ from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
 from sgl.runtime.requests.prepared import PreparedCall
 from sgl.runtime.requests.waiting import check, settled
+from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
@@ -50,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 _QUICK_LENGTH = 2048  # characters or token ids
-_SLOW_PARAMS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
@@ -242,5 +242,5 @@ def _is_quick(prompt: Any = None, input_ids: Any = None, sampling_params: Any = 
         is_one
         and len(input_ids if prompt is None else prompt) <= _QUICK_LENGTH
         and isinstance(params, dict)
-        and not any(params.get(name) is not None for name in _SLOW_PARAMS)
+        and not any(params.get(name) is not None for name in CONSTRAINTS)
     )
