@@ -125,22 +125,16 @@ class ProgramsApi(Api):
         num_rows = None if body.rows is None else len(rows)
         opened = _OpenProgram(self._service, programs[0], self._open, num_rows=num_rows)
         try:
-            given = body.segment
-            segment = None if given is None else await self._checked(opened.checker.segment, given)
-        except BaseException:
-            opened.end()
-            raise
-        self._open.add(opened)
-        if body.rows is None:
-            opened.nodes += [] if body.segment is None else body.segment["nodes"]
-        opened.count()
-        if body.rows is None:
-            self._recent.append(opened)
-            while len(self._recent) > 1 and sum(each.size for each in self._recent) > RECENT_CHARACTERS:
-                self._recent.popleft()
-        try:
+            segment = None if body.segment is None else await self._checked(opened.checker.segment, body.segment)
+            self._open.add(opened)
+            if body.rows is None:
+                opened.nodes += [] if body.segment is None else body.segment["nodes"]
+                self._recent.append(opened)
+                while len(self._recent) > 1 and sum(each.size for each in self._recent) > RECENT_CHARACTERS:
+                    self._recent.popleft()
+            opened.count()
             opened.start(programs, segment)
-        except SglError:
+        except BaseException:
             opened.end()
             raise
         return await self._send(request, opened, 0)
