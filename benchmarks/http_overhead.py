@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from sgl.cli.logs import configure_logging
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.process import EngineProcess
+from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
 

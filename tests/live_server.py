@@ -15,7 +15,7 @@ import requests
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.process import EngineProcess, Method
+from sgl.runtime.server.engine_process import EngineProcess, Method
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
 from tests.patience import PATIENCE

@@ -70,4 +70,4 @@ def assert_idle(engine: Engine) -> None:
     memory = engine._scheduler.memory
     assert engine.check_ledger() == []
     assert (len(memory.running), len(memory.leases), memory.cache.locked_pages) == (0, 0, 0)
-    assert not engine._outlet._sinks
+    assert not engine._router._sinks

@@ -25,7 +25,7 @@ from sgl.grammar.automaton.place import advance
 from sgl.grammar.matching.jump import cut
 from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
 from sgl.runtime.constraints.service import CompileService
-from sgl.runtime.requests.intake import RequestBuilder
+from sgl.runtime.requests.builder import RequestBuilder
 from sgl.runtime.runner import device_masks
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable

@@ -59,7 +59,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             time.sleep(0.01)
         assert engine.check_ledger() == []
         assert not engine._rids
-        assert not engine._outlet._sinks
+        assert not engine._router._sinks
 
 
 def test_a_result_has_the_native_shape(engine: Engine) -> None:

@@ -50,7 +50,7 @@ def test_a_call_is_refused_before_it_is_expanded(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]
 ) -> None:
     made = []
-    monkeypatch.setattr(engine._intake, "submissions", lambda *a, **o: made.append(a))
+    monkeypatch.setattr(engine._builder, "submissions", lambda *a, **o: made.append(a))
     for stream in (False, True):
         with pytest.raises(InvalidRequest, match="max_requests_per_call is 300"):
             engine.generate(**arguments, stream=stream)

@@ -485,7 +485,7 @@ def test_eight_bits_keep_the_first_tokens_logprobs(model_path: Path, options: di
 def test_no_collection_of_garbage_looks_at_what_was_loaded(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, with_tokenizer=True, head_dim=128, hidden_size=256)
     with Engine(path, device="cuda", dtype="bfloat16", max_total_tokens=4096) as engine:
-        service = engine._intake._constraints._service
+        service = engine._builder._constraints._service
         assert service is not None
         loaded = service.vocabulary.token_bytes
         assert not any(one is loaded for one in gc.get_objects())

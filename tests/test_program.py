@@ -190,14 +190,14 @@ def prompts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 def spy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     seen: list[list[int]] = []
-    submissions = engine._intake.submissions
+    submissions = engine._builder.submissions
 
     def record(ask: Any, **options: Any) -> Any:
         pairs = submissions(ask, **options)
         seen.extend(submission.request.prompt_ids.tolist() for submission, _ in pairs)
         return pairs
 
-    monkeypatch.setattr(engine._intake, "submissions", record)
+    monkeypatch.setattr(engine._builder, "submissions", record)
     return seen
 
 

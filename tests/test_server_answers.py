@@ -12,9 +12,9 @@ import pytest
 from sgl.errors import ContextTooLong, ProgramError
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.answers import Turn
-from sgl.runtime.server.calls import AnswerSplitter
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
+from sgl.runtime.server.tool_calls import AnswerSplitter
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 
 HELLO = [{"role": "user", "content": "hello"}]

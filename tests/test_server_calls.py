@@ -17,9 +17,9 @@ import sgl
 from sgl.errors import InvalidRequest
 from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.calls import AnswerSplitter, Piece, call_constraint
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
+from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, call_constraint
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.live_server import OPTIONS, LiveServer
 from tests.tiny_models import CALLING_TEMPLATE, WRITTEN_CALLS, calling_checkpoint

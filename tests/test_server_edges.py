@@ -285,7 +285,7 @@ def test_a_timeout_counts_while_others_are_tokenised_or_compiled(
 def test_a_timeout_counts_while_a_constraint_is_compiled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from concurrent.futures import Future
 
-    guides = engine._intake._constraints.guides
+    guides = engine._builder._constraints.guides
 
     def unready(params: Any) -> Any:
         found = guides(params)
@@ -294,7 +294,7 @@ def test_a_timeout_counts_while_a_constraint_is_compiled(engine: Engine, monkeyp
                 guide.flight = Future()
         return found
 
-    monkeypatch.setattr(engine._intake._constraints, "guides", unready)
+    monkeypatch.setattr(engine._builder._constraints, "guides", unready)
     with pytest.raises(RequestTimeout, match="compiled"):
         engine.generate("a", {**SHORT, "regex": "b+"}, timeout=0.2, stream=True)
     with pytest.raises(RequestTimeout):

@@ -18,8 +18,8 @@ from sgl.errors import InvalidRequest, ProgramError
 from sgl.runtime.engine import Engine
 from sgl.runtime.requests import aside
 from sgl.runtime.requests.arguments import GenerateRequest
-from sgl.runtime.requests.intake import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS
-from sgl.runtime.requests.native import NativeResult
+from sgl.runtime.requests.builder import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS
+from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.server import encoding, openai
 from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -111,12 +111,12 @@ def test_engines_refuse_them_too_and_score_any_number_of_candidates(engine: Engi
     plain = engine.generate("hello", LONG, return_logprob=False, token_ids_logprob=[1] * 1025)
     assert "output_token_ids_logprobs" not in plain["meta_info"], "nothing was asked for"
     many = {"return_logprob": True, "token_ids_logprob": [1] * 3000, "sampling_params": {"max_new_tokens": 0}}
-    assert engine._intake.submissions(GenerateRequest(prompt="hello", limits_logprobs=False, **many))
+    assert engine._builder.submissions(GenerateRequest(prompt="hello", limits_logprobs=False, **many))
 
 
 def test_a_list_of_prompts_counts_as_one_answer_of_a_server(engine: Engine) -> None:
     """In process, lists may be as long as memory lasts."""
-    from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
+    from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
 
     arguments = {"prompt": ["hello"] * 20, "sampling_params": LONG, "return_logprob": True}
     prepared = engine.prepare(**arguments, token_ids_logprob=GIVEN)

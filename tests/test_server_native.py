@@ -59,7 +59,7 @@ def nothing_leaks(engine: Engine) -> Iterator[None]:
     wait_until_idle(engine)
     assert engine.check_ledger() == []
     assert not engine._rids
-    assert not engine._outlet._sinks
+    assert not engine._router._sinks
 
 
 def wait_until_idle(engine: Engine) -> None:

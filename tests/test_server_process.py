@@ -30,7 +30,7 @@ from sgl.cli.options import configs, option_docs
 from sgl.errors import ConfigError, ContextTooLong, EngineDead, QueueFull, SglError
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.loop.loop import EngineLoop
-from sgl.runtime.server.process import EngineProcess
+from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.service import Service
 from tests.live_server import chat_checkpoint
 from tests.patience import PATIENCE
@@ -369,7 +369,8 @@ def test_errors_survive_the_way_between_processes() -> None:
 
 
 def test_the_server_itself_loads_no_torch() -> None:
-    code = "import sys, sgl.cli, sgl.runtime.server.app, sgl.runtime.server.process; print('torch' in sys.modules)"
+    modules = "sgl.cli, sgl.runtime.server.app, sgl.runtime.server.engine_process"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
     )

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.server import process as process_module
-from sgl.runtime.server.process import EngineProcess
+from sgl.runtime.server import engine_process as process_module
+from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.watchdog import TICK_SECONDS, Watchdog
 
 

@@ -20,7 +20,7 @@ from sgl.errors import ConfigError, InvalidRequest
 from sgl.lang.ir.chat import jinja_template
 from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
-from sgl.runtime.server.process import EngineProcess
+from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.serve import listen, serve_until_stopped
 from sgl.runtime.server.service import Service
 

@@ -35,9 +35,9 @@ from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.requests.arguments import GenerateOptions, Params, check_options, has_list_of_prompts
-from sgl.runtime.requests.intake import RequestBuilder
-from sgl.runtime.requests.outlet import AsyncSink, OutputRouter, Sink, ThreadSink
+from sgl.runtime.requests.builder import RequestBuilder
 from sgl.runtime.requests.prepared import PreparedCall, Rid
+from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import SamplingParams
 
@@ -77,30 +77,30 @@ class Engine:
         self.tokenizer = started.tokenizer
         self._started = started
         self._scheduler = started.scheduler
-        self._outlet = OutputRouter()
+        self._router = OutputRouter()
         self._loop = EngineLoop(
             thread,
             started.scheduler,
             started.runner,
-            self._outlet.deliver,
+            self._router.deliver,
             overlap=not self.config.disable_overlap_schedule,
             jump_forward=not self.config.disable_jump_forward,
             jump_cost=_JUMP_COST if self.config.cuda_graph_max_bs else 0.0,
             stream_interval=self.config.stream_interval,
             check_ledger=self.config.check_ledger,
         )
-        self._intake = RequestBuilder(
+        self._builder = RequestBuilder(
             self.config,
             started.tokenizer,
             vocab_size=started.model_config.vocab_size,
             eos_ids=started.eos_ids,
             is_launching=started.runner.is_launching,
         )
-        if self._intake.walks_masks:
+        if self._builder.walks_masks:
             try:
-                thread.call(lambda: started.runner.walk_masks(*self._intake.warm_up_masks()))
+                thread.call(lambda: started.runner.walk_masks(*self._builder.warm_up_masks()))
             except BaseException:
-                self._intake.close()
+                self._builder.close()
                 raise
         startup.freeze(started)
         self._profiler = StepProfiler()
@@ -108,7 +108,7 @@ class Engine:
         self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
         self._loop.start()
-        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._intake)
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._builder)
 
     # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -243,8 +243,8 @@ class Engine:
             raise InvalidRequest("programs need text, and this engine runs without a tokenizer")
         return Services(
             loop=self._loop,
-            outlet=self._outlet,
-            intake=self._intake,
+            router=self._router,
+            builder=self._builder,
             encoder=Encoder(self.tokenizer, self.config.context_length),
             leases=self._scheduler.memory.leases,
             pool=self._pool,
@@ -321,8 +321,8 @@ class Engine:
         """The requests of a call of `generate` with these arguments, checked and tokenised, for `submit`."""
         self._home.check()
         call = PreparedCall(has_list_of_prompts(arguments))
-        for wanted in self._intake.requests(arguments):
-            call.add_prompt(wanted, self._intake.submissions(wanted))
+        for wanted in self._builder.requests(arguments):
+            call.add_prompt(wanted, self._builder.submissions(wanted))
         return call
 
     def submit(self, call: PreparedCall, sink: Sink) -> None:
@@ -332,7 +332,7 @@ class Engine:
             for _, rid in self._rids.keys() & call.rids.keys():
                 raise InvalidRequest(f"rid {rid!r} is in use by another unfinished request", param="rid")
             self._rids.update(call.rids)
-        self._outlet.expect(call.uids, sink)
+        self._router.expect(call.uids, sink)
         try:
             self._loop.submit(call.submissions)
         except EngineDead:
@@ -347,7 +347,7 @@ class Engine:
             for rid, uids in call.rids.items():
                 if self._rids.get(rid) == uids:
                     del self._rids[rid]
-        self._outlet.forget(call.uids)
+        self._router.forget(call.uids)
         unfinished = [uid for uid, result in call.results.items() if result.finish_reason is None]
         if unfinished:
             with contextlib.suppress(EngineDead):
@@ -361,8 +361,8 @@ class Engine:
             message = "prefix and candidates must both be texts or both be token ids"
             raise InvalidRequest(message, param="prefix")
         if isinstance(prefix, str):
-            full = [self._intake.encode(prefix + candidate).tolist() for candidate in candidates]
-            alone = key_of(self._intake.encode(prefix) if prefix else [])
+            full = [self._builder.encode(prefix + candidate).tolist() for candidate in candidates]
+            alone = key_of(self._builder.encode(prefix) if prefix else [])
             start = min(common_prefix(alone, key_of(ids), 0, TOKEN_BYTES) for ids in full) // TOKEN_BYTES
         else:
             full = [[*prefix, *candidate] for candidate in candidates]
@@ -408,10 +408,10 @@ class _Events(Iterator[Result]):
         self._finalizer()
 
 
-def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, intake: RequestBuilder) -> None:
+def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, builder: RequestBuilder) -> None:
     if loop.home.is_elsewhere:  # whose it all is
         return
-    intake.close()
+    builder.close()
     loop.stop()
     pool.shutdown(wait=False)
     gc.unfreeze()  # what the start-up froze may be garbage now

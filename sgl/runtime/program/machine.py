@@ -24,10 +24,10 @@ from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.timers import Timer
 from sgl.runtime.program.party import party
-from sgl.runtime.program.stream import Call, Stream
+from sgl.runtime.program.stream import NodeRequests, Stream
 from sgl.runtime.program.tokens import Encoder
-from sgl.runtime.requests.intake import RequestBuilder
-from sgl.runtime.requests.outlet import OutputRouter
+from sgl.runtime.requests.builder import RequestBuilder
+from sgl.runtime.requests.router import OutputRouter
 from sgl.runtime.scheduler.leases import Leases
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,8 @@ class Services:
     """What programs use of an engine."""
 
     loop: EngineLoop
-    outlet: OutputRouter
-    intake: RequestBuilder
+    router: OutputRouter
+    builder: RequestBuilder
     encoder: Encoder
     leases: Leases
     pool: Executor  # for work too long for the loop's thread
@@ -66,7 +66,7 @@ class Machine(Turns[Stream]):
         self.held = Held(services.held, asks.key)
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # made in this turn
-        self._calls: dict[int, Call] = {}  # by uid
+        self._calls: dict[int, NodeRequests] = {}  # by uid
         self._num_away = 0  # pieces of work on other threads
         self._idle_since = 0.0
         self._lease_timer: Timer | None = None
@@ -94,13 +94,13 @@ class Machine(Turns[Stream]):
         if stream.lease is not None:
             self._leasing.add(stream)
 
-    def call(self, call: Call) -> Steps[None]:
+    def call(self, call: NodeRequests) -> Steps[None]:
         """Submit the requests and wait for all of them. Raises what ended one of them."""
         uids = call.unfinished
         self._calls.update(dict.fromkeys(uids, call))
         for request in call.requests:
             request.call = self._call
-        self._services.outlet.expect(uids, self)
+        self._services.router.expect(uids, self)
         self._submissions += call.submissions
         while not call.is_over:
             yield
@@ -135,7 +135,7 @@ class Machine(Turns[Stream]):
     # ---- the loop's thread: a turn
 
     def put(self, outputs: list[Output]) -> None:
-        """Take one step's outputs; see outlet.Sink. The turn that follows comes before the next step, unless many
+        """Take one step's outputs; see router.Sink. The turn that follows comes before the next step, unless many
         programs are due one."""
         try:
             self._take(outputs)
@@ -268,7 +268,7 @@ class Machine(Turns[Stream]):
                 self._services.loop.abort(uids)
 
     def _forget(self, uids: list[int]) -> None:
-        self._services.outlet.forget(uids)
+        self._services.router.forget(uids)
         for uid in uids:
             self._calls.pop(uid, None)
 

@@ -21,13 +21,13 @@ from sgl.lang.ir.sampling import logprob_options, native_sampling
 from sgl.lang.typed.tools import CallNotation, call_tag
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.program.machine import Machine, Services
-from sgl.runtime.program.stream import Call, Stream
+from sgl.runtime.program.stream import NodeRequests, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
 from sgl.runtime.requests.arguments import GenerateRequest
 from sgl.runtime.requests.aside import FEW
-from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
-from sgl.runtime.requests.native import NativeResult
+from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
+from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
 
 INLINE_CHARACTERS = 512
@@ -59,7 +59,7 @@ class ProgramSession(Interpreter[Stream]):
         super().__init__(
             checked, None if chosen is None else as_template(chosen), self._machine, self._machine.held
         )
-        self._checker = Checker(self._program, Limits(requests=services.intake.max_requests))
+        self._checker = Checker(self._program, Limits(requests=services.builder.max_requests))
         self._services = services
 
     def cancel(self) -> None:
@@ -97,7 +97,7 @@ class ProgramSession(Interpreter[Stream]):
         is_heavy = is_wide or ir.constraint_of(node) is not None or bool(node.tools)
         tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         self._count_tokens(stream, tokens)
-        call = Call(stream, pairs, self._listener(self._told(stream, node)) if asks[0]["stream"] else None)
+        call = NodeRequests(stream, pairs, self._listener(self._told(stream, node)) if asks[0]["stream"] else None)
         yield from self._machine.call(call)
         results = yield from self._results(stream, call)
         texts = [result["text"] for result in results]
@@ -116,7 +116,7 @@ class ProgramSession(Interpreter[Stream]):
         self._machine.lease(stream, call.requests[0].namespace)
         self._done(stream, text, value, {**meta, "usage": usage})
 
-    def _results(self, stream: Stream, call: Call) -> Steps[list[dict[str, Any]]]:
+    def _results(self, stream: Stream, call: NodeRequests) -> Steps[list[dict[str, Any]]]:
         def results() -> list[dict[str, Any]]:
             return [result.result() for result in call.results]
 
@@ -162,7 +162,7 @@ class ProgramSession(Interpreter[Stream]):
         return [
             pair
             for ask in asks
-            for pair in self._services.intake.submissions(GenerateRequest(input_ids=ids, **ask))
+            for pair in self._services.builder.submissions(GenerateRequest(input_ids=ids, **ask))
         ]
 
     def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:
@@ -184,7 +184,7 @@ class ProgramSession(Interpreter[Stream]):
 
         return listen
 
-    def _kept(self, call: Call) -> tuple[list[int], str]:
+    def _kept(self, call: NodeRequests) -> tuple[list[int], str]:
         """The generated tokens that stay in the stream, and text at their end that is to be encoded anew."""
         ids, reason = call.results[0].output_ids, call.results[0].finish_reason
         matched = None if reason is None else reason.matched
@@ -208,7 +208,7 @@ class ProgramSession(Interpreter[Stream]):
         is_heavy = sum(64 + len(choice) for choice in node.choices) > INLINE_CHARACTERS
         tokens, candidates, tries, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         self._count_tokens(stream, tokens)
-        call = Call(stream, pairs)
+        call = NodeRequests(stream, pairs)
         yield from self._machine.call(call)
         given = tries[0].logprobs(call.requests)
         alone = tries[1].logprobs(call.requests[len(tries[0].rows) :]) if len(tries) > 1 else [None] * len(given)
@@ -229,7 +229,7 @@ class ProgramSession(Interpreter[Stream]):
         the tokens of each choice from there."""
         extend = self._services.encoder.extend
         tokens = extend(stream.tokens, stream.unencoded)
-        self._services.intake.prompt_ids(
+        self._services.builder.prompt_ids(
             GenerateRequest(input_ids=tokens.ids, sampling_params=_SCORE)
         )  # it fits, or raises now
         wholes = [extend(tokens, [(choice, False)]).ids for choice in choices]

@@ -10,7 +10,7 @@ from sgl.lang.ir import interpreter as nodes
 from sgl.lang.ir.interpreter import Piece
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
-from sgl.runtime.requests.native import NativeResult
+from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.scheduler.leases import Lease
 
 
@@ -33,7 +33,7 @@ class Stream(nodes.Stream):
             self.unencoded.append((text, is_template))
 
 
-class Call:
+class NodeRequests:
     """The requests that a node waits for, in order."""
 
     def __init__(

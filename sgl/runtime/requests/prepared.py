@@ -8,17 +8,17 @@ from typing import Any
 from sgl.errors import InvalidRequest
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.requests.arguments import GenerateRequest
-from sgl.runtime.requests.native import Call, NativeResult
+from sgl.runtime.requests.results import CallResults, NativeResult
 from sgl.runtime.requests.waiting import check
 
 Rid = tuple[str | None, str]  # with whose it is
 
 
-class PreparedCall(Call):
+class PreparedCall(CallResults):
     """A call whose requests can be queued, with their results."""
 
     def __init__(self, is_list: bool) -> None:
-        """See Call."""
+        """See CallResults."""
         super().__init__(is_list)
         self.submissions: list[Submission] = []
         self.compiling: list[Future[Any]] = []  # what the requests are constrained to

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sgl.runtime.server.calls import AnswerSplitter, Piece
 from sgl.runtime.server.logprobs import CompletionLogprobs
+from sgl.runtime.server.tool_calls import AnswerSplitter, Piece
 
 Result = dict[str, Any]
 

@@ -15,7 +15,7 @@ from pydantic import create_model
 from sgl.errors import InvalidRequest
 from sgl.runtime.requests.arguments import body_fields
 from sgl.runtime.requests.aside import FEW, aside
-from sgl.runtime.requests.native import failure_of
+from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.bodies import Bounded
 from sgl.runtime.server.encoding import json_response

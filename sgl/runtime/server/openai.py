@@ -14,17 +14,17 @@ from aiohttp import web
 from sgl.errors import InvalidRequest, SglError
 from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.requests.aside import aside
-from sgl.runtime.requests.intake import MAX_LOGPROBS, MAX_TOP_LOGPROBS
-from sgl.runtime.requests.native import failure_of
+from sgl.runtime.requests.builder import MAX_LOGPROBS, MAX_TOP_LOGPROBS
+from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.answers import Answers, Choice, Completion, Result, Turn, usage
-from sgl.runtime.server.calls import AnswerSplitter, call_constraint
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NoSuchModel
 from sgl.runtime.server.logprobs import CompletionLogprobs, chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
 from sgl.runtime.server.routes import Api, endpoint
+from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint
 
 MAX_CHAT_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's answer may fill the context

@@ -36,10 +36,10 @@ from sgl.lang.ir.sampling import MAX_WHOLE
 from sgl.runtime.program.party import Party, party
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.engine_process import RemoteSession
 from sgl.runtime.server.errors import NotThere, error_body
 from sgl.runtime.server.fields import Strict
 from sgl.runtime.server.identity import Caller, caller
-from sgl.runtime.server.process import RemoteSession
 from sgl.runtime.server.reader import is_small
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service

@@ -136,7 +136,7 @@ class CalledFunction(Lenient):
     arguments: str | dict[str, Any] | None = None
 
 
-class Call(Lenient):
+class ToolCall(Lenient):
     """A tool call of an earlier answer."""
 
     id: str | None = None
@@ -154,7 +154,7 @@ class Message(Lenient):
     reasoning_content: str | None = None
     reasoning: str | None = None
     """vLLM's name for reasoning_content."""
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCall] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = None
 

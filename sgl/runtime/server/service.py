@@ -22,10 +22,10 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.server.bodies import Body
+from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.errors import Forbidden
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.patience import Patience, patience
-from sgl.runtime.server.process import EngineProcess
 from sgl.runtime.server.reader import BodyReader, is_small
 from sgl.runtime.text.tokenizer import Tokenizer
 

@@ -39,7 +39,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.loop.submission import Output
 from sgl.runtime.program.party import Party, party
 from sgl.runtime.program.session import ProgramSession
-from sgl.runtime.requests.intake import check_num_logprobs, num_logprobs
+from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
 from sgl.runtime.requests.prepared import PreparedCall
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import CONSTRAINTS
@@ -147,7 +147,7 @@ class _Worker:
                 engine.release(prepared)
 
     def put(self, outputs: list[Output]) -> None:
-        """Send the outputs of a step; called by the loop's thread. See outlet.Sink."""
+        """Send the outputs of a step; called by the loop's thread. See router.Sink."""
         packed = []  # to pickle the objects would take several times as long
         for o in outputs:
             call = self._call_of.get(o.uid)

@@ -25,7 +25,7 @@ from sgl.runtime.config import EngineConfig, working_folder_left_out
 from sgl.runtime.loop.submission import Detail, Output
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.program.party import party
-from sgl.runtime.requests.native import Call, Header, NativeResult
+from sgl.runtime.requests.results import CallResults, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.identity import request_id, working_for
 from sgl.runtime.server.watchdog import TICK_SECONDS, Watchdog
@@ -182,7 +182,7 @@ class EngineProcess:
     def _accepted(self, call_id: int, is_list: bool, headers: list[tuple[Any, ...]]) -> None:
         waiter = self._waiting.get(call_id)
         if isinstance(waiter, _Waiter):
-            waiter.call = Call(is_list)
+            waiter.call = CallResults(is_list)
             for header in itertools.starmap(Header, headers):
                 token_text = self.tokenizer.token_text if header.with_text and self.tokenizer is not None else None
                 waiter.call.add(NativeResult(header, token_text, waiter.began, as_tuples=True))
@@ -283,7 +283,7 @@ class _Waiter:
     def __init__(self) -> None:
         self.identity = request_id.get()
         self.began = time.monotonic()
-        self.call: Call | None = None  # once a generation was accepted
+        self.call: CallResults | None = None  # once a generation was accepted
         self._items: list[Any] = []
         self._arrived: asyncio.Future[None] | None = None  # what someone waits for
 
@@ -303,7 +303,7 @@ class _Waiter:
                 raise item
         return items
 
-    async def progress(self) -> tuple[Call, list[int]]:
+    async def progress(self) -> tuple[CallResults, list[int]]:
         """The call with what has arrived, and whose outputs those are. Raises what ended it as a whole."""
         outputs = await self.items()
         assert self.call is not None, "outputs follow"

@@ -23,7 +23,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.guides import Constraints
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.requests.arguments import GenerateRequest, Params, is_list, requests_of, too_many
-from sgl.runtime.requests.native import Header, NativeResult
+from sgl.runtime.requests.results import Header, NativeResult
 from sgl.runtime.sampling_params import SamplingParams, checked_seconds, integer, short
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.text.output import TextOutput
@@ -162,7 +162,7 @@ class RequestBuilder:
         return made
 
     def close(self) -> None:
-        """End what works for the intake."""
+        """End what compiles."""
         self._constraints.close()
 
     def prompt_ids(self, wanted: GenerateRequest) -> Int32Array:

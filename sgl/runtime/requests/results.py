@@ -161,7 +161,7 @@ class NativeResult:
         return None if self.token_text is None else self.token_text(token_id)
 
 
-class Call:
+class CallResults:
     """The results of all requests of one call of generate, filled as outputs arrive."""
 
     def __init__(self, is_list: bool) -> None:
