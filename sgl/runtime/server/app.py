@@ -18,13 +18,13 @@ from aiohttp import web
 
 from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.connection import Connection
+from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.errors import NotThere, WrongKey, error_response
 from sgl.runtime.server.identity import ADMIN, Caller, caller, new_identity, request_id
 from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.origins import Origins
-from sgl.runtime.server.patience import Patience, patience
 from sgl.runtime.server.programs import ProgramsApi
 from sgl.runtime.server.routes import Handler, Route
 from sgl.runtime.server.service import Service
@@ -121,14 +121,14 @@ class _Guard:
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        client = Patience()
-        patience.set(client)
+        due = Deadline()
+        deadline.set(due)
         try:
             self._origins.check(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return web.Response(status=204, headers=_CORS)
             caller.set(self._caller(request))
-            async with client.lasting():
+            async with due.enforced():
                 return await handler(request)
         except web.HTTPNotFound:
             return error_response(self._no_such_endpoint(request.path))

@@ -265,7 +265,7 @@ class _OpenProgram:
         self._num_counted = 0  # of its size, among what all hold
         self._service = service
         self._parent = None if service.tracer is None else service.tracer.here()
-        self._patience = service.config.reconnect_grace
+        self._grace = service.config.reconnect_grace
         self._known = known
         self._is_batch = num_rows is not None
         self._sessions: dict[int, RemoteSession] = {}  # of rows that have begun and not ended
@@ -398,7 +398,7 @@ class _OpenProgram:
                 self._await_listener()  # also after the last event, which may not have arrived
 
     def _await_listener(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._patience, self.end)
+        self._timer = asyncio.get_running_loop().call_later(self._grace, self.end)
 
     def _take(self, row: int, event: ir.Event) -> None:
         if self._is_over or row in self._ended:

@@ -22,10 +22,10 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.server.bodies import Body
+from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.errors import Forbidden
 from sgl.runtime.server.identity import Caller, caller
-from sgl.runtime.server.patience import Patience, patience
 from sgl.runtime.server.reader import BodyReader, is_small
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -93,8 +93,8 @@ class Service:
     async def body(self, request: web.Request, model: type[Body]) -> Body:
         """The request's JSON body; see `BodyReader.read`. Its `timeout`, if it has one, begins to count."""
         body = await self.reader.read(request, model, self.engine.config.context_length)
-        if (client := patience.get()) is not None:
-            client.begin(getattr(body, "timeout", None))
+        if (due := deadline.get()) is not None:
+            due.set(getattr(body, "timeout", None))
         return body
 
     async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -127,9 +127,9 @@ class Service:
         self.check_is_up()
         began = time.monotonic()
         latest: dict[int, float] = {}
-        client = patience.get() or Patience()
+        due = deadline.get() or Deadline()
         async with contextlib.aclosing(self.engine.stream(**_of_client(arguments))) as events:
-            async for event in client.each(events) if client.ends else events:
+            async for event in due.each(events) if due.is_set else events:
                 now, index = time.monotonic(), event.get("index", 0)
                 if index in latest:
                     self.metrics.inter_token_latency.observe(now - latest[index])
@@ -167,9 +167,9 @@ class Service:
 
 
 def _of_client(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of generate, in its client's name and with what is left of its patience. Raises
+    """The arguments of a call of generate, in its client's name and with the time that it has left. Raises
     RequestTimeout."""
     arguments = {**arguments, "owner": caller.get().owner}
-    client = patience.get()
-    left = None if client is None else client.left(is_list=has_list_of_prompts(arguments))
+    due = deadline.get()
+    left = None if due is None else due.left(is_list=has_list_of_prompts(arguments))
     return arguments if left is None else {**arguments, "timeout": left}
