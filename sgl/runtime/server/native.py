@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from aiohttp import web
 from pydantic import create_model
@@ -190,16 +190,13 @@ class NativeApi(Api):
         if texts is None:
             raise InvalidRequest("text is needed", param="text")
         is_one, several = isinstance(texts, str), [texts] if isinstance(texts, str) else texts
-        size = sum(map(len, several)) + EACH * len(several)
-        if size > MAX_TOKENIZED:
-            raise InvalidRequest(
-                f"{size} characters are to be tokenized, {EACH} more for each text counted; {MAX_TOKENIZED} may be",
-                param="text",
-            )
-        options: dict[Literal["add_special_tokens", "allow_special"], bool]
-        options = {"add_special_tokens": body.add_special_tokens, "allow_special": body.allow_special}
-        encode = partial(_encoded, self._service.tokenizer, several, options)
-        ids = await asyncio.get_running_loop().run_in_executor(_pool(size), encode)
+        size = _size(several, MAX_TOKENIZED, "characters are to be tokenized, {} more for each text", "text")
+        encode = partial(
+            self._service.tokenizer.encode_all,
+            add_special_tokens=body.add_special_tokens,
+            allow_special=body.allow_special,
+        )
+        ids = await asyncio.get_running_loop().run_in_executor(_pool(size), _in_batches, encode, several)
         counts = [len(each) for each in ids]
 
         def answer() -> dict[str, Any]:
@@ -216,12 +213,7 @@ class NativeApi(Api):
         """Texts of token ids."""
         is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
         several: Any = body.tokens if is_list else [body.tokens]
-        size = sum(map(len, several)) + EACH * len(several)
-        if size > MAX_DETOKENIZED:
-            raise InvalidRequest(
-                f"{size} tokens are to be detokenized, {EACH} more for each list counted; {MAX_DETOKENIZED} may be",
-                param="tokens",
-            )
+        size = _size(several, MAX_DETOKENIZED, "tokens are to be detokenized, {} more for each list", "tokens")
         decode = partial(_decoded, self._service.tokenizer, several, skip_special_tokens=body.skip_special_tokens)
         texts = await asyncio.get_running_loop().run_in_executor(_pool(size), decode)
         return await encoding.answer(lambda: {"text": texts if is_list else texts[0]}, size)
@@ -238,14 +230,17 @@ def _pool(size: int) -> ThreadPoolExecutor | None:
     return None if size <= FEW else _LONG_TEXTS
 
 
-def _encoded(
-    tokenizer: Tokenizer, texts: list[str], options: dict[Literal["add_special_tokens", "allow_special"], bool]
-) -> list[list[int]]:
-    """In batches: a call keeps the interpreter while it hands its results over."""
-    ids: list[list[int]] = []
-    for start in range(0, len(texts), _TEXTS):
-        ids += tokenizer.encode_all(texts[start : start + _TEXTS], **options)
-    return ids
+def _size(several: Sequence[Sequence[Any]], most: int, what: str, param: str) -> int:
+    """What texts or lists of tokens cost. Raises InvalidRequest for more than `most`."""
+    size = sum(map(len, several)) + EACH * len(several)
+    if size > most:
+        raise InvalidRequest(f"{size} {what.format(EACH)} counted; {most} may be", param=param)
+    return size
+
+
+def _in_batches(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> list[list[int]]:
+    """A call keeps the interpreter while it hands its results over."""
+    return [ids for start in range(0, len(texts), _TEXTS) for ids in encode(texts[start : start + _TEXTS])]
 
 
 def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
@@ -276,9 +271,8 @@ def _arguments(body: Bounded) -> dict[str, Any]:
     elif "input_ids" not in given:
         raise InvalidRequest("text or input_ids is needed", param="text")
     elif given.get("return_logprob") and _computes_prompts_only(given.get("sampling_params")):
-        given.setdefault(
-            "logprob_start_len", 0
-        )  # what the original client expects when it scores choices on their own
+        # What the original client expects when it scores choices on their own.
+        given.setdefault("logprob_start_len", 0)
     return given
 
 
