@@ -1,9 +1,5 @@
-"""How one request wants its tokens chosen and when it wants to stop.
-
-Knows the names, types, ranges and defaults, and nothing of a tokenizer, a model or a device: whoever knows the
-vocabulary calls `check_token_ids`. Built by the engine and the servers from what users send, read by the scheduler,
-the sampler and the stop matcher.
-"""
+"""How one request wants its tokens chosen and when it wants to stop: names, types, ranges and defaults. Knows no
+tokenizer, model or device."""
 
 from __future__ import annotations
 
@@ -169,9 +165,14 @@ class SamplingParams:
         """Whether the tokens so far change the logits of the next."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """Name and text of the constraint on the output, if there is one."""
+        given = ((name, getattr(self, name)) for name in CONSTRAINTS)
+        return next((pair for pair in given if pair[1] is not None), None)
+
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raise InvalidRequest if an id of `logit_bias` is not below `vocab_size`. Ids of `stop_token_ids` may be: no
-        output holds them, and clients send one list to every model."""
+        """Raise InvalidRequest if an id of `logit_bias` is not below `vocab_size`; those of `stop_token_ids` may be."""
         largest = max(self.logit_bias, default=-1)
         if largest >= vocab_size:
             raise InvalidRequest(

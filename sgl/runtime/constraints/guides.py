@@ -25,7 +25,7 @@ from sgl.runtime.config import AdditionalProperties, GrammarBackend, JsonWhitesp
 from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
 from sgl.runtime.constraints.process import MAX_CLOSED_STATES
 from sgl.runtime.constraints.service import CompileService
-from sgl.runtime.sampling_params import CONSTRAINTS, SamplingParams
+from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -183,14 +183,13 @@ class Constraints:
     def announce(self, params: SamplingParams) -> Future[Grammar | ClosedGrammar] | None:
         """Compile the constraint of a request, unless that is done or under way; None if it has none. The future raises
         GrammarError for one that cannot be compiled. Raises InvalidRequest without a tokenizer."""
-        given = {kind: value for kind in CONSTRAINTS if (value := getattr(params, kind)) is not None}
-        if not given:
+        if params.constraint is None:
             return None
+        kind, text = params.constraint
         if self._tokenizer is None:
-            [kind] = given
             raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
         constraint = make_constraint(
-            given,
+            {kind: text},
             whitespace=self._whitespace,
             additional_properties=self._additional_properties,
             backend=self._backend,
