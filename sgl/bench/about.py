@@ -1,8 +1,5 @@
-"""What a report is about: which model, on what, under which load, when. Without it figures compare with nothing.
-
-Facts are plain values for JSON; `lines` says the same in words, for tables and pictures. What a server does not tell is
-None.
-"""
+"""What a report is about: model, machine, load and date. Facts are plain values for JSON, None where a server does not
+tell; `lines` says them in words."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ _ENGINE_KEYS = ("device", "device_name", "dtype", "torch_version")
 
 
 async def server_facts(load: Load) -> dict[str, Any]:
-    """The model and the server behind a URL, by what servers of our protocol, of the original's and of OpenAI's tell.
-    That one cannot be asked is not an error here: what is sent to it next shows that."""
+    """The model and the server behind a URL, as far as servers of our, the original's or OpenAI's protocol tell. Never
+    raises for a silent one: the requests will show it."""
     told: dict[str, Any] = {}
     with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError, OSError):
         told = await _asked(load)

@@ -1,8 +1,5 @@
-"""Sends the requests of a load and notes what its clients see.
-
-Knows three protocols: our native one, which is also that of the original's servers, and OpenAI's two. Every request
-streams; a token's time is that of the event that brings it.
-"""
+"""Sends a load's requests, all streamed, and notes what clients see. Knows our native protocol, which the original's
+servers share, and OpenAI's two."""
 
 from __future__ import annotations
 
@@ -25,8 +22,7 @@ _LOOK_SECONDS = 5.0  # for an answer to the first look
 async def run(
     jobs: Sequence[Job], times: Sequence[float], load: Load, progress: Callable[[Measured], None]
 ) -> tuple[list[Measured], float]:
-    """Send every job at its time; returns what each saw, and the seconds that all took. `progress` is called as each
-    ends. Raises ServerUnreachable if there is no server."""
+    """Send every job at its time; returns what each saw, and the seconds of all. Raises ServerUnreachable."""
     slots = asyncio.Semaphore(load.max_concurrency or len(jobs))
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT)

@@ -1,7 +1,5 @@
-"""What a benchmark sends: made-up prompts, prompts from files, and traces of lengths and arrivals.
-
-A made-up prompt is words, about one token each; how many tokens they really were is what the server reports.
-"""
+"""What a benchmark sends: prompts of random words (about one token each) or from files, and traces of lengths and
+times."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ def throughput(engine: Engine, jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def latency(engine: Engine, jobs: Sequence[Job]) -> dict[str, Any]:
-    """The jobs as one batch: milliseconds until their prompts are computed, and for each token after that. Medians
-    of several rounds, each with an empty cache."""
+    """The jobs as one batch: ms of the prompts, and of each later token. Medians of rounds with an empty cache."""
     first, rest = [], []
     for _ in range(_ROUNDS + 1):
         engine.flush_cache()

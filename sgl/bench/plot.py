@@ -1,7 +1,5 @@
-"""A benchmark as a picture: throughput, requests in flight and latencies over time, and how latencies are spread.
-
-Drawn by matplotlib, which comes with `sgl[plot]`; an HTML page has the report's figures as well.
-"""
+"""A benchmark as a picture by matplotlib (`sgl[plot]`): throughput, requests in flight, latencies over time and their
+distribution. An HTML page has the figures as well."""
 
 from __future__ import annotations
 

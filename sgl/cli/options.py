@@ -1,7 +1,5 @@
-"""The fields of the configs as flags, in files and in variables: an option, its default and its meaning exist once.
-
-What reads configurations is imported by what needs it: `sgl --help` does not.
-"""
+"""The fields of the configs as flags, in files and in variables. Configurations are imported where needed: `sgl --help`
+is quick."""
 
 from __future__ import annotations
 

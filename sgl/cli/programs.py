@@ -150,8 +150,7 @@ def _write_page(path: Path, backend: _Traced) -> None:
 
 
 def _ended(backend: RuntimeEndpoint, program_id: str, patience: float = 5.0) -> dict[str, Any] | None:
-    """A program's timeline with its end, which comes a moment after its last value; without, past `patience` seconds,
-    where the program is left waiting for its client. None where the server has let go of it, for later ones."""
+    """A program's timeline with its end, or without after `patience` seconds; None where the server has dropped it."""
     until = time.monotonic() + patience
     while True:
         try:

@@ -11,8 +11,7 @@ _ARG_START = 47 - 2  # in /proc/self/stat, counted behind the name, which may ho
 
 
 def hide(secrets: Iterable[str]) -> None:
-    """Overwrite each with asterisks in the arguments that `ps` shows of this process. Where that is not known to work
-    (no Linux), nothing happens."""
+    """Overwrite each with asterisks in the arguments that `ps` shows of this process; on Linux only."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[_ARG_START]), int(fields[_ARG_START + 1])

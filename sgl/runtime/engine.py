@@ -1,8 +1,4 @@
-"""The engine as users hold it: text or token ids in, results out, synchronously or not.
-
-It owns the model, the loop's thread and the way from a caller to its outputs. Several threads and event loops may
-use one engine at once.
-"""
+"""The engine as users hold it: text or token ids in, results out, from several threads and event loops at once."""
 
 from __future__ import annotations
 
@@ -53,8 +49,8 @@ class CandidateScore:
 
 
 _JUMP_COST = 0.45
-"""What a step takes longer that cannot be replayed from a CUDA graph, in steps of one that can: on an H200 5.9 ms
-instead of 4.1 at four rows of a Llama-3.1-8B shape."""
+"""What a step costs without a CUDA graph, in steps with one, less 1: 5.9 ms to 4.1 on an H200 (4 rows,
+Llama-3.1-8B)."""
 
 
 class Engine:
@@ -159,8 +155,8 @@ class Engine:
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Any:
-        """Like `generate`, for use in an event loop; with stream, awaiting it returns an asynchronous iterator.
-        Cancelling the awaiting task aborts the requests."""
+        """Like `generate`, in an event loop; with stream, awaiting it returns an asynchronous iterator. Cancelling
+        aborts."""
         check_options(options)
         self._home.check()
         if not self._finalizer.alive:
@@ -220,8 +216,8 @@ class Engine:
             self._loop.abort_and_wait(list({uid for its in found for uid in its}))
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
-        """Start a program beside the scheduler: segments in, events out, as `sgl.lang.ir.nodes` describes them. Events
-        come on the engine's thread, so the sink must not block. Raises InvalidRequest."""
+        """Start a program beside the scheduler: segments in, events out (`sgl.lang.ir.nodes`). The sink is called on
+        the engine's thread and must not block. Raises InvalidRequest."""
         self._home.check()
         return ProgramSession(self._program_services, program, sink)
 
@@ -326,8 +322,8 @@ class Engine:
         return call
 
     def submit(self, call: PreparedCall, sink: Sink) -> None:
-        """Queue the requests; their outputs go to the sink. Call `release` in the end, whatever happens. Raises
-        InvalidRequest if a rid is in use, and EngineDead."""
+        """Queue the requests; outputs go to the sink. Always call `release` in the end. Raises InvalidRequest and
+        EngineDead."""
         with self._rids_lock:
             for _, rid in self._rids.keys() & call.rids.keys():
                 raise InvalidRequest(f"rid {rid!r} is in use by another unfinished request", param="rid")

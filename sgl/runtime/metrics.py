@@ -1,7 +1,4 @@
-"""Counters, gauges and histograms of one server, and the families that a scrape of Prometheus gets of them.
-
-It knows numbers and names; the server tells it when something happened.
-"""
+"""Counters, gauges and histograms of one server, and the families that a scrape of Prometheus gets of them."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Histogram:
-    """Counts of values by upper bounds, and their sum. Prometheus' own takes six times as long to count a value, and
-    there is one for each token of a stream."""
+    """Counts of values by upper bounds, and their sum; six times as fast as Prometheus' own, once for each streamed
+    token."""
 
     def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
         self.bounds = bounds
@@ -35,8 +32,7 @@ class Histogram:
         self.sum += value
 
     def quantile(self, share: float) -> float | None:
-        """About what that share of all values lies below, as if they lay evenly between two bounds; None before the
-        first value."""
+        """About what that share of all values lies below (linear between bounds); None before the first value."""
         wanted = share * sum(self.counts)
         if not wanted:
             return None
@@ -129,8 +125,7 @@ _Family = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
 
 @dataclass(frozen=True)
 class Scrape(Collector):
-    """All of a server's families at one moment, labelled with the model. `engine`: the engine's internal state, by
-    name; max_total_tokens: what its KV holds."""
+    """All of a server's families at one moment. `engine`: the engine's internal state, by name."""
 
     server: ServerMetrics
     model: str

@@ -28,8 +28,8 @@ class StepProfiler:
         self._profile.start()
 
     def stop(self) -> str:
-        """End, and write the trace to a new temporary folder; returns the file's path. Raises InvalidRequest if it
-        has not begun."""
+        """End, and write the trace to a new temporary folder; returns the file's path. Raises InvalidRequest if none
+        was begun."""
         if self._profile is None:
             raise InvalidRequest("the profiler is not running: start it first")
         profile, self._profile = self._profile, None

@@ -185,8 +185,8 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
 
 
 def freeze(started: Started) -> None:
-    """Let no collection of garbage look again at what a GPU's engine has loaded by now: that takes 100 to 300 ms, 60 of
-    them for the tokens of a vocabulary, and halts all threads. An engine that stops thaws it."""
+    """Exclude what a GPU's engine has loaded from garbage collections: each takes 100 to 300 ms and stops all
+    threads."""
     if str(started.config.device).startswith("cuda"):
         gc.unfreeze()
         gc.collect()

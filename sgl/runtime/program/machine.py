@@ -1,9 +1,5 @@
-"""Keeps the streams of one program going on the engine loop's thread, whatever their nodes are.
-
-It resumes streams whose wait may be over, submits what they ask for in one go, holds their pages under leases, and
-ends the program: when all is drained, when something fails it as a whole, when its deadline passes or its client
-cancels. A program that waits costs the loop nothing; a lease or deadline that may run out is one timer.
-"""
+"""Keeps the streams of one program going on the engine loop's thread: resumes them, submits their requests together,
+holds their pages under leases, and ends the program. One that waits costs the loop nothing but a timer."""
 
 from __future__ import annotations
 
@@ -135,8 +131,8 @@ class Machine(Turns[Stream]):
     # ---- the loop's thread: a turn
 
     def put(self, outputs: list[Output]) -> None:
-        """Take one step's outputs; see router.Sink. The turn that follows comes before the next step, unless many
-        programs are due one."""
+        """Take one step's outputs; see router.Sink. The next turn comes before the next step, unless many programs are
+        due."""
         try:
             self._take(outputs)
             if self._ready:

@@ -1,8 +1,5 @@
-"""A program on an engine: its gens and selects as requests, its constants as their prompts.
-
-Constants are only noted down: they become part of the next gen's or select's prompt, and cost nothing where none
-follows. What the other nodes mean says `sgl.lang.ir.interpreter`; `machine` keeps the streams going.
-"""
+"""A program on an engine: gens and selects are requests, constants become part of the next one's prompt.
+`sgl.lang.ir.interpreter` has the other nodes; `machine` keeps the streams going."""
 
 from __future__ import annotations
 
@@ -45,10 +42,8 @@ T = TypeVar("T")
 
 
 class ProgramSession(Interpreter[Stream]):
-    """One program on one engine. Segments are checked where they are sent, against the limits of `ir_check`.
-
-    `cancel` may be called at any time, also twice; `Done` acknowledges it.
-    """
+    """One program on one engine; segments are checked when sent. `cancel` may be called at any time, also twice, and
+    `Done` acknowledges it."""
 
     def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
         """Raises InvalidRequest."""
@@ -153,8 +148,8 @@ class ProgramSession(Interpreter[Stream]):
         return [{**options, "sampling_params": SamplingParams.from_dict(sampling)} for sampling in samplings]
 
     def _notation(self, stream: Stream) -> CallNotation | None:
-        """How calls are written in a turn of the model's own template; others may end turns by texts that no
-        constraint lets through."""
+        """How calls are written in a turn of the model's own template; other templates may stop at text the constraint
+        forbids."""
         is_own = self._template is not None and self._template is self._services.template
         return self._services.encoder.call_notation if is_own and stream.role is not None else None
 
@@ -225,8 +220,7 @@ class ProgramSession(Interpreter[Stream]):
     def _candidates(
         self, stream: Stream, choices: Sequence[str]
     ) -> tuple[StreamTokens, int, list[tuple[int, ...]]]:
-        """The stream's tokens, how many of them no choice changes where its beginning merges with their end, and
-        the tokens of each choice from there."""
+        """The stream's tokens, how many of them no choice changes by merging, and each choice's tokens from there."""
         extend = self._services.encoder.extend
         tokens = extend(stream.tokens, stream.unencoded)
         self._services.builder.prompt_ids(

@@ -73,12 +73,8 @@ class NodeRequests:
         return True
 
     def usage(self, *, forced_tokens: int = 0) -> dict[str, Any]:
-        """What the node cost. Tokens are summed over its requests, seconds are those of the slowest.
-
-        new_tokens and cached_tokens: of the prompts, computed and found in the cache; generated_tokens: sampled;
-        forced_tokens: appended without sampling; lease: what became of the hold on the stream's pages, None if
-        there was none yet.
-        """
+        """What the node cost: tokens summed over its requests, seconds of the slowest. `lease`: what became of the hold
+        on the stream's pages, None without one."""
         requests, lease, now = self.requests, self.stream.lease, time.monotonic()
         cached = sum(request.cached_len for request in requests)
         forced = sum(request.num_forced for request in requests)

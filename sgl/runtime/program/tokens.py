@@ -64,8 +64,8 @@ class Encoder:
         return call_notation(self._tokenizer.apply_chat_template, self._control)
 
     def extend(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> StreamTokens:
-        """The tokens with pieces of text appended. At the beginning of a stream that no template opens, they begin
-        with what the tokenizer puts before a text. Raises InvalidRequest for what is no text."""
+        """The tokens with text appended; the beginning of a stream gets what the tokenizer puts before a text, unless a
+        template opens it. Raises InvalidRequest for what is no text."""
         pieces = [piece for piece in pieces if piece[0]]
         if not pieces and len(tokens.ids):
             return tokens
@@ -78,10 +78,8 @@ class Encoder:
         return StreamTokens(ids, tokens.num_fixed, run, is_joint)
 
     def num_kept(self, prompt_ids: Int32Array, output_ids: Sequence[int], text: str) -> tuple[int, str]:
-        """How many of the generated tokens spell a beginning of `text`, and the rest of it that they do not.
-
-        `text` is the output up to a stop; a token that reaches over its end, or leaves a character incomplete, is
-        not kept."""
+        """How many generated tokens spell a beginning of `text` (the output up to a stop), and the rest of it. Tokens
+        that reach over its end or leave a character incomplete are not kept."""
         detokenizer = self._tokenizer.detokenizer(prompt_ids)
         first_at = {0: 0}  # length of the text → the fewest tokens that give it
         length = 0
@@ -118,8 +116,7 @@ class Encoder:
         return np.concatenate(parts)
 
     def _continued(self, text: str, allow_special: bool) -> Int32Array:
-        """The tokens of a text that does not stand at a beginning: without the space that some tokenizers put
-        before each text."""
+        """The tokens of a text in the middle: without the space that some tokenizers put before each text."""
         encode = self._tokenizer.encode
         alone = encode(text, add_special_tokens=False, allow_special=allow_special, limit=self._limit)
         if not self._prepends:
@@ -133,8 +130,8 @@ class Encoder:
         return alone
 
     def _spliced(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> Int32Array | None:
-        """The tokens after an addition to a long run, of which only the end is encoded again. None if that end
-        does not come out as before at its beginning: then more may change."""
+        """The tokens after an addition to a long run, of which only the end is encoded again; None if more may
+        change."""
         old, is_first = tokens.pieces, tokens.num_fixed == 0
         if len(tokens.ids) - tokens.num_fixed <= 4 * _WINDOW or not tokens.is_joint or self._table is None:
             return None

@@ -58,8 +58,8 @@ class CandidateTrie:
         return [np.concatenate((self._prefix, np.array(row.path, np.int32))) for row in self.rows]
 
     def logprobs(self, requests: Sequence[Request]) -> list[list[Any]]:
-        """Each candidate's log-probabilities, token by token, from the finished request of each row: numbers, and
-        None for the first token where there is no prefix."""
+        """Each candidate's log-probabilities, from the finished request of each row; None for a first token without a
+        prefix."""
         chosen, given = [], []
         for request in requests:
             parts = [*request.input_logprobs, *request.output_logprobs]
@@ -76,6 +76,5 @@ class CandidateTrie:
         return scores
 
     def _row_of(self, candidate: Tokens) -> int:
-        """The row that passes the node before the candidate's last token. Paths are sorted, so it is the first
-        that does not come before that node."""
+        """The row that passes the node before the candidate's last token: the first of the sorted paths from there."""
         return bisect_left(self._ends, candidate[:-1])

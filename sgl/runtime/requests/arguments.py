@@ -30,8 +30,7 @@ class GenerateOptions(TypedDict, total=False):
     extra_key: str | None
     """Requests share cached prefixes only with those of the same key."""
     timeout: float | None
-    """Seconds, after which RequestTimeout is raised; of a list, only the late ones end, with finish_reason "abort", as
-    aborted requests do."""
+    """Seconds until RequestTimeout is raised; of a list, only the late ones end, with finish_reason "abort"."""
     stream: bool
 
 

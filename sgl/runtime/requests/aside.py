@@ -1,8 +1,5 @@
-"""Work that would hold an event loop for long is done beside it, in threads of its own.
-
-What one caller's answer takes must not wait for, or halt, what others do: neither the loop nor the loop's shared pool
-of threads, in which bodies are read and prompts encoded.
-"""
+"""Work that would hold an event loop for long goes to threads of its own: not even the loop's shared pool, which reads
+bodies and encodes prompts, waits for it."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ _THREADS = ThreadPoolExecutor(2, thread_name_prefix="sgl-aside")  # starts none 
 
 
 async def aside(work: Callable[[], T], size: int) -> T:
-    """What `work` returns, which handles `size` values. It must hold no lock and be done in small steps: threads take
-    turns between instructions of Python, never within a call of C."""
+    """What `work` returns, which handles `size` values in small steps, without a lock."""
     if size <= FEW:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work)

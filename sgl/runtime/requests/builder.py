@@ -1,8 +1,5 @@
-"""From what a caller asks for to requests that the loop can run: defaults, checks, tokens.
-
-Everything a caller can get wrong is found here, before anything is queued, and raised as InvalidRequest with the
-parameter's name. Knows the model's limits; knows no thread and no queue.
-"""
+"""From a caller's arguments to requests for the loop: defaults, checks, tokens. All mistakes of a caller are found
+here, before anything is queued, as InvalidRequest with the parameter's name."""
 
 from __future__ import annotations
 
@@ -89,8 +86,8 @@ class RequestBuilder:
         return self._constraints.warm_up()
 
     def requests(self, arguments: Mapping[str, Any]) -> list[GenerateRequest]:
-        """What a call of Engine.generate with these arguments asks for, prompt by prompt. Raises InvalidRequest before
-        it makes more than a call may have, and QueueFull for more than may ever wait."""
+        """The requests of a call of Engine.generate, one for each prompt. Raises InvalidRequest before it makes more
+        than a call may have, and QueueFull for more than may ever wait."""
         params = arguments.get("sampling_params")
         if isinstance(params, Mapping):
             arguments = {**arguments, "sampling_params": self._params(params)}  # checked once for all
@@ -108,8 +105,8 @@ class RequestBuilder:
         return wanted
 
     def submissions(self, wanted: GenerateRequest) -> list[tuple[Submission, NativeResult]]:
-        """A submission for each of the n samples, and the empty result that will collect its outputs. Begins to compile
-        what they are constrained to: a request ends in the GrammarError in which that ends."""
+        """A submission and an empty result for each of the n samples. Starts compiling the constraint: a request ends
+        in the GrammarError of that."""
         params = self._params(wanted.sampling_params)
         prompt_ids = self.prompt_ids(wanted)
         logprob_start = _logprob_start(wanted, len(prompt_ids))
@@ -236,9 +233,8 @@ class RequestBuilder:
 
 
 def num_logprobs(request: Request, *, streams: bool = False) -> int:
-    """The most log-probabilities that a request's result can tell at once: a stream tells those of the prompt with its
-    first event, and those of the output as they come. One for each output token is no more than the tokens themselves
-    and does not count."""
+    """The most log-probabilities that a result tells at once; a stream tells the output's as they come. One for each
+    output token does not count: it is no more than the tokens themselves."""
     if request.top_logprobs < 0:
         return 0
     others = request.top_logprobs + (0 if request.token_ids_logprob is None else len(request.token_ids_logprob))

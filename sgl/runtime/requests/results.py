@@ -21,8 +21,7 @@ Entry = list[Any] | tuple[Any, ...]  # logprob | None, token id, text | None
 
 
 class Header(NamedTuple):
-    """What a result needs to know of its request. It travels between processes as a plain tuple, which is a tenth of
-    the work."""
+    """What a result needs of its request. Between processes it is a plain tuple, a tenth of the work."""
 
     uid: int
     rid: str
@@ -42,18 +41,15 @@ class Header(NamedTuple):
 
 @dataclass(slots=True)
 class NativeResult:
-    """Collects the outputs of one request.
-
-    `text` and `output_ids` are cumulative. Logprobs are all of them in `result`, and in `event`, which is what a stream
-    sends, those that are new since the previous one: the prompt's come with the first.
-    """
+    """Collects the outputs of one request. `text` and `output_ids` are cumulative. `result` has all logprobs, `event`
+    those since the previous event."""
 
     header: Header
     token_text: Callable[[int], str] | None  # given if logprobs carry their token's text
     started: float = field(default_factory=time.monotonic)
     as_tuples: bool = False
-    """Whether an entry is a tuple, for what only becomes JSON: of a tuple of plain values the garbage collector takes
-    leave at its first look, and lists it reads again and again, 0.5 s at a time if there are a million."""
+    """Whether entries are tuples, for JSON: the garbage collector drops tuples of plain values, but reads a million
+    lists for 0.5 s."""
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None

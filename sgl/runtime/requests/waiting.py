@@ -14,8 +14,8 @@ _LONGEST = 86_400.0  # seconds; compiling has long ended by then
 
 
 def settled(futures: Sequence[Future[Any]], deadline: float | None) -> Future[None]:
-    """Done when all the futures are, or at the deadline in monotonic seconds. Its callbacks are called by whichever
-    thread notices, at once if there is nothing to wait for, and must not block."""
+    """Done when all the futures are, or at the deadline in monotonic seconds. Callbacks may run in any thread, also at
+    once, and must not block."""
     done: Future[None] = Future()
     waiting = [future for future in futures if not future.done()]
     counted = itertools.count(1)  # its next() is atomic

@@ -55,8 +55,8 @@ class Choice:
         return fields
 
     def _ending(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Why it ended, null until the last event: `matched_stop` is SGLang's, the stop string, the source of the stop
-        regex or the token that did it; `stop_reason` is vLLM's, which is null where the model ended by itself."""
+        """Why it ended, null before: `matched_stop` as SGLang has it; `stop_reason` as vLLM, null where the model ended
+        by itself."""
         reason = meta["finish_reason"]
         if reason is None:
             return {"finish_reason": None, "matched_stop": None, "stop_reason": None}

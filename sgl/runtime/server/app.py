@@ -1,7 +1,5 @@
-"""The HTTP application: every endpoint behind one middleware that identifies, admits, answers errors and logs.
-
-A handler is cancelled when its client disconnects, and what it waits for is aborted with it.
-"""
+"""The HTTP application: one middleware identifies, admits, logs and answers errors of every endpoint. A handler is
+cancelled when its client disconnects."""
 
 from __future__ import annotations
 

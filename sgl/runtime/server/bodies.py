@@ -1,5 +1,5 @@
-"""From the bytes of a body to a checked model. Whatever they are, the work is bounded: by how many values they hold,
-how deep those are nested, and by the first mistake, behind which nothing is looked at."""
+"""From the bytes of a body to a checked model. The work is bounded by the number of values, their depth and the first
+mistake."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _bounded(schema: Any) -> Any:
 
 
 class Bounded(BaseModel):
-    """A body or a part of one. Its lists have an end, and are left at their first mistake: a million of those take
+    """A body or a part of one. Lists have a maximum length and fail at their first mistake: a million errors take
     gigabytes."""
 
     @classmethod
@@ -58,8 +58,8 @@ class Bounded(BaseModel):
 
 
 def parse(data: bytes | bytearray, model: type[Body], context_length: int | None = None) -> Body:
-    """The body. Raises InvalidRequest that names the first thing that is wrong, and ContextTooLong for token ids of
-    which the model's context cannot hold as many."""
+    """The body. Raises InvalidRequest with the first mistake, and ContextTooLong for more token ids than the context
+    holds."""
     if most_values(data) > MAX_VALUES and (number := most_values(_STRING.sub(b"0", data))) > MAX_VALUES:
         raise InvalidRequest(f"the body holds {number} values, and {MAX_VALUES} are the most that one may have")
     try:

@@ -1,5 +1,5 @@
-"""Processes that read bodies, one for each: what a hostile body takes of time and memory is no other request's, and
-comes back when it ends. They are forked from one that has everything imported and waits."""
+"""One process for each large body, so that its time and memory are no other request's. They are forked from one that
+waits with everything imported."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ _ANSWER_BYTES = 1 << 18
 
 
 class BodyProcesses:
-    """Those of one server; the one that they are forked from is started when it is first needed. Runs on an event
-    loop."""
+    """Those of one server. The process they are forked from starts with the first body. For an event loop."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

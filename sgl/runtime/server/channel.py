@@ -1,8 +1,5 @@
-"""A duplex channel between the server and its engine's process: lists of messages over a socket pair.
-
-The server's end lives on its event loop, the engine's has threads. Sending never blocks, whatever the other side does.
-A frame (`framing.py`) is a list of messages; what is sent in a burst travels together.
-"""
+"""A duplex channel between the server (an event loop) and its engine's process (threads): lists of messages, as frames
+over a socket pair. Sending never blocks; a burst travels together."""
 
 from __future__ import annotations
 
@@ -75,8 +72,7 @@ class LoopChannel(asyncio.Protocol):
 
 
 class ThreadChannel:
-    """The end with threads: one reads; whoever sends writes as well, for as long as the other side takes it, and what
-    it does not take at once is left to a thread that waits for it."""
+    """The end with threads: one reads. The sender writes what the socket takes at once, and a thread the rest."""
 
     def __init__(
         self, end: socket.socket, receive: Callable[[list[Message]], None], closed: Callable[[], None]

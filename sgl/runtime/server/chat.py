@@ -1,7 +1,4 @@
-"""Conversations to token ids, in the form that the model's chat template gives them.
-
-Nothing that a user wrote becomes a control token.
-"""
+"""Conversations to token ids, by the model's chat template. Nothing that a user wrote becomes a control token."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ _QUOTE = re.compile("\ue000([0-9]+)\ue001")  # private-use characters: no templa
 
 
 def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit: int | None = None) -> list[int]:
-    """The conversation in the form that the model was trained on. Raises InvalidRequest, and ContextTooLong where it
-    is plain that there are more than `limit` tokens."""
+    """The conversation's token ids. Raises InvalidRequest, and ContextTooLong for plainly more than `limit` tokens."""
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
     messages = [_message(message, quote) for message in body.messages]

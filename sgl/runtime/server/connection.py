@@ -1,6 +1,4 @@
-"""A client's connection: aiohttp's, but for clients that stop sending too early or send what is no HTTP. They get an
-answer in the shape of all others where there is still room for one, and connections that never say anything whole are
-closed."""
+"""aiohttp's connection, with errors in the shape of all others for clients that send no HTTP or stop too early."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from sgl.runtime.server.identity import new_identity, working_for
 
 
 class Connection(web.RequestHandler):
-    """One connection. Closing only the sending side counts as leaving: there is no telling it from going away, and
-    whoever goes away must not be computed for. But who still listens is told."""
+    """One connection. A client that closes its sending side has left, but is told so if it still listens."""
 
     is_owed = False  # something arrived, and no answer to it has begun
     _is_rest = False  # what arrives is still of a request that has its answer

@@ -1,7 +1,5 @@
-"""What an answer is held to, in each of the ways that clients spell it: OpenAI's, SGLang's, vLLM's and our own.
-
-All of them become one of the engine's four constraints: a regex, a JSON Schema, an EBNF grammar or a structural tag.
-"""
+"""Constraints of an answer in OpenAI's, SGLang's, vLLM's and our own spelling. Each becomes one of the engine's four: a
+regex, a JSON Schema, an EBNF grammar or a structural tag."""
 
 from __future__ import annotations
 
@@ -114,8 +112,7 @@ class Constrained(_Constraining):
     guided_whitespace_pattern: Empty = None
 
     def constraint(self) -> dict[str, Any]:
-        """The sampling parameter that the fields ask for, or none. Raises InvalidRequest where two of them ask for
-        different ones."""
+        """The sampling parameter that the fields ask for, or none. Raises InvalidRequest where two differ."""
         found = list(self.constraints())
         if self.structured_outputs is not None:
             found += [(f"structured_outputs.{name}", each) for name, each in self.structured_outputs.constraints()]

@@ -38,8 +38,7 @@ class Deadline:
             raise self._late() from None
 
     def set(self, timeout: Any) -> None:
-        """It is so many seconds after the arrival; None: there is none. Raises InvalidRequest for what is no number of
-        seconds."""
+        """It is so many seconds after the arrival; None: there is none. Raises InvalidRequest."""
         if timeout is not None:
             self._seconds = checked_seconds("timeout", timeout)
             self._reschedule(_GRACE)

@@ -1,8 +1,5 @@
-"""Answers as JSON: large ones beside the event loop, and piece by piece.
-
-A call of the C encoder lets no other thread run until it returns, so an answer of a million values would halt the
-server for a second. Small ones are written at once.
-"""
+"""Answers as JSON, small ones at once, large ones beside the event loop and in pieces: a call of the C encoder keeps
+the interpreter's lock, for a million values a second."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ _CHARACTERS = 16  # that count as one value
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON on one line, in ASCII: a lone surrogate that a client sent goes back as it came. It has no infinite numbers:
-    where there are any, they become null."""
+    """JSON on one line, in ASCII, so that lone surrogates go back as they came. Infinite numbers become null."""
     try:
         return "".join(_pieces(value)).encode()
     except ValueError:

@@ -1,7 +1,5 @@
-"""The engine's process, as the server's event loop sees it: started, watched, restarted.
-
-While there is none, whoever asks gets EngineDead, and so does whoever was waiting when it ended.
-"""
+"""The engine's process, seen from the event loop: started, watched, restarted. While there is none, callers get
+EngineDead."""
 
 from __future__ import annotations
 
@@ -77,8 +75,7 @@ class EngineProcess:
         self._spawn(self._watch())
 
     async def generate(self, **arguments: Any) -> Any:
-        """Engine.async_generate. Cancelling it aborts the requests. Raises what the engine raises; EngineDead while it
-        is not there."""
+        """Engine.async_generate: cancelling it aborts the requests. Raises EngineDead too while there is no engine."""
         async with self._call("generate", arguments) as waiter:
             while not waiter.is_complete:
                 call, _ = await waiter.progress()
@@ -115,8 +112,7 @@ class EngineProcess:
         return self._age + silent if self._age > 0 or silent > _SILENT_SECONDS else 0.0
 
     def silence(self) -> float:
-        """For how many seconds nothing was heard of the engine's process, busy or not: it is stopped, or its machine
-        is worn out."""
+        """Seconds since the engine's process was last heard, busy or not: it is stopped, or its machine overloaded."""
         return time.monotonic() - self._heard
 
     async def close(self) -> None:
@@ -241,8 +237,8 @@ class EngineProcess:
                 return
 
     async def _watch(self) -> None:
-        """Kill a process whose step never ends; its end is then handled like any other. What was found of one process
-        is never held against another: it may have ended, and been replaced, at any wait."""
+        """Kill a process whose step never ends. Its watchdog goes with it: the process may be replaced during any
+        wait."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             process, watchdog = self._process, self._watchdog

@@ -1,9 +1,5 @@
-"""How bodies treat fields: those that mean something, those that other servers know, and those that nobody does.
-
-A field that is not known is refused by its name, unless it is null: clients spell out what they leave to the server.
-Fields of OpenAI's own service, SGLang's and vLLM's that mean nothing here are taken with the values that change
-nothing, and refused with others, so that nobody believes to have got what is not done.
-"""
+"""How bodies treat fields without effect. Unknown ones are refused by name, unless null. Those of OpenAI, SGLang and
+vLLM that mean nothing here are taken with values that change nothing and refused with others."""
 
 from __future__ import annotations
 

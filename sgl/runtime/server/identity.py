@@ -1,5 +1,4 @@
-"""Which request the present task or thread works for, and in whose name; the server's process and the engine's know
-the first alike."""
+"""The request that a task or thread works for, as both processes know it, and the caller's name."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def chat_logprobs(tokenizer: Tokenizer, meta: dict[str, Any], *, as_ids: bool = 
 
 
 class CompletionLogprobs:
-    """Of one completion, piece by piece. Tokens join to the text that they are offsets in; a character of several
-    tokens is the text of the last of them."""
+    """Of one completion, piece by piece. Tokens join to the text that offsets refer to; a character belongs to its last
+    token."""
 
     def __init__(
         self,

@@ -108,8 +108,8 @@ class NativeApi(Api):
                 yield await aside(partial(sse.event, event), encoding.size_of_result(event))
 
     def _finish_logprobs(self, result: dict[str, Any]) -> None:
-        """Drop the null before prompt logprobs that start after the first token: the original client reads the
-        entries as those of the tokens after logprob_start_len."""
+        """Drop the null before prompt logprobs that start later than the first token, as the original client
+        expects."""
         meta = result["meta_info"]
         entries = meta.get("input_token_logprobs")
         if not entries or self._service.config.parity_logprobs or len(entries) >= meta["prompt_tokens"]:
@@ -244,8 +244,7 @@ def _in_batches(encode: Callable[[list[str]], list[list[int]]], texts: list[str]
 
 
 def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
-    """Raises InvalidRequest for an id that is none. Long lists are read token by token, since one call of the backend
-    keeps the interpreter until it returns."""
+    """Raises InvalidRequest for unknown ids. Long lists go token by token: one call of the backend keeps the lock."""
     texts = []
     for ids in several:
         for token_id in ids:

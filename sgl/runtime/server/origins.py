@@ -1,5 +1,5 @@
-"""Which web pages may call the server. A browser runs the pages of all the world beside a server that trusts its
-machine, and says of each call what page it comes from (Origin) and by which name it found the server (Host)."""
+"""Which web pages may call the server, by the page's Origin and the Host it used: a browser runs pages of all the
+world."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Row(Strict):
 
 
 class ProgramBody(Strict):
-    """A program and its first segment: the schemas `ir_program` and `ir_segment` of the components. With rows, the
-    final segment is executed once for each."""
+    """A program and its first segment, of the schemas `ir_program` and `ir_segment`. With rows, the final segment runs
+    once for each."""
 
     program: dict[str, Any]
     segment: dict[str, Any] | None = None
@@ -76,8 +76,7 @@ class ProgramBody(Strict):
 
 
 class SegmentBody(Strict):
-    """The next segment, of the schema `ir_segment`. With its number, counted from 1 after the one that the program
-    opened with, it may be sent again when it is not certain that it arrived."""
+    """The next segment, of the schema `ir_segment`. With its number, counted from 1, it may be sent again."""
 
     segment: dict[str, Any]
     number: int | None = None

@@ -1,8 +1,5 @@
-"""The bodies of the OpenAI API: what they may hold, and how that reads as the engine's sampling parameters.
-
-Unknown fields are refused, as OpenAI does; see `fields` for those that are taken without effect, and `constrained` for
-those that say what the answer must look like. Values are checked once, most by SamplingParams.
-"""
+"""The bodies of the OpenAI API, and how they read as sampling parameters. `fields` has those without effect,
+`constrained` those that constrain; most values are checked by SamplingParams."""
 
 from __future__ import annotations
 

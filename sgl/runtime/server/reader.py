@@ -1,5 +1,4 @@
-"""Bodies of requests as they arrive. Small ones are read at once; others in processes of their own, of which the larger
-ones have fewer, so that no small body ever waits for a large one."""
+"""Request bodies as they arrive: small ones are parsed at once, others in processes, the largest in fewer of them."""
 
 from __future__ import annotations
 
@@ -37,9 +36,8 @@ class BodyReader:
         self._held = 0  # bytes of bodies that are not small
 
     async def read(self, request: web.Request, model: type[Body], context_length: int | None = None) -> Body:
-        """The request's JSON body. Raises InvalidRequest that names what is wrong, BodyTooLong, RequestTimeout if it
-        does not arrive in time, and QueueFull where too many long ones are on their way. Of a long one ContextTooLong
-        too: it is known here what cannot fit."""
+        """The request's JSON body. Raises InvalidRequest, BodyTooLong, RequestTimeout if it arrives late, QueueFull
+        where too many long ones are on their way, and ContextTooLong for a long one."""
         data = bytearray()
         try:
             await self._receive(request, data)

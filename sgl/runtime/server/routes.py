@@ -32,8 +32,8 @@ class Route:
 
 
 def endpoint(*places: str, **about: Any) -> Callable[[F], F]:
-    """Marks a handler of an Api, which answers at these places (`METHOD /path`). `about`: fields of Route; with a body,
-    the handler gets that too, read and checked. Its docstring is the summary."""
+    """Marks a handler of an Api at these places (`METHOD /path`); `about`: fields of Route. It gets the checked body,
+    if there is one, and its docstring is the summary."""
 
     def mark(handler: F) -> F:
         handler.places, handler.about = places, about  # type: ignore[attr-defined]  # functions take any

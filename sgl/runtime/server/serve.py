@@ -65,8 +65,7 @@ async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
 
 
 async def serve_until_stopped(service: Service, bound: socket.socket, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests finish for up to the drain timeout. A second signal
-    ends them."""
+    """Serve until SIGTERM or SIGINT, then drain for up to the drain timeout or until a second signal."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:

@@ -73,8 +73,7 @@ class Service:
         return self.engine.tokenizer
 
     def check_is_up(self, *, within: float = math.inf, heard_within: float = math.inf) -> None:
-        """Raise EngineDead where a new request would find no engine, or one that has been at its present step for
-        `within` seconds, or silent for `heard_within`."""
+        """Raise EngineDead without an engine, or one at its step for `within` seconds, or silent for `heard_within`."""
         if self.is_draining:
             raise EngineDead("the server is shutting down")
         age = self.engine.heartbeat_age()
@@ -167,8 +166,7 @@ class Service:
 
 
 def _of_client(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of generate, in its client's name and with the time that it has left. Raises
-    RequestTimeout."""
+    """The arguments of a call of generate with its owner and the time that is left. Raises RequestTimeout."""
     arguments = {**arguments, "owner": caller.get().owner}
     due = deadline.get()
     left = None if due is None else due.left(is_list=has_list_of_prompts(arguments))

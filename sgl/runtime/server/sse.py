@@ -32,8 +32,8 @@ def event(data: Any, event_id: int | None = None) -> bytes:
 
 
 class _EventStream(web.StreamResponse):
-    """Its headers leave with its first event, which is there already: one wake-up of the client less on the way of a
-    first token. (An aiohttp that does not know the attribute sends them at once.)"""
+    """Sends its headers with the first event, which is one wake-up of the client less. (Older aiohttps send them at
+    once.)"""
 
     _send_headers_immediately = False
 
@@ -41,11 +41,8 @@ class _EventStream(web.StreamResponse):
 async def send_events(
     request: web.Request, events: AsyncGenerator[bytes, None], write_timeout: float, *, done: bytes = DONE
 ) -> web.StreamResponse:
-    """Answer with a stream of events.
-
-    What goes wrong before the first one is raised, so that it gets a status of its own; later it becomes an error
-    event. A client that leaves the stream unread for `write_timeout` seconds is disconnected.
-    """
+    """Answer with a stream of events. Errors before the first one are raised, later ones become events. Disconnects a
+    client that reads nothing for `write_timeout` seconds."""
     async with contextlib.aclosing(events):
         first = await anext(events, None)
         response = _EventStream(headers=HEADERS)

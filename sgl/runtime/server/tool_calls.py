@@ -1,7 +1,5 @@
-"""Tool calls in chats: what an answer is held to so that its calls are calls, and the calls found in what was written.
-
-An answer is read by `AnswerSplitter` into reasoning, content and calls, whole or in pieces alike.
-"""
+"""Tool calls in chats: the constraint that makes them well-formed, and finding them in an answer, whole or in
+pieces."""
 
 from __future__ import annotations
 
@@ -24,9 +22,8 @@ Sure: TypeAlias = Literal["all", "tags"] | None
 def call_constraint(
     body: ChatBody, notation: CallNotation | None, params: dict[str, Any]
 ) -> tuple[dict[str, Any], Sure]:
-    """What holds the answer to well-formed calls of the tools, to be added to the sampling parameters, and what of it
-    is sure to be calls then. No constraint where it may not call any, or where the model's notation of calls is not
-    known. Raises InvalidRequest for tools that no call can be made of."""
+    """The constraint for well-formed calls, none where no call may come or the model's notation is unknown, and what of
+    the answer is sure to be calls then. Raises InvalidRequest for tools that cannot be called."""
     functions = [tool.function for tool in body.tools or []]
     names = [function.name for function in functions]
     for name in names:
@@ -78,8 +75,8 @@ def _typed(function: Function) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Piece:
-    """What a piece of output brings to the answer. Calls are as a stream's deltas write them: the first of a call has
-    its id and name, and others add to its arguments."""
+    """What a piece of output adds. Calls are deltas: the first of a call has id and name, others add to its
+    arguments."""
 
     reasoning: str = ""
     content: str = ""
@@ -87,11 +84,8 @@ class Piece:
 
 
 class AnswerSplitter:
-    """Splits the text of one answer, in any pieces.
-
-    A call that is `sure` to be one (see `call_constraint`) goes out as it comes. Otherwise, from where a call may
-    begin, text is held back until the answer ends and shows what it is.
-    """
+    """Splits the text of one answer, in any pieces. A call that is `sure` to be one (see `call_constraint`) goes out as
+    it comes; other text is held back from where a call may begin until the answer ends."""
 
     def __init__(self, reasoning_format: str | None, *, has_tools: bool, sure: Sure = None) -> None:
         self._reasoning = None if reasoning_format is None else ReasoningSplitter(reasoning_format)

@@ -1,5 +1,5 @@
-"""Traces in OpenTelemetry's format: a span for each HTTP request, and below it, for each generation, what it waited,
-computed of its prompt and decoded. Needs `sgl[otel]`; nothing imports this module unless traces are asked for."""
+"""OpenTelemetry traces: a span for each HTTP request, and below it each generation's queue, prefill and decode. Needs
+`sgl[otel]`; imported only if traces are asked for."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def otlp_tracer(endpoint: str) -> Tracer:
-    """Sends spans to a collector by OTLP over HTTP, some seconds' worth at a time. An endpoint without a path gets
-    the usual one, /v1/traces."""
+    """Sends batches of spans to a collector by OTLP over HTTP; the default path is /v1/traces."""
     url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
     provider = TracerProvider(resource=Resource.create({"service.name": "sgl", "service.version": _VERSION}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
@@ -41,8 +40,8 @@ class Tracer:
 
     @contextlib.contextmanager
     def request(self, method: str, path: str, identity: str, headers: Mapping[str, str]) -> Iterator[RequestSpan]:
-        """The span of a request while it is answered: the present one of the task. It goes on with the client's
-        trace, if the headers name one (W3C traceparent)."""
+        """The task's span while a request is answered, in the client's trace if the headers name one (W3C
+        traceparent)."""
         attributes = {"http.request.method": method, "http.route": path, "sgl.request_id": identity}
         with self._tracer.start_as_current_span(
             f"{method} {path}",

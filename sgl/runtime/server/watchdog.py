@@ -1,9 +1,5 @@
-"""How long an engine has made no progress, in time that was watched.
-
-A clock alone cannot tell a step that hangs from a process that was stopped, a machine that slept, or a watcher that
-was not run for a while: all of these make beats look old. So only time counts in which the watcher itself was awake,
-and a beat that shows another step than the one before starts the count anew.
-"""
+"""How long an engine has made no progress while the watcher was awake: a stopped process or a sleeping machine makes
+beats look old, too. A beat that shows another step starts the count anew."""
 
 from __future__ import annotations
 

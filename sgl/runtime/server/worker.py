@@ -118,8 +118,8 @@ class _Worker:
             self._pool.submit(self._generate, engine, call_id, identity, arguments)
 
     def _generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
-        """Prepare a call, and submit it once what it is constrained to is compiled; nobody waits for that meanwhile. If
-        its time is over first, it ends where requests wait."""
+        """Prepare a call, and submit it once its constraints are compiled or its deadline has passed; no thread
+        waits."""
         with working_for(identity), self._answering(call_id):
             prepared = engine.prepare(**arguments)
             submit = partial(self._submit, engine, call_id, identity, prepared)

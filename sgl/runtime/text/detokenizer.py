@@ -1,10 +1,5 @@
-"""From the tokens of one request, as they come, to its text, piece by piece.
-
-The text of an output is what `decode(prompt + output)` adds to `decode(prompt)`: a leading space is kept where
-there is text before it, and a character that the prompt left incomplete is completed. Pieces are never taken back,
-and a character is withheld until all of its bytes are there. Knows nothing of stop strings. The engine's loop feeds
-it.
-"""
+"""From the tokens of one request, as they come, to its text: what `decode(prompt + output)` adds to `decode(prompt)`.
+Pieces are never taken back, and a character waits for all of its bytes. Knows nothing of stop strings."""
 
 from __future__ import annotations
 
@@ -41,10 +36,7 @@ class Detokenizer:
 
 
 class ByteDetokenizer(Detokenizer):
-    """Detokenizer over a table of token bytes.
-
-    A token of whole characters costs a list look-up. All tokens' pieces together are `table.decode` of the output.
-    """
+    """Detokenizer over a table of token bytes: a token of whole characters costs a list look-up."""
 
     __slots__ = ("_at_start", "_is_plain", "_pending", "_pieces", "_skip_special_tokens", "_table")
 
@@ -95,11 +87,8 @@ class ByteDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """Detokenizer for a tokenizer of which only `decode` is known: decodes the last tokens anew for each token.
-
-    Some ten times as slow as the table. `decode` must be such that a token changes nothing before the tokens around
-    it; text that it would change after all is not taken back, so the pieces can then differ from the whole.
-    """
+    """Detokenizer for a tokenizer of which only `decode` is known: decodes the last tokens anew for each token, ten
+    times as slow as the table. Text that a later token changes is not taken back."""
 
     __slots__ = ("_decode", "_ids", "_sent", "_skipped_ids")
 
@@ -164,8 +153,7 @@ _MAX_WINDOW = 24
 
 
 def _num_open(text: str) -> int:
-    """How many of the last characters may still become others: a decoder shows the 1 to 3 bytes of an incomplete
-    character as one U+FFFD or as one for each."""
+    """How many of the last characters may still change: an incomplete character is one U+FFFD, or one for each byte."""
     return min(3, len(text) - len(text.rstrip("\ufffd")))
 
 

@@ -1,8 +1,4 @@
-"""Token ids of texts that come again.
-
-Knows how many texts it keeps and which of them were met last; how they are encoded is the caller's. Constraints keep in
-it what was forced.
-"""
+"""A bounded cache of the token ids of texts; constraints keep forced texts in it."""
 
 from __future__ import annotations
 

@@ -23,8 +23,7 @@ class TextOutput:
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self.feed: Callable[[int], str] = detokenizer.feed if stops is None else self._feed_and_scan
-        """feed(token_id): text that is now certain to be part of the output. Raises InvalidRequest if a stop regex
-        runs away."""
+        """feed(token_id): text that is certain now. Raises InvalidRequest if a stop regex takes too long."""
         self.matched: str | None = None
         """The text that matched a stop, once one did."""
         self.stop: str | None = None

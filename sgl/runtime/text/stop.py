@@ -37,18 +37,15 @@ class StopMatcher:
     """
 
     def __init__(self, strings: Sequence[str] = (), regexes: Sequence[str] = ()) -> None:
-        """Raises InvalidRequest if a string is empty or too long, or if a regex is malformed, too large, or matches
-        the empty text."""
+        """Raises InvalidRequest if a string is empty or too long, or a regex malformed, too large or matches the empty
+        text."""
         self._strings = _StringScanner(strings)
         self._regexes = RegexScanner(regexes) if regexes else None
         self._withheld = ""
 
     def feed(self, text: str) -> tuple[str, StopMatch | None]:
-        """Take the next text; give what of the text so far can be sent, and the stop if it was reached.
-
-        What is sent then ends where the stop begins, what came behind the stop is gone, and feed must not be called
-        again. Raises InvalidRequest if a regex takes too long.
-        """
+        """Take text; return what can be sent, and the stop if one was reached: nothing behind it is sent, and feed must
+        not be called again. Raises InvalidRequest if a regex takes too long."""
         if not text or (not self._withheld and self._regexes is None and self._strings.cannot_start_in(text)):
             return text, None
         hit = self._strings.feed(text)

@@ -1,9 +1,5 @@
-"""Text → token ids and back, over a Hugging Face tokenizer.
-
-Knows how to load one, to keep users' text from becoming control tokens, and to apply the model's own chat
-template. `encode` and `decode` may be called from several threads at once. The engine and the servers encode with
-it; the loop takes a `detokenizer` from it per request.
-"""
+"""Text → token ids and back, over a Hugging Face tokenizer: loads it, keeps users' text from becoming control tokens,
+and applies the model's chat template. Safe from any thread."""
 
 from __future__ import annotations
 
@@ -94,8 +90,8 @@ class Tokenizer:
     def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[list[int]]:
-        """Token ids of each text, as from `encode`, in one call of the backend: on all cores, without the
-        interpreter's lock. Raises InvalidRequest if one of them holds a lone surrogate."""
+        """Token ids of each text, as from `encode`, in one call on all cores, without the interpreter's lock. Raises
+        InvalidRequest."""
         try:
             if self._backend is None:
                 options = {"add_special_tokens": add_special_tokens, "split_special_tokens": not allow_special}
@@ -107,8 +103,7 @@ class Tokenizer:
             raise InvalidRequest(f"the prompt is not text that can be encoded: {error}", param="prompt") from error
 
     def _check_beginnings(self, text: str, limit: int) -> None:
-        """Longer and longer ones, so that all of them take a third of the last. A cut changes the tokens around it;
-        twice the limit is far from there."""
+        """Longer and longer ones, which together take a third of the last. A cut changes only the tokens around it."""
         length = 16 * limit
         while length < len(text):
             found = len(self.encode(text[:length], add_special_tokens=False))
@@ -123,10 +118,8 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """The text of a whole sequence, without clean-up of spaces. Ids without a token have no text.
-
-        As in transformers, only tokenizers without a Rust backend know spaces_between_special_tokens.
-        """
+        """The text of a whole sequence; ids without a token have none. As in transformers, only tokenizers without a
+        Rust backend know spaces_between_special_tokens."""
         ids = [int(token_id) for token_id in token_ids]
         if self._backend is not None:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
@@ -172,11 +165,8 @@ class Tokenizer:
         return self.hf.chat_template is not None
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The conversation as the model's own Jinja template writes it; encode it with add_special_tokens=False.
-
-        `options` (add_generation_prompt, tools, documents, …) reach the template. Raises InvalidRequest if there is
-        no template or the template refuses the messages.
-        """
+        """The conversation as the model's own Jinja template writes it, with `options` for the template; encode it
+        without special tokens. Raises InvalidRequest if there is no template or it refuses the messages."""
         if not self.has_chat_template and "chat_template" not in options:
             raise InvalidRequest(
                 f"{self.path or 'the model'} has no chat template: send a prompt instead of messages",
@@ -201,8 +191,8 @@ class Tokenizer:
 
 
 def token_table(backend: Backend) -> TokenTable | None:
-    """What the detokenizer reads; None if the tokenizer's decoder does more than join tokens, or proves the table
-    wrong. A few hundred ms for 150,000 tokens, which are all compared with the tokenizer's `decode`."""
+    """What the detokenizer reads, compared with the tokenizer's `decode` (some 100 ms); None if its decoder does more
+    than join tokens."""
     try:
         return read_tokens(backend)
     except TokenizerError as error:
