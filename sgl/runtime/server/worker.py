@@ -39,6 +39,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.loop.submission import Output
 from sgl.runtime.program.party import Party, party
 from sgl.runtime.program.session import ProgramSession
+from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
 from sgl.runtime.requests.prepared import PreparedCall
 from sgl.runtime.requests.waiting import check, settled
@@ -59,7 +60,16 @@ def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[],
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     configure()
-    _Worker(end, config).run()
+    try:
+        engine = Engine(**dataclasses.asdict(config))
+    except SglError as error:
+        channel = ThreadChannel(end, lambda _: None, lambda: None)
+        channel.send(("failed", error))
+        channel.close()
+        return
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays: no collection need look at it again, which stops all threads
+    _Worker(end, engine).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +80,9 @@ class _Call:
 
 
 class _Worker:
-    def __init__(self, end: socket.socket, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, end: socket.socket, engine: Engine) -> None:
+        self._engine = engine
         self._stop = threading.Event()
-        self._engine: Engine | None = None
         self._calls: dict[int, _Call | None] = {}  # None: being prepared
         self._call_of: dict[int, _Call] = {}  # by uid
         self._programs: dict[int, ProgramSession] = {}
@@ -83,23 +92,14 @@ class _Worker:
         self._channel = ThreadChannel(end, self._receive, self._stop.set)
 
     def run(self) -> None:
-        try:
-            engine = Engine(**dataclasses.asdict(self._config))
-        except SglError as error:
-            self._channel.send(("failed", error))
-            self._channel.close()
-            return
-        self._engine = engine
-        gc.collect()
-        gc.freeze()  # what is loaded by now stays: no collection need look at it again, which stops all threads
-        self._channel.send(("ready", engine.config))
+        self._channel.send(("ready", self._engine.config))
         while not self._stop.wait(BEAT_SECONDS):
-            age = engine.heartbeat_age()
+            age = self._engine.heartbeat_age()
             self._channel.send(("beat", age))
             if age == math.inf:  # its callers have been told: let a new process take over
                 break
         with contextlib.suppress(SglError):
-            engine.shutdown()
+            self._engine.shutdown()
         self._channel.close()
         os._exit(0)  # whatever other threads still wait for
 
@@ -107,29 +107,29 @@ class _Worker:
         for kind, *arguments in messages:
             if kind == "stop":
                 self._stop.set()
-            elif self._engine is not None:
-                getattr(self, f"_on_{kind}")(self._engine, *arguments)
+            else:
+                getattr(self, f"_on_{kind}")(*arguments)
 
-    def _on_generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
+    def _on_generate(self, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         self._calls[call_id] = None
-        if _is_quick(**arguments):  # a change of threads would take longer
-            self._generate(engine, call_id, identity, arguments)
+        if _is_quick(arguments):  # a change of threads would take longer
+            self._generate(call_id, identity, arguments)
         else:
-            self._pool.submit(self._generate, engine, call_id, identity, arguments)
+            self._pool.submit(self._generate, call_id, identity, arguments)
 
-    def _generate(self, engine: Engine, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
+    def _generate(self, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         """Prepare a call, and submit it once its constraints are compiled or its deadline has passed; no thread
         waits."""
         with working_for(identity), self._answering(call_id):
-            prepared = engine.prepare(**arguments)
-            submit = partial(self._submit, engine, call_id, identity, prepared)
+            prepared = self._engine.prepare(**arguments)
+            submit = partial(self._submit, call_id, identity, prepared)
             if all(map(Future.done, prepared.compiling)):
                 submit()
             else:
                 compiled = settled(prepared.compiling, prepared.deadline)
                 compiled.add_done_callback(lambda _: self._pool.submit(submit))
 
-    def _submit(self, engine: Engine, call_id: int, identity: str, prepared: PreparedCall) -> None:
+    def _submit(self, call_id: int, identity: str, prepared: PreparedCall) -> None:
         with working_for(identity), self._answering(call_id):
             check(prepared.compiling)
             check_num_logprobs(sum(num_logprobs(s.request, streams=s.stream) for s in prepared.submissions))
@@ -142,9 +142,9 @@ class _Worker:
             self._channel.post(("accepted", call_id, prepared.is_list, [tuple(header) for header in headers]))
             tokens = sum(header.prompt_len for header in headers)
             logger.debug("accepted %s: %d prompt tokens", " ".join(header.rid for header in headers), tokens)
-            engine.submit(prepared, self)
+            self._engine.submit(prepared, self)
             if call_id not in self._calls:  # given up in the meantime, or finished
-                engine.release(prepared)
+                self._engine.release(prepared)
 
     def put(self, outputs: list[Output]) -> None:
         """Send the outputs of a step; called by the loop's thread. See router.Sink."""
@@ -167,7 +167,7 @@ class _Worker:
         if not prepared.unfinished:
             self._forget(call.id)
 
-    def _on_abort(self, engine: Engine, call_id: int) -> None:
+    def _on_abort(self, call_id: int) -> None:
         self._forget(call_id)
 
     def _forget(self, call_id: int) -> None:
@@ -177,21 +177,16 @@ class _Worker:
         if call is not None:
             for uid in call.prepared.uids:
                 del self._call_of[uid]
-            assert self._engine is not None
             self._engine.release(call.prepared)
 
-    def _on_call(
-        self, engine: Engine, call_id: int, identity: str, method: str, arguments: tuple[Any, ...]
-    ) -> None:
+    def _on_call(self, call_id: int, identity: str, method: str, arguments: tuple[Any, ...]) -> None:
         def call() -> None:
             with working_for(identity), self._answering(call_id):
-                self._channel.send(("returned", call_id, getattr(engine, method)(*arguments)))
+                self._channel.send(("returned", call_id, getattr(self._engine, method)(*arguments)))
 
         self._controls.submit(call)
 
-    def _on_program(
-        self, engine: Engine, call_id: int, identity: str, asks: tuple[Any, ...], program: ir.Program
-    ) -> None:
+    def _on_program(self, call_id: int, identity: str, asks: tuple[Any, ...], program: ir.Program) -> None:
         def sink(event: ir.Event) -> None:
             if isinstance(event, ir.Done):
                 self._programs.pop(call_id, None)
@@ -203,14 +198,14 @@ class _Worker:
 
         with working_for(identity), self._answering(call_id):
             party.set(Party(*asks))  # the channel's thread opens nothing else
-            self._programs[call_id] = engine.open_program(program, sink)
+            self._programs[call_id] = self._engine.open_program(program, sink)
 
-    def _on_segment(self, engine: Engine, call_id: int, segment: ir.Segment) -> None:
+    def _on_segment(self, call_id: int, segment: ir.Segment) -> None:
         with self._answering(call_id):
             if call_id in self._programs:
                 self._programs[call_id].send(segment)
 
-    def _on_cancel(self, engine: Engine, call_id: int) -> None:
+    def _on_cancel(self, call_id: int) -> None:
         session = self._programs.pop(call_id, None)
         if session is not None:
             session.cancel()
@@ -232,15 +227,13 @@ class _Worker:
         self._channel.send(("raised", call_id, error))
 
 
-def _is_quick(prompt: Any = None, input_ids: Any = None, sampling_params: Any = None, **_options: Any) -> bool:
+def _is_quick(arguments: dict[str, Any]) -> bool:
     """Whether a call takes less than a millisecond to prepare: one short prompt, and no constraint to compile."""
-    is_one = isinstance(prompt, str) or (
-        isinstance(input_ids, list) and all(isinstance(i, int) for i in input_ids[:1])
-    )
-    params = sampling_params or {}
+    given, params = arguments.get("prompt") or arguments.get("input_ids"), arguments.get("sampling_params") or {}
     return (
-        is_one
-        and len(input_ids if prompt is None else prompt) <= _QUICK_LENGTH
+        isinstance(given, str | list)
+        and len(given) <= _QUICK_LENGTH
+        and not has_list_of_prompts(arguments)
         and isinstance(params, dict)
         and not any(params.get(name) is not None for name in CONSTRAINTS)
     )
