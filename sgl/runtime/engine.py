@@ -32,7 +32,7 @@ from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.requests.arguments import GenerateOptions, Params, check_options, has_list_of_prompts
 from sgl.runtime.requests.builder import RequestBuilder
-from sgl.runtime.requests.prepared import PreparedCall, Rid
+from sgl.runtime.requests.results import PreparedCall, Rid
 from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import SamplingParams

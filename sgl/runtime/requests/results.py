@@ -1,4 +1,4 @@
-"""The native result of one request, put together from the loop's outputs.
+"""The native results of requests, put together from the loop's outputs, one by one and call by call.
 
 {"text", "output_ids", "meta_info": {"id", "finish_reason", "prompt_tokens", "completion_tokens", …}}.
 A log-probability is a triple [logprob | None, token id, text | None].
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sgl.errors import EngineDead, GrammarError, InvalidRequest, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.runtime.batch import Int32Array, Logprobs
-from sgl.runtime.loop.submission import Detail, Output
+from sgl.runtime.loop.submission import Detail, Output, Submission
+from sgl.runtime.requests.arguments import GenerateRequest
 from sgl.runtime.requests.aside import aside
+from sgl.runtime.requests.waiting import check
 from sgl.runtime.scheduler.request import FinishReason, Request
 
+Rid = tuple[str | None, str]  # with whose it is
 Entry = list[Any] | tuple[Any, ...]  # logprob | None, token id, text | None
 
 
@@ -205,6 +209,46 @@ class CallResults:
     async def async_result(self) -> Any:
         """`result`, in the same way."""
         return await aside(self.result, sum(result.num_logprobs() for result in self.results.values()))
+
+
+class PreparedCall(CallResults):
+    """A call whose requests can be queued, with their results."""
+
+    def __init__(self, is_list: bool) -> None:
+        """See CallResults."""
+        super().__init__(is_list)
+        self.submissions: list[Submission] = []
+        self.compiling: list[Future[Any]] = []  # what the requests are constrained to
+        self.rids: dict[Rid, list[int]] = {}  # → uids, of each sample and of all samples of a prompt
+
+    @property
+    def uids(self) -> list[int]:
+        """Of the requests."""
+        return [submission.request.uid for submission in self.submissions]
+
+    @property
+    def deadline(self) -> float | None:
+        """Of all requests, in monotonic seconds."""
+        return self.submissions[0].request.deadline
+
+    def add_prompt(self, wanted: GenerateRequest, pairs: list[tuple[Submission, NativeResult]]) -> None:
+        """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""
+        if (wanted.owner, wanted.rid) in self.rids:
+            raise InvalidRequest(f"rid {wanted.rid!r} is given to two requests", param="rid")
+        for submission, result in pairs:
+            self.submissions.append(submission)
+            self.add(result)
+            self.rids[wanted.owner, result.header.rid] = [result.header.uid]
+            if submission.guide is not None:
+                self.compiling.append(submission.guide.flight)
+        if wanted.rid is not None:
+            self.rids[wanted.owner, wanted.rid] = [submission.request.uid for submission, _ in pairs]
+
+    def absorb(self, output: Output) -> None:
+        """Add an output to its result. Raises what ended the call as a whole, be it a constraint."""
+        super().absorb(output)
+        if output.finish_reason is not None and output.finish_reason.error is not None:
+            check(self.compiling)
 
 
 def _flat(parts: list[Logprobs]) -> list[float | None]:

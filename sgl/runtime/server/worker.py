@@ -41,7 +41,7 @@ from sgl.runtime.program.party import Party, party
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
-from sgl.runtime.requests.prepared import PreparedCall
+from sgl.runtime.requests.results import PreparedCall
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.scheduler.request import FinishReason
