@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -128,24 +128,26 @@ class HttpClient:
             return None
 
     async def _text(self, response: Any, seconds: float) -> str:
-        import aiohttp
-
-        try:
-            data: bytes = await self._in_time(response.read(), seconds)
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise self._broken(error) from None
+        with self._reading(seconds):
+            data: bytes = await response.read()
         return data.decode(errors="replace")
 
     async def _chunks(self, response: Any) -> AsyncIterator[bytes]:
+        with self._reading(self._timeout):
+            async for chunk in response.content.iter_any():
+                yield chunk
+
+    @contextmanager
+    def _reading(self, seconds: float) -> Iterator[None]:
+        """Say what goes wrong while an answer comes, which is to be there after so many seconds."""
         import aiohttp
 
         try:
-            async for chunk in response.content.iter_any():
-                yield chunk
+            yield
         except TimeoutError:
-            raise self._late(self._timeout) from None
+            raise self._late(seconds) from None
         except (aiohttp.ClientError, ConnectionError) as error:
-            raise self._broken(error) from None
+            raise BackendError(f"{self.base_url} broke off its answer: {error}", retryable=True) from None
 
     @asynccontextmanager
     async def _answer(
@@ -179,11 +181,12 @@ class HttpClient:
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"{url} takes JSON, which cannot hold what is to be sent: {error}") from error
         limits = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
-        request = self._client().request(method, url, data=data, headers=headers, timeout=limits)
         try:
-            response = await self._in_time(request, seconds)
+            response = await self._client().request(method, url, data=data, headers=headers, timeout=limits)
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
             raise unreachable(self.base_url, error) from None
+        except TimeoutError:
+            raise self._late(seconds) from None
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:  # of URLs, too, and of what is no HTTP
             text = str(error) or type(error).__name__
             raise BackendError(f"{url} cannot be reached: {text}", retryable=True) from None
@@ -192,19 +195,6 @@ class HttpClient:
         async with response:
             text = await self._text(response, seconds)
         raise _status_error(url, response.status, text, response.headers.get("Retry-After"))
-
-    async def _in_time(self, work: Any, seconds: float) -> Any:
-        import aiohttp
-
-        try:
-            return await work
-        except aiohttp.ServerTimeoutError:
-            raise
-        except TimeoutError:
-            raise self._late(seconds) from None
-
-    def _broken(self, error: Exception) -> BackendError:
-        return BackendError(f"{self.base_url} broke off its answer: {error}", retryable=True)
 
     def _late(self, seconds: float) -> RequestTimeout:
         return RequestTimeout(f"{self.base_url} did not answer within {seconds:g} s", seconds=seconds)
