@@ -87,74 +87,74 @@ class Decoder:
         hidden], the others ending with their keys and values in the last layer; None: all of them. captured: the
         launches are for a CUDA graph, so that it does not count how long one takes.
         """
-        flow = self.enter(input_ids, positions, slots)
+        state = self.embed(input_ids, positions, slots)
         if len(input_ids) == 1 and self.device.type == "cuda":
-            flow.overlaps = captured and launches_overlap(self.device)
-            return self._forward_single(flow, kv, attention)
+            state.overlaps = captured and launches_overlap(self.device)
+            return self._forward_single(state, kv, attention)
         last = self.config.num_layers - 1
         for index in range(last):
-            query = self.before_attention(index, flow, kv, captured=captured)
-            self.after_attention(index, flow, self._attend(index, flow, query, kv, attention), captured=captured)
-        query = self.before_attention(last, flow, kv, captured=captured)
+            query = self.before_attention(index, state, kv, captured=captured)
+            self.after_attention(index, state, self._attend(index, state, query, kv, attention), captured=captured)
+        query = self.before_attention(last, state, kv, captured=captured)
         if wanted is not None and not len(wanted):
-            return flow.residual[:0]
-        return self.leave(flow, self._attend(last, flow, query, kv, attention), wanted, captured=captured)
+            return state.residual[:0]
+        return self.finish(state, self._attend(last, state, query, kv, attention), wanted, captured=captured)
 
-    def enter(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> LayerState:
+    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> LayerState:
         """Tokens before the first layer; arguments as for `forward`."""
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
         return LayerState(functional.embedding(input_ids, self.weights.embedding), rotary, slots)
 
     def before_attention(
-        self, index: int, flow: LayerState, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
+        self, index: int, state: LayerState, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
     ) -> torch.Tensor:
         """A layer up to its attention: the queries [T, num_heads, head_dim], written to `out` where it is given."""
         config, layer = self.config, self.weights.layers[index]
-        x = add_rms_norm(flow.rest, flow.residual, layer.input_norm, config.rms_norm_eps)
-        flow.rest = None
+        x = add_rms_norm(state.rest, state.residual, layer.input_norm, config.rms_norm_eps)
+        state.rest = None
         qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured else None
-        flow.overlaps = qkv is not None
+        state.overlaps = qkv is not None
         if qkv is None:
             qkv = linear(x, layer.qkv, layer.qkv_bias)
         qkv = qkv.view(len(x), -1, config.head_dim)
         norm, eps, keys, values = self._qk_norms[index], config.rms_norm_eps, kv.keys[index], kv.values[index]
-        return rotate_and_store(qkv, config.num_heads, flow.rotary, norm, eps, keys, values, flow.slots, out)
+        return rotate_and_store(qkv, config.num_heads, state.rotary, norm, eps, keys, values, state.slots, out)
 
-    def after_attention(self, index: int, flow: LayerState, x: torch.Tensor, *, captured: bool) -> None:
+    def after_attention(self, index: int, state: LayerState, x: torch.Tensor, *, captured: bool) -> None:
         """A layer from its attention's x [T, num_heads, head_dim] on."""
         layer = self.weights.layers[index]
-        rest = linear_add(x.flatten(1), layer.output, layer.output_bias, flow.residual, captured=captured)
-        x = add_rms_norm(rest, flow.residual, layer.post_attention_norm, self.config.rms_norm_eps)
+        rest = linear_add(x.flatten(1), layer.output, layer.output_bias, state.residual, captured=captured)
+        x = add_rms_norm(rest, state.residual, layer.post_attention_norm, self.config.rms_norm_eps)
         x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-        flow.rest = linear_add(x, layer.down, layer.down_bias, flow.residual, captured=captured)
+        state.rest = linear_add(x, layer.down, layer.down_bias, state.residual, captured=captured)
 
-    def leave(
-        self, flow: LayerState, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
+    def finish(
+        self, state: LayerState, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
     ) -> torch.Tensor:
         """The last layer from its attention on and the last norm, of the tokens that are wanted: [N, hidden]."""
         if wanted is not None:
-            flow.residual, x = flow.residual.index_select(0, wanted), x.index_select(0, wanted)
-        self.after_attention(self.config.num_layers - 1, flow, x, captured=captured)
-        return add_rms_norm(flow.rest, flow.residual, self.weights.norm, self.config.rms_norm_eps)
+            state.residual, x = state.residual.index_select(0, wanted), x.index_select(0, wanted)
+        self.after_attention(self.config.num_layers - 1, state, x, captured=captured)
+        return add_rms_norm(state.rest, state.residual, self.weights.norm, self.config.rms_norm_eps)
 
     def _attend(
-        self, index: int, flow: LayerState, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
+        self, index: int, state: LayerState, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
     ) -> torch.Tensor:
         keys, values, window = kv.keys[index], kv.values[index], self.config.windows[index]
-        if flow.overlaps:
+        if state.overlaps:
             return cast(GraphAttention, attention).run(query, keys, values, window, overlaps=True)
         return attention.run(query, keys, values, window)
 
-    def _forward_single(self, flow: LayerState, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
+    def _forward_single(self, state: LayerState, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
         """`forward` of one token, whose products only read their matrices."""
         config = self.config
-        eps, residual = config.rms_norm_eps, flow.residual
+        eps, residual = config.rms_norm_eps, state.residual
         for index, layer in enumerate(self.weights.layers):
             keys, values = kv.keys[index], kv.values[index]
             qkv = project(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias).view(1, -1, config.head_dim)
             norm = self._qk_norms[index]
-            query = rotate_and_store(qkv, config.num_heads, flow.rotary, norm, eps, keys, values, flow.slots)
-            x = self._attend(index, flow, query, kv, attention)
+            query = rotate_and_store(qkv, config.num_heads, state.rotary, norm, eps, keys, values, state.slots)
+            x = self._attend(index, state, query, kv, attention)
             project_add_(x.flatten(1), layer.output, layer.output_bias, residual)
             x = project_gated(residual, layer.post_attention_norm, eps, layer.gate_up, layer.gate_up_bias)
             project_add_(x, layer.down, layer.down_bias, residual)
@@ -185,8 +185,8 @@ class Decoder:
                 for width in (config.hidden_size, config.num_heads * config.head_dim)
             )
             linear(hidden, layer.qkv, layer.qkv_bias)
-            flow = LayerState(hidden, (nothing, nothing), nothing)
-            self.after_attention(0, flow, attended.unsqueeze(1), captured=False)
+            state = LayerState(hidden, (nothing, nothing), nothing)
+            self.after_attention(0, state, attended.unsqueeze(1), captured=False)
             if num_tokens <= most_rows:
                 self.logits(hidden)
 

@@ -90,7 +90,7 @@ class PromptGraphs:
 
     def run(self, num_tokens: int, wanted: torch.Tensor | None) -> torch.Tensor:
         """Hidden states after the last norm as of `Decoder.forward`, of a step that is placed and planned."""
-        flow, pieces = self._pieces[self._bucket(num_tokens)]
+        state, pieces = self._pieces[self._bucket(num_tokens)]
         query, attended = self._query[:num_tokens], self._attended[:num_tokens]
         config, kv = self._model.config, self._kv
         for index, piece in enumerate(pieces):
@@ -98,8 +98,8 @@ class PromptGraphs:
             if index == len(pieces) - 1 and wanted is not None and not len(wanted):
                 return self._residual[:0]
             self._attention.run(query, kv.keys[index], kv.values[index], config.windows[index], attended)
-        last = LayerState(self._residual[:num_tokens], flow.rotary, flow.slots)
-        return self._model.leave(last, attended, wanted)
+        last = LayerState(self._residual[:num_tokens], state.rotary, state.slots)
+        return self._model.finish(last, attended, wanted)
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -113,9 +113,9 @@ class PromptGraphs:
 
     def _capture(self, bucket: int, pool: Any) -> None:
         inputs = views_into(self._inputs, (np.empty(bucket, np.int64),) * _NUM_INPUTS)
-        flow = self._enter(inputs)
+        state = self._enter(inputs)
         for index in range(min(2, self._model.config.num_layers)):  # compiles and loads what a capture may not
-            self._piece(index, flow)
+            self._piece(index, state)
         pieces = []
         for index in range(self._model.config.num_layers):
             # Not by torch.cuda.graph, which waits for the device and gives memory back each time.
@@ -123,24 +123,24 @@ class PromptGraphs:
             graph.capture_begin(pool=pool, capture_error_mode=CAPTURE_MODE)
             try:
                 if not index:
-                    flow = self._enter(inputs)
-                self._piece(index, flow)
+                    state = self._enter(inputs)
+                self._piece(index, state)
             finally:
                 graph.capture_end()
             pieces.append(graph)
-        self._pieces[bucket] = flow, pieces
+        self._pieces[bucket] = state, pieces
 
     def _enter(self, inputs: list[torch.Tensor]) -> LayerState:
-        flow = self._model.enter(*inputs)
-        flow.residual = self._residual[: len(flow.slots)].copy_(flow.residual)
-        return flow
+        state = self._model.embed(*inputs)
+        state.residual = self._residual[: len(state.slots)].copy_(state.residual)
+        return state
 
-    def _piece(self, index: int, flow: LayerState) -> None:
+    def _piece(self, index: int, state: LayerState) -> None:
         """From the attention of the layer before to that of this one."""
-        num_tokens = len(flow.slots)
+        num_tokens = len(state.slots)
         if index:
-            self._model.after_attention(index - 1, flow, self._attended[:num_tokens], captured=True)
-        self._model.before_attention(index, flow, self._kv, self._query[:num_tokens], captured=True)
+            self._model.after_attention(index - 1, state, self._attended[:num_tokens], captured=True)
+        self._model.before_attention(index, state, self._kv, self._query[:num_tokens], captured=True)
 
     def _bucket(self, num_tokens: int) -> int:
         return self._buckets[bisect_left(self._buckets, num_tokens)]

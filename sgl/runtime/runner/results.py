@@ -144,7 +144,7 @@ class Downloader:
         size = start
         layout = [(tensor.shape, numpy_dtype(_landing(tensor))) for tensor in tensors]
 
-        def land() -> list[npt.NDArray[Any]]:
+        def wait() -> list[npt.NDArray[Any]]:
             event.synchronize()
             landed = staging[:size].numpy().copy()
             self._free.append((staging, event))
@@ -155,7 +155,7 @@ class Downloader:
                 start = stop
             return arrays
 
-        return land
+        return wait
 
     def _buffer(self, size: int) -> tuple[torch.Tensor, torch.cuda.Event]:
         if self._free:
@@ -172,15 +172,15 @@ class PendingStep:
     def __init__(
         self,
         batch: Batch,
-        land: Callable[[], list[npt.NDArray[Any]]],
+        wait: Callable[[], list[npt.NDArray[Any]]],
         output: DeviceLogprobs | None = None,
         inputs: DeviceLogprobs | None = None,
     ) -> None:
-        """land: waits for the ids, int [S], of the batch's `sampling`, and the tensors of `output` and `inputs`."""
+        """wait: for the ids, int [S], of the batch's `sampling`, and the tensors of `output` and `inputs`."""
         self._batch = batch
         self._output = output
         self._inputs = inputs
-        self._land = land
+        self._wait = wait
 
     @classmethod
     def of(
@@ -197,7 +197,7 @@ class PendingStep:
 
     def wait(self) -> StepResult:
         """Block until the step's results are on the host. To be called once."""
-        arrays = iter(self._land())
+        arrays = iter(self._wait())
         next_tokens: Int32Array = np.full(len(self._batch), -1, np.int32)
         sampled = next(arrays)
         rows, behind = self._batch.sampling
