@@ -13,16 +13,13 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 
-class Open(Protocol):
-    """A run, as it is seen here."""
+class _Open(Protocol):
+    """What is asked for of `Run` here."""
 
     is_done: bool
 
-    def cancel(self) -> None:
-        """Give it up. Any thread."""
-
-    def drop(self) -> None:
-        """Give it up soon, for nobody can look at it any more. Any thread, at any point of its work."""
+    def cancel(self) -> None: ...
+    def drop(self) -> None: ...
 
 
 class Group:
@@ -30,23 +27,23 @@ class Group:
 
     def __init__(self, parent: Group | None = None) -> None:
         self._parent = parent
-        self._runs: WeakValueDictionary[int, Open] = WeakValueDictionary()
+        self._runs: WeakValueDictionary[int, _Open] = WeakValueDictionary()
 
-    def add(self, run: Open) -> None:
+    def add(self, run: _Open) -> None:
         """Take in a run that begins."""
         group: Group | None = self
         while group is not None:
             group._runs[id(run)] = run
             group = group._parent
 
-    def remove(self, run: Open) -> None:
+    def remove(self, run: _Open) -> None:
         """Forget a run that is done."""
         group: Group | None = self
         while group is not None:
             group._runs.pop(id(run), None)
             group = group._parent
 
-    def runs(self) -> list[Open]:
+    def runs(self) -> list[_Open]:
         """Those that are not done."""
         runs = [ref() for ref in self._runs.valuerefs()]  # in one step: other threads add some meanwhile
         return [run for run in runs if run is not None]
@@ -79,7 +76,7 @@ def together() -> Iterator[None]:
 class Hold:
     """What all states of a run share, and nothing else has: when the last one goes, the run is given up."""
 
-    def __init__(self, run: Open) -> None:
+    def __init__(self, run: _Open) -> None:
         self._run = run
 
     def __del__(self) -> None:

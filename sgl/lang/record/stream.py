@@ -21,30 +21,22 @@ from sgl.lang.record.place import Place, here, misuse
 ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.ToolResults)
 
 
-class Recorder(Protocol):
-    """The run, as its streams see it."""
+class _Recorder(Protocol):
+    """What streams ask for of `Run`, which has many of them."""
 
     program: ir.Program
     is_over: bool
 
-    def add_stream(self, stream: Stream) -> int:
-        """Take in a stream; returns its number."""
-
-    def record(self, stream: int, node: ir.Node) -> None:
-        """Take in a node that a stream recorded."""
-
-    def flush(self) -> None:
-        """Ship what is recorded."""
-
-    def stream(self, index: int) -> Stream:
-        """The stream of that number."""
+    def add_stream(self, stream: Stream) -> int: ...
+    def record(self, stream: int, node: ir.Node) -> None: ...
+    def flush(self) -> None: ...
 
 
 class Stream(Watched):
     """An append-only text: `parts[i]` is the text of `nodes[i]`, which was recorded at `places[i]`, after the first
     `base_length` nodes of `base`."""
 
-    def __init__(self, run: Recorder, base: Stream | None, path: str) -> None:
+    def __init__(self, run: _Recorder, base: Stream | None, path: str) -> None:
         super().__init__()
         self.run = run
         self.base = base

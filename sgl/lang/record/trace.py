@@ -25,8 +25,8 @@ from sgl.lang.record.state import ProgramState
 from sgl.lang.record.stream import Stream
 
 
-class Program(Protocol):
-    """What dry runs need of a program; see `SglFunction`."""
+class _Program(Protocol):
+    """What dry runs ask for of `SglFunction`."""
 
     __name__: str
     func: Callable[..., Any]
@@ -34,8 +34,7 @@ class Program(Protocol):
     free: list[inspect.Parameter]
     is_async: bool
 
-    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run it, from a thread."""
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState: ...
 
 
 class NestedCallError(ProgramError):
@@ -55,7 +54,7 @@ class TraceState(ProgramState):
 class TracedRun(Run):
     """A run that remembers in which order all streams recorded."""
 
-    def __init__(self, program: Program, args: Mapping[str, str]) -> None:
+    def __init__(self, program: _Program, args: Mapping[str, str]) -> None:
         self.recorded: list[tuple[int, ir.Node, Place | None]] = []
         super().__init__(ir.Program(program.__name__, 0, args=args), DryBackend())
 
@@ -73,7 +72,7 @@ class Trace:
     run: TracedRun
 
     @classmethod
-    def of(cls, program: Program, arguments: Mapping[str, Any]) -> Trace:
+    def of(cls, program: _Program, arguments: Mapping[str, Any]) -> Trace:
         """Execute the body once on symbols."""
         if program.is_async:
             raise ProgramError(f"program {program.__name__!r} is asynchronous; only `def` programs can be traced")
@@ -136,7 +135,7 @@ class CompiledProgram:
     """A recorded program with holes for its arguments. Runs repeat the record; the body is not executed again.
     `trace` is None for a program that calls others, which no record can hold: its runs execute the body."""
 
-    def __init__(self, program: Program, trace: Trace | None, backend: Any) -> None:
+    def __init__(self, program: _Program, trace: Trace | None, backend: Any) -> None:
         self._program = program
         self._trace = trace
         self._backend = backend
