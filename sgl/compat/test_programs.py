@@ -149,9 +149,8 @@ def test_parallel_decoding() -> None:
         branches = s.fork(2)
         for branch, tip in zip(branches, ["knots", "weather"], strict=True):
             branch += f"About {tip}:" + sgl.gen("text", max_tokens=16, stop="\n")
-        s += (
-            "1." + branches[0]["text"] + "\n2." + branches[1]["text"] + "\nIn short:" + sgl.gen("end", max_tokens=8)
-        )
+        s += "1." + branches[0]["text"] + "\n2." + branches[1]["text"]
+        s += "\nIn short:" + sgl.gen("end", max_tokens=8)
 
     state = tips.run()
     assert "1." in state.text()
@@ -217,18 +216,10 @@ def test_dtype_gen() -> None:
 
     @sgl.function
     def fill(s: Any) -> None:
-        s += (
-            "whole: "
-            + sgl.gen("int", dtype=int, max_tokens=8)
-            + "\nfraction: "
-            + sgl.gen("float", dtype=float, max_tokens=12)
-        )
-        s += (
-            "\ntruth: "
-            + sgl.gen("bool", dtype=bool, max_tokens=8)
-            + "\ntext: "
-            + sgl.gen("str", dtype=str, max_tokens=24)
-        )
+        s += "whole: " + sgl.gen("int", dtype=int, max_tokens=8)
+        s += "\nfraction: " + sgl.gen("float", dtype=float, max_tokens=12)
+        s += "\ntruth: " + sgl.gen("bool", dtype=bool, max_tokens=8)
+        s += "\ntext: " + sgl.gen("str", dtype=str, max_tokens=24)
 
     state = fill.run()
     assert isinstance(int(state["int"]), int)
@@ -255,12 +246,8 @@ def test_chat_completion_speculative() -> None:
     @sgl.function(num_api_spec_tokens=64)
     def profile(s: Any) -> None:
         s += sgl.user("Construct a profile as 'Name: …' and 'Port: …'.")
-        s += sgl.assistant(
-            "Name:"
-            + sgl.gen("name", stop="\n", max_tokens=16)
-            + "\nPort:"
-            + sgl.gen("port", stop="\n", max_tokens=16)
-        )
+        name, port = (sgl.gen(name, stop="\n", max_tokens=16) for name in ("name", "port"))
+        s += sgl.assistant("Name:" + name + "\nPort:" + port)
 
     state = profile.run()
     assert "\n" not in state["name"] + state["port"]
