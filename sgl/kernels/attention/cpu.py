@@ -21,24 +21,16 @@ _FEW = 1 << 18  # multiplications that no second thread is woken for
 _Int32Array = npt.NDArray[np.int32]
 
 
+_ARRAYS = "pages starts q_lens kv_lens shared_keys groups members blocks most total"
+_NUMBERS = "table_width num_groups num_blocks num_heads num_kv_heads head_dim page_size is_small"
+
+
 class _Step(ctypes.Structure):
     """`Step` of cpu.c."""
 
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                *("pages", "starts", "q_lens", "kv_lens", "shared_keys"),
-                *("groups", "members", "blocks", "most", "total"),
-            )
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in (
-                *("table_width", "num_groups", "num_blocks", "num_heads"),
-                *("num_kv_heads", "head_dim", "page_size", "is_small"),
-            )
-        ),
+        *((name, ctypes.c_void_p) for name in _ARRAYS.split()),
+        *((name, ctypes.c_int64) for name in _NUMBERS.split()),
         ("scale", ctypes.c_float),
     )
 
