@@ -131,6 +131,7 @@ def test_programs_run_beside_a_peers_front_end_and_are_traced(
         medians, num_programs = trace["medians"], trace["programs"]
         generated = [value["generated"] for value in medians.values()]
         assert trace["traced"] == num_programs
+        assert trace["opened_within_ms"] >= 0
         if trace["name"] == "tips_fixed":
             assert list(medians) == ["outline", "paragraph", "summary"]
             assert generated == [48, 96, 64]

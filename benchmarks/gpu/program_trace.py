@@ -99,7 +99,9 @@ def traced(url: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     row = run()
     counted = {name: number - before.get(name, 0) for name, number in _counted(url).items()}
     ids = [item["id"] for item in _get(f"{url}/v1/programs") if item["id"] not in known]
-    programs = [generations(_timeline(url, program)) for program in ids]
+    timelines = [_timeline(url, program) for program in ids]
+    programs = [generations(timeline) for timeline in timelines]
+    opened = [timeline["started"] for timeline in timelines]
     by_name: dict[str, list[Generation]] = {}
     for generation in sorted((one for found in programs for one in found), key=lambda one: one.ended):
         by_name.setdefault(generation.name, []).append(generation)
@@ -109,7 +111,8 @@ def traced(url: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     }
     chains = [longest_chain(found) for found in programs]
     chain = {stage: statistics.median(one[stage] for one in chains) for stage in STAGES}
-    return {**row, "counted": counted, "traced": len(programs), "medians": medians, "chain": chain}
+    about = {"counted": counted, "traced": len(programs), "opened_within_ms": 1e3 * (max(opened) - min(opened))}
+    return {**row, **about, "medians": medians, "chain": chain}
 
 
 def lines(trace: dict[str, Any]) -> list[str]:
@@ -122,6 +125,7 @@ def lines(trace: dict[str, Any]) -> list[str]:
         f"  prompts of {counted['prompt_tokens']:,} tokens, {counted['cached_tokens']:,} of them cached; "
         f"{counted['forced_tokens']:,} tokens forced, {counted['retractions']} retractions, "
         f"{counted['segments']:,} segments after a program's first; {trace['characters']:,} characters",
+        f"  the last {trace['traced']} programs were opened within {trace['opened_within_ms']:.0f} ms",
         f"  {title:26}"
         + "".join(f"{column + (' ms' if column in STAGES else ''):>12}" for column in (*STAGES, *TOKENS)),
     ]
