@@ -101,8 +101,8 @@ class Programs:
         @sgl.function
         def tree_of_thought(s: Any, question: str) -> None:
             s += "Question: " + question + "\n"
-            leaves = []
-            for i, plan in enumerate(s.fork(4)):
+            plans, leaves = s.fork(4), []
+            for i, plan in enumerate(plans):
                 plan += f"Plan {i + 1}: " + sgl.gen("plan", **free(64))
                 for j, leaf in enumerate(plan.fork(4)):
                     leaf += f"\nExecution {j + 1}: " + sgl.gen("run", **free(64))
