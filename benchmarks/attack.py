@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def mutated_programs(number: int, seed: int) -> Iterator[tuple[str, Any]]:
                 case 1:
                     del holder[key]
                 case _:
-                    holder[key] = rng.choice(odd)
+                    holder[key] = deepcopy(rng.choice(odd))  # a list that were shared might come to hold itself
         yield "/v1/programs", body
 
 
