@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -194,6 +195,34 @@ def test_large_answers_are_made_beside_the_event_loop(
     for names in threads.values():
         assert names
         assert all(name.startswith("sgl-aside") for name in names), names
+
+
+def test_answers_of_many_results_are_made_beside_the_event_loop(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does counting them hold up the loop: others have turns between."""
+    threads, turns = set[str](), list[int]()
+    result, counted = NativeResult.result, server.service.finished
+
+    def watched_result(self: NativeResult) -> Any:
+        threads.add(threading.current_thread().name)
+        return result(self)
+
+    def watched_counted(*arguments: Any, **options: Any) -> None:
+        if not turns:
+            asyncio.get_running_loop().call_soon(lambda: turns.append(turns[0]))
+        turns[:1] = [turns[0] + 1 if turns else 1]
+        counted(*arguments, **options)
+
+    monkeypatch.setattr(NativeResult, "result", watched_result)
+    monkeypatch.setattr(server.service, "finished", watched_counted)
+    body = {"text": ["a"] * 50, "sampling_params": {"max_new_tokens": 1, "n": 10, "temperature": 0}}
+    assert len(server.post("/generate", body).json()) == 500
+    assert threads
+    assert all(name.startswith("sgl-aside") for name in threads)
+    number, noticed = turns
+    assert number == 500
+    assert noticed < 100, "what came up after the first waited for all of them"
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

@@ -16,7 +16,7 @@ from sgl.errors import EngineDead, GrammarError, InvalidRequest, QueueFull, Requ
 from sgl.runtime.batch import Int32Array, Logprobs
 from sgl.runtime.loop.submission import Detail, Output, Submission
 from sgl.runtime.requests.arguments import GenerateRequest
-from sgl.runtime.requests.aside import aside
+from sgl.runtime.requests.aside import FIELDS, aside
 from sgl.runtime.requests.waiting import check
 from sgl.runtime.scheduler.request import FinishReason, Request
 
@@ -208,7 +208,7 @@ class CallResults:
 
     async def async_result(self) -> Any:
         """`result`, in the same way."""
-        return await aside(self.result, sum(result.num_logprobs() for result in self.results.values()))
+        return await aside(self.result, sum(FIELDS + result.num_logprobs() for result in self.results.values()))
 
 
 class PreparedCall(CallResults):

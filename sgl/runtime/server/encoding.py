@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from sgl.runtime.requests.aside import FEW, aside
+from sgl.runtime.requests.aside import FEW, FIELDS, aside
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
 _CHARACTERS = 16  # that count as one value
@@ -37,7 +37,7 @@ async def answer(build: Callable[[], Any], size: int) -> web.Response:
 
 def size_of_result(result: dict[str, Any]) -> int:
     """About how many values a native result, or an event of a stream, has."""
-    size = len(result.get("output_ids", ())) + len(result["text"]) // _CHARACTERS
+    size = FIELDS + len(result.get("output_ids", ())) + len(result["text"]) // _CHARACTERS
     for name, entries in result["meta_info"].items():
         if name.endswith("_logprobs") and entries:
             size += len(entries) * _size(entries[-1])  # the first may be null

@@ -14,7 +14,7 @@ from pydantic import create_model
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.requests.arguments import body_fields
-from sgl.runtime.requests.aside import FEW, aside
+from sgl.runtime.requests.aside import FEW, aside, in_turns
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.bodies import Bounded
@@ -90,9 +90,11 @@ class NativeApi(Api):
         failures = [failure for failure in map(failure_of, several) if failure is not None]
         if failures and len(failures) == len(several):
             raise failures[0]
-        for result in several:
+        size = 0
+        async for result in in_turns(several):
             self._finish_logprobs(result)
-        return await encoding.answer(lambda: results, sum(map(encoding.size_of_result, several)))
+            size += encoding.size_of_result(result)
+        return await encoding.answer(lambda: results, size)
 
     async def _events(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes, None]:
         is_incremental = self._service.config.incremental_streaming_output

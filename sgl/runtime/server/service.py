@@ -21,6 +21,7 @@ from sgl.lang.ir.check import Limits
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.requests.arguments import has_list_of_prompts
+from sgl.runtime.requests.aside import in_turns
 from sgl.runtime.server.bodies import Body
 from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.engine_process import EngineProcess
@@ -117,7 +118,7 @@ class Service:
         """What EngineProcess.generate returns, counted."""
         self.check_is_up()
         results = await self.engine.generate(**_of_client(arguments))
-        for result in results if isinstance(results, list) else [results]:
+        async for result in in_turns(results if isinstance(results, list) else [results]):
             self.finished(result["meta_info"])
         return results
 
