@@ -46,11 +46,11 @@ def size_of_result(result: dict[str, Any]) -> int:
 
 def _size(value: Any) -> int:
     """About how many values a list or an object holds, from its last one, as lists of one kind look alike."""
-    if isinstance(value, (list, tuple)):
-        return len(value) * _size(value[-1]) if value else 1
+    if isinstance(value, str):
+        return len(value) // _CHARACTERS + 1
     if isinstance(value, dict):
-        return sum(map(_size, value.values())) + 1
-    return len(value) // _CHARACTERS + 1 if isinstance(value, str) else 1
+        return 1 + sum([_size(item) for item in value.values()])
+    return len(value) * _size(value[-1]) if value and isinstance(value, (list, tuple)) else 1
 
 
 def _pieces(value: Any) -> Iterator[str]:
