@@ -327,6 +327,7 @@ ENGINE_SCRIPTS = {
                 assert program.run(backend=engine, **options)["y"]
 
         forked(work)
+        import sgl.runtime.engine  # no engine is made, and no child needs as long for it
         forked(work)
         work()
         forked(lambda: raises(EngineDead, work))

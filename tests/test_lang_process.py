@@ -78,6 +78,26 @@ SCRIPTS = {
             state.cancel()
             print("done")
     """,
+    "an interrupt that wakes nobody who reads": """
+        backend = MockBackend(together=ENDLESS)
+        state = program.run("a", backend=backend)
+        try:
+            interrupt_soon(lambda: backend.running)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # another thread takes it
+            state["y"]
+        except KeyboardInterrupt:
+            state.cancel()
+            print("done")
+    """,
+    "an interrupt that wakes no batch": """
+        backend = MockBackend(together=ENDLESS)
+        try:
+            interrupt_soon(lambda: backend.running == 10)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            program.run_batch([("a",)] * 10, backend=backend)
+        except KeyboardInterrupt:
+            print("done")
+    """,
     "an interrupted batch": """
         backend = MockBackend(together=ENDLESS)
         try:

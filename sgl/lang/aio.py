@@ -19,6 +19,8 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeAlias, TypeVar, cast
 
 T = TypeVar("T")
+_SIGNAL_SECONDS = 0.5
+"""A signal that comes just before a thread blocks, or that another thread takes, is handled when it next wakes."""
 
 
 class IoLoop:
@@ -149,7 +151,8 @@ class Watched:
                 self._wakers.append(event.set)
                 if is_ready():
                     return
-                event.wait()
+                while not event.wait(_SIGNAL_SECONDS):
+                    pass
 
     async def wait_async(self, is_ready: Callable[[], bool]) -> None:
         """Suspend this task, on whatever loop it runs, until `is_ready()`."""
