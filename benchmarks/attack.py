@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -33,6 +34,7 @@ import aiohttp
 PLAIN = {"text": "hello", "sampling_params": {"max_new_tokens": 16, "temperature": 0, "ignore_eos": True}}
 SHORT = {"max_new_tokens": 8, "temperature": 0}
 REST_SECONDS, PAUSE_SECONDS = 5.0, 0.02
+LISTEN_SECONDS = 5.0  # to a program, before its client goes
 AT_ONCE = 8  # connections of the attack
 Send = Callable[[str, Any], Awaitable[None]]
 
@@ -180,6 +182,14 @@ class Server:
             await answer.read()
             self.statuses[answer.status] += 1
 
+    async def listen(self, path: str, body: Any) -> None:
+        """One program, until it ends: some wait for a segment that never comes, and are left after a while."""
+        data = json.dumps(body).encode()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LISTEN_SECONDS), self._session.post(self.url + path, data=data) as answer:
+                self.statuses[answer.status] += 1
+                await answer.read()
+
     async def leave(self, path: str, body: Any) -> None:
         """Begin to read a stream, and go."""
         async with self._session.post(self.url + path, json=body) as answer:
@@ -279,7 +289,7 @@ async def main() -> None:
         attacks: dict[str, tuple[Send, Iterator[tuple[str, Any]]]] = {
             "constraints": (server.send, small_constraints(options.constraints)),
             "hostile": (server.send, hostile_constraints(seed)),
-            "programs": (server.send, mutated_programs(options.mutants, seed)),
+            "programs": (server.listen, mutated_programs(options.mutants, seed)),
             "bodies": (server.send, large_bodies(seed)),
             "streams": (server.leave, islice(iter(lambda: ("/generate", stream), None), options.streams)),
         }
