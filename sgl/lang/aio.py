@@ -15,6 +15,7 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent import futures
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -61,6 +62,8 @@ class IoLoop:
         """What a coroutine returns that the loop runs; it is cancelled if waiting for it is interrupted."""
         future = self.run(coroutine)
         try:
+            while not futures.wait([future], _SIGNAL_SECONDS).done:
+                pass
             return future.result()
         finally:
             future.cancel()  # nothing, once it is done
