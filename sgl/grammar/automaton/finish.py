@@ -14,7 +14,18 @@ from typing import Any
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.automaton.arrays import AfterItem, ArrayPlan, Items, NextItem
-from sgl.grammar.automaton.nfa import After, Closing, Counted, CountedText, Lexeme, Node, NotedText, Opening, Thread
+from sgl.grammar.automaton.nfa import (
+    After,
+    Blanks,
+    Closing,
+    Counted,
+    CountedText,
+    Lexeme,
+    Node,
+    NotedText,
+    Opening,
+    Thread,
+)
 from sgl.grammar.automaton.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen
 from sgl.grammar.automaton.place import NO_NOTES, Notes, Place
 from sgl.grammar.automaton.pushdown import Automaton
@@ -114,7 +125,7 @@ class Finish:
     def _thread(self, thread: Thread, chars: int, items: int) -> Rope | None:
         """From inside a lexeme to the end of the frame. None, here and below: not known yet."""
         match thread:
-            case Lexeme():
+            case Lexeme() | Blanks():
                 target = thread.target
                 if isinstance(target, Closing):
                     return shortest_rope(thread.expr)

@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeVar, cast
 from sgl.grammar.automaton.tables import CHARS, INC_CHAR, RESET_CHAR
 from sgl.grammar.regular.expr import EMPTY, EPSILON, Expr, concat, literal, repeat
 from sgl.grammar.shape import Schema
+from sgl.grammar.text.json import BLANK_BYTES, MAX_BLANKS, behind_blanks
 
 KeyOrder = Literal["schema", "any"]
 PLAIN: Final = 0
@@ -122,23 +123,42 @@ class Lexeme(Thread):
         self.target = target
 
     def _find_moves(self) -> Moves:
+        builder, target = self.builder, self.target
         moves: list[tuple[int, Move]] = []
-        target = self.target
         for mask, rest in self.expr.arcs():
-            if isinstance(target, Opening):
-                if rest is EPSILON:
-                    moves.append((mask, Push(target.schema, target.then)))
-                    continue
-            elif isinstance(target, Closing):
-                if rest is EPSILON:
-                    moves.append((mask, POP))
-                    continue
-            elif rest.nullable:
-                going_on = () if rest is EPSILON else (self.builder.lexeme(rest, target),)
-                moves.append((mask, Stay((*going_on, *target.threads()), target.operation)))
-                continue
-            moves.append((mask, Stay((self.builder.lexeme(rest, target),), PLAIN)))
+            if rest is EPSILON and isinstance(target, Opening):
+                moves.append((mask, Push(target.schema, target.then)))
+            elif rest is EPSILON and isinstance(target, Closing):
+                moves.append((mask, POP))
+            else:
+                operation = target.operation if isinstance(target, Node) and rest.nullable else PLAIN
+                indented = behind_blanks(rest)
+                threads = builder.enter(rest if indented is None else indented, target)
+                if indented is not None:
+                    threads, operation = (
+                        (builder.one(Blanks, builder, indented, target), *threads),
+                        operation | RESET_CHAR,
+                    )
+                moves.append((mask, Stay(threads, operation)))
         return tuple(moves)
+
+
+class Blanks(Thread):
+    """Where one more blank behind a line break may come, before `expr`, the rest of a lexeme. Counted, blanks take one
+    state, and not one for each number of them."""
+
+    __slots__ = ("builder", "expr", "target")
+
+    def __init__(self, builder: Builder, expr: Expr, target: Target) -> None:
+        super().__init__()
+        self.builder = builder
+        self.expr = expr
+        self.target = target
+
+    def _find_moves(self) -> Moves:
+        behind = self.builder.enter(self.expr, self.target)
+        gate = self.builder.one(Gate, CHARS, MAX_BLANKS, (self, *behind), behind)
+        return ((BLANK_BYTES, Stay((gate,), INC_CHAR)),)
 
 
 class Counted(Thread):
@@ -281,14 +301,12 @@ class Builder:
         """The thread with `expr` still to come before `target`."""
         return self.one(Lexeme, self, expr, target)
 
-    def enter(self, expr: Expr, target: Node) -> tuple[Thread, ...]:
-        """The threads at the start of a lexeme, which may be empty."""
-        if expr is EPSILON:
-            return target.threads()
+    def enter(self, expr: Expr, target: Target) -> tuple[Thread, ...]:
+        """The threads at the start of a lexeme, which may be empty if a node follows."""
         if expr is EMPTY:
             return ()
-        here = self.lexeme(expr, target)
-        return (here, *target.threads()) if expr.nullable else (here,)
+        here = () if expr is EPSILON else (self.lexeme(expr, target),)
+        return (*here, *target.threads()) if isinstance(target, Node) and expr.nullable else here
 
     def after(self, expr: Expr, then: Node) -> Node:
         """The node where `expr` stands before `then`."""

@@ -11,7 +11,8 @@ from typing import Final
 
 from sgl.grammar.regular.byteset import byte_range
 from sgl.grammar.regular.charset import ESCAPED, EVERY_CHAR, json_text
-from sgl.grammar.regular.expr import Expr, byte_set, concat, literal, repeat, union
+from sgl.grammar.regular.expr import EPSILON, Concat, Expr, Repeat, byte_set, concat, literal, repeat, union
+from sgl.grammar.regular.expr_leaves import intern
 
 _HEX: Final = byte_set(byte_range(0x30, 0x39) | byte_range(0x41, 0x46) | byte_range(0x61, 0x66))
 
@@ -48,12 +49,23 @@ JSON_NUMBER: Final = concat(
     repeat(concat(literal(b"."), repeat(_DIGIT, 1, None)), 0, 1),
     repeat(concat(byte_set(_mask("eE")), repeat(byte_set(_mask("+-")), 0, 1), repeat(_DIGIT, 1, None)), 0, 1),
 )
-_BLANKS: Final = repeat(byte_set(_mask(" \t")), 0, 64)
+MAX_BLANKS: Final = 64
+BLANK_BYTES: Final = _mask(" \t")
+# No other expression is this one: a lexeme that comes to it counts what follows.
+_BLANKS: Final = intern(Repeat, byte_set(BLANK_BYTES), 0, MAX_BLANKS, key=(Repeat, "blanks"))
 WHITESPACE: Final = {
     "compact": literal(b""),
     "flexible": union(repeat(literal(b" "), 0, 1), concat(repeat(literal(b"\r"), 0, 1), literal(b"\n"), _BLANKS)),
 }
 """What may stand between two tokens of JSON: nothing, or one space, or a line break and at most 64 columns."""
+
+
+def behind_blanks(expr: Expr) -> Expr | None:
+    """What is left behind all blanks that may follow a line break; None for any other place."""
+    if isinstance(expr, Concat):
+        return expr.tail if expr.head is _BLANKS else None
+    return EPSILON if expr is _BLANKS else None
+
 
 _ESCAPES: Final = {char: escape.decode() for char, escape in ESCAPED.items()}
 
