@@ -57,6 +57,7 @@ class Finish:
         self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}
         """The same of arrays and `_next_items`."""
         self._most_known: dict[Thread | Node, int] = {}
+        self._most_from: dict[int, int] = {}
         self.longest: tuple[str, int] | None = None
         """The keyword that asked for the longest text, and how much it asks for."""
         self._notes = NO_NOTES
@@ -78,7 +79,11 @@ class Finish:
 
     def most_from(self, state: int) -> int:
         """The same, whichever of the readings that stand there is the only one to go on."""
-        return max((self._most(thread) for _, thread in self.automaton.members[state]), default=0)
+        found = self._most_from.get(state)
+        if found is None:
+            found = max((self._most(thread) for _, thread in self.automaton.members[state]), default=0)
+            self._most_from[state] = found
+        return found
 
     def most_behind(self, symbol: int) -> int:
         """The same behind a frame that was pushed as `symbol`, of the frame around it."""

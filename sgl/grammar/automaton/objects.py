@@ -50,6 +50,14 @@ class ObjectPlan:
         self.every_met = (1 << len(shape.exists)) - 1
         self.after_quote = concat(builder.space, literal(b":"), builder.space)
         self.start = Seen(0, 0, 0, 0)
+        self._rests: dict[tuple[int, int], Expr] = {}
+
+    def rest_of_key(self, index: int, depth: int) -> Expr:
+        """What is left of a declared key behind its first `depth` bytes, up to its value."""
+        found = self._rests.get((index, depth))
+        if found is None:
+            found = self._rests[index, depth] = concat(literal(self.names[index][depth:]), self.after_quote)
+        return found
 
     @cached_property
     def num_undeclared(self) -> int:
@@ -203,9 +211,9 @@ class DeclaredKeys(Thread):
         if self.high - self.low > 1:
             return (self,)
         plan, builder = self.plan, self.plan.builder
-        name, index = self.names[self.low]
+        index = self.names[self.low][1]
         target = plan.value_node(plan.shape.properties[index][1], plan.with_declared(self.seen, index))
-        return builder.enter(concat(literal(name[self.depth :]), plan.after_quote), target)
+        return builder.enter(plan.rest_of_key(index, self.depth), target)
 
     def _find_moves(self) -> Moves:
         names, depth = self.names, self.depth

@@ -152,18 +152,20 @@ class Intersection(Compound):
         least, most = max(e.least for e in members), min(e.most for e in members)
         super().__init__(all(e.nullable for e in members), True, least, most)
         self.members = members
+        if self.nullable or _is_most_of_one(members):
+            self.known_empty = False
 
     def _derive(self) -> Arcs:
         cells: list[tuple[int, list[Expr]]] = [(ALL_BYTES, [])]
         for member in self.members:
             arcs = member.arcs()
             cells = [
-                (both, [*targets, target])
+                (both, targets if target is ANYTHING else [*targets, target])
                 for mask, targets in cells
                 for other, target in arcs
                 if (both := mask & other)
             ]
-        return grouped((mask, intersect(*targets)) for mask, targets in cells)
+        return grouped((mask, targets[0] if len(targets) == 1 else intersect(*targets)) for mask, targets in cells)
 
     def __repr__(self) -> str:
         return "(" + "&".join(map(repr, self.members)) + ")"
@@ -428,6 +430,25 @@ def _explore_empty(start: Expr) -> bool:
     for expr in parents:
         expr.known_empty = True
     return True
+
+
+def _is_most_of_one(members: tuple[Expr, ...]) -> bool:
+    """Whether an intersection only keeps lists of words out of an endless language: never empty, and no exploring."""
+    kept = [one for one in members if not (isinstance(one, Complement) and isinstance(one.body, Words | ByteSet))]
+    return len(kept) == 1 and _is_endless(kept[0])
+
+
+def _is_endless(expr: Expr) -> bool:
+    """Whether this surely is a language without a longest text."""
+    if expr.is_boolean:
+        return False
+    while isinstance(expr, Concat):
+        if _is_endless(expr.head):
+            return True
+        expr = expr.tail
+    if isinstance(expr, Union):
+        return any(map(_is_endless, expr.members))
+    return isinstance(expr, Repeat) and expr.high is None
 
 
 def merge_arcs(lists: Iterable[Arcs]) -> Arcs:
