@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer
 
 from sgl.grammar import Grammar, Vocabulary, compile
-from sgl.grammar.automaton.closure import Standing, close, complete
+from sgl.grammar.automaton.finished import Standing, complete, finish
 from sgl.grammar.automaton.place import Place, advance, start_of
 from sgl.kernels.mask import ops as mask
 from sgl.kernels.mask import triton as mask_triton
@@ -198,11 +198,11 @@ def time_masks(bench: Bench, chosen: list[tuple[int, Place]], **options: Any) ->
 
 def time_cached(bench: Bench, chosen: list[tuple[int, Place]], results: dict[str, float]) -> None:
     """Masks that are all there already: what the host takes to find their rows, and the device to learn of them."""
-    closed = [close(grammar.automaton, MAX_STATES) for grammar in bench.grammars]
+    finished = [finish(grammar.automaton, MAX_STATES) for grammar in bench.grammars]
     table = MaskTable(ROWS, bench.vocabulary.size, DEVICE, DeviceMasks(bench.vocabulary, ROWS, DEVICE))
     standings = []
     for number, place in chosen:
-        automaton = closed[number]
+        automaton = finished[number]
         assert automaton is not None
         standings.append(Standing(automaton, place))
     found = table.find(standings)

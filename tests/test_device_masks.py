@@ -1,4 +1,4 @@
-"""Masks worked out on the device by the engine: closed automata, cursors in them, and the arena they lie in."""
+"""Masks worked out on the device by the engine: finished automata, cursors in them, and the arena they lie in."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from sgl import Engine
 from sgl.errors import GrammarError, RegexSyntaxError
 from sgl.grammar import Vocabulary, compile
-from sgl.grammar.automaton.closure import MAX_OPENED, Closed, Standing, close
+from sgl.grammar.automaton.finished import MAX_OPENED, FinishedAutomaton, Standing, finish
 from sgl.grammar.automaton.place import advance
 from sgl.grammar.matching.jump import cut
-from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
+from sgl.runtime.constraints.cursor import Cursor, FinishedCursor, FinishedGrammar, MatcherCursor
 from sgl.runtime.constraints.service import CompileService
 from sgl.runtime.requests.builder import RequestBuilder
 from sgl.runtime.runner import device_masks
@@ -50,12 +50,12 @@ def vocabulary(seed: int = 0) -> Vocabulary:
     return Vocabulary([*dict.fromkeys(tokens), None], [len(dict.fromkeys(tokens))])
 
 
-def closed_of(vocabulary: Vocabulary, **constraint: Any) -> ClosedGrammar:
+def finished_of(vocabulary: Vocabulary, **constraint: Any) -> FinishedGrammar:
     automaton = compile(vocabulary=vocabulary, **constraint).automaton
     assert automaton is not None
-    closed = close(automaton, 5000)
-    assert closed is not None
-    return ClosedGrammar(closed, vocabulary, lambda: compile(vocabulary=vocabulary, **constraint))
+    finished = finish(automaton, 5000)
+    assert finished is not None
+    return FinishedGrammar(finished, vocabulary, lambda: compile(vocabulary=vocabulary, **constraint))
 
 
 def forced(cursor: Cursor, output: list[int]) -> list[int]:
@@ -68,7 +68,7 @@ def forced(cursor: Cursor, output: list[int]) -> list[int]:
 
 
 def follow(schema: Any, rng: random.Random, budget: int) -> None:
-    """A random output, whose every step a closed cursor and a matcher see alike."""
+    """A random output, whose every step a finished cursor and a matcher see alike."""
     words = vocabulary(rng.randrange(4))
     try:
         grammar = compile(vocabulary=words, json_schema=schema)
@@ -76,10 +76,10 @@ def follow(schema: Any, rng: random.Random, budget: int) -> None:
         return
     automaton = compile(vocabulary=words, json_schema=schema).automaton
     assert automaton is not None
-    closed = close(automaton, 5000)
-    if closed is None:
+    finished = finish(automaton, 5000)
+    if finished is None:
         return
-    cursor = ClosedCursor(ClosedGrammar(closed, words, lambda: grammar))
+    cursor = FinishedCursor(FinishedGrammar(finished, words, lambda: grammar))
     host = MatcherCursor(grammar)
     walker = DeviceMasks(words, 2, DEVICE)
     masks = torch.zeros(2, words.words, dtype=torch.int32, device=DEVICE)
@@ -124,18 +124,18 @@ def test_so_many_bytes_end_the_text_from_everywhere(schema: Any, seed: int) -> N
     except GrammarError:
         return
     assert grammar.automaton is not None
-    closed = close(grammar.automaton, 5000)
-    if closed is None:
+    finished = finish(grammar.automaton, 5000)
+    if finished is None:
         return
-    matcher, place = grammar.matcher(), closed.start
+    matcher, place = grammar.matcher(), finished.start
     for _ in range(60):
-        most = closed.needed(place, 1)
-        assert len(matcher.shortest_end()) <= most <= closed.needed(place, MAX_OPENED) <= closed.most_needed
-        live = [byte for byte in range(256) if advance(closed, place, bytes([byte])) is not None]
+        most = finished.needed(place, 1)
+        assert len(matcher.shortest_end()) <= most <= finished.needed(place, MAX_OPENED) <= finished.most_needed
+        live = [byte for byte in range(256) if advance(finished, place, bytes([byte])) is not None]
         if not live:
             break
         byte = bytes([rng.choice(live)])
-        following = advance(closed, place, byte)
+        following = advance(finished, place, byte)
         assert following is not None
         assert matcher.accept_bytes(byte)
         assert len(matcher.shortest_end()) <= most
@@ -144,10 +144,10 @@ def test_so_many_bytes_end_the_text_from_everywhere(schema: Any, seed: int) -> N
 
 def test_what_is_needed_counts_what_can_still_follow() -> None:
     def needed(schema: Any, text: bytes) -> int:
-        closed = closed_of(vocabulary(), json_schema=schema).closed
-        place = advance(closed, closed.start, text)
+        finished = finished_of(vocabulary(), json_schema=schema).automaton
+        place = advance(finished, finished.start, text)
         assert place is not None
-        return closed.needed(place, 1)
+        return finished.needed(place, 1)
 
     assert needed(PERSON, b"") == len(b'{"name":"a","age":0,"tags":[],"ok":true}')
     assert needed(PERSON, b'{"name":"ab","age":7,"tags":["a"') == len(b'"a"],"ok":true}')
@@ -158,13 +158,13 @@ def test_what_is_needed_counts_what_can_still_follow() -> None:
 
 def test_an_arena_that_is_full_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     words = vocabulary()
-    grammars = [closed_of(words, regex=f"[a-z]{{{n}}}\\d") for n in range(1, 7)]
-    arrays = max(grammar.closed.nbytes for grammar in grammars)
+    grammars = [finished_of(words, regex=f"[a-z]{{{n}}}\\d") for n in range(1, 7)]
+    arrays = max(grammar.automaton.nbytes for grammar in grammars)
     monkeypatch.setattr(device_masks, "MAX_BYTES", arrays)
     walker = DeviceMasks(words, 2, DEVICE)
     masks = torch.zeros(2, words.words, dtype=torch.int32, device=DEVICE)
     for pair in [(0, 1), (2, 3), (1, 4), (5, 5), (0, 5)]:
-        chosen = [Standing(grammars[i].closed, grammars[i].closed.start) for i in pair]
+        chosen = [Standing(grammars[i].automaton, grammars[i].automaton.start) for i in pair]
         walker.walk(chosen, masks, np.array([1, 0], np.int32))
         for i, row in zip(pair, masks.flip(0), strict=True):
             assert (row.cpu().numpy() == grammars[i].grammar().matcher().mask()).all()
@@ -172,14 +172,14 @@ def test_an_arena_that_is_full_begins_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_mask_of_a_place_is_walked_once_while_there_is_room() -> None:
     words = vocabulary()
-    grammar = closed_of(words, regex="[ab]{3}")
-    place, places = grammar.closed.start, [grammar.closed.start]
+    grammar = finished_of(words, regex="[ab]{3}")
+    place, places = grammar.automaton.start, [grammar.automaton.start]
     for byte in b"ab":
-        following = advance(grammar.closed, place, bytes([byte]))
+        following = advance(grammar.automaton, place, bytes([byte]))
         assert following is not None
         place = following
         places.append(place)
-    first, second, third = (Standing(grammar.closed, place) for place in places)
+    first, second, third = (Standing(grammar.automaton, place) for place in places)
     host = grammar.grammar().matcher().mask()
     table = MaskTable(2, words.size, DEVICE, DeviceMasks(words, 2, DEVICE))
     rows = table.find([first, None, first, host])
@@ -196,14 +196,14 @@ def test_the_mask_of_a_place_is_walked_once_while_there_is_room() -> None:
 
 def test_a_service_closes_what_is_small_and_compiles_the_rest() -> None:
     words = vocabulary()
-    service = CompileService(words, num_closers=2, patience=30.0)
+    service = CompileService(words, num_finishers=2, patience=30.0)
     try:
         flights = {name: service.submit(constraint) for name, constraint in _constraints().items()}
         small = flights["small"].result()
-        assert isinstance(small, ClosedGrammar)
-        assert isinstance(small.closed, Closed)
+        assert isinstance(small, FinishedGrammar)
+        assert isinstance(small.automaton, FinishedAutomaton)
         assert service.submit(_constraints()["small"]) is flights["small"]
-        assert not isinstance(flights["large"].result(), ClosedGrammar)
+        assert not isinstance(flights["large"].result(), FinishedGrammar)
         with pytest.raises(RegexSyntaxError):
             flights["wrong"].result()
     finally:
@@ -212,13 +212,13 @@ def test_a_service_closes_what_is_small_and_compiles_the_rest() -> None:
 
 def test_nobody_waits_long_for_a_closed_automaton_and_those_who_come_later_get_it() -> None:
     words = vocabulary()
-    service = CompileService(words, num_closers=1, patience=0.0)
+    service = CompileService(words, num_finishers=1, patience=0.0)
     try:
         first = service.submit(_constraints()["small"]).result()
-        assert not isinstance(first, ClosedGrammar)
+        assert not isinstance(first, FinishedGrammar)
         end = time.monotonic() + PATIENCE
-        while not isinstance(service.submit(_constraints()["small"]).result(), ClosedGrammar):
-            assert time.monotonic() < end, "it is closed some time"
+        while not isinstance(service.submit(_constraints()["small"]).result(), FinishedGrammar):
+            assert time.monotonic() < end, "it is finished some time"
             time.sleep(0.01)
     finally:
         service.close()
@@ -267,17 +267,17 @@ def test_an_engine_that_cannot_start_leaves_no_processes(folder: Path, monkeypat
     with pytest.raises(torch.OutOfMemoryError):
         Engine(folder, dtype="float32")
     [service] = services
-    assert service._closers is not None
-    service._closers._thread.join(PATIENCE)
-    assert not service._closers._thread.is_alive()
-    assert all(process._process is None for process in service._closers._processes)
+    assert service._finishers is not None
+    service._finishers._thread.join(PATIENCE)
+    assert not service._finishers._thread.is_alive()
+    assert all(process._process is None for process in service._finishers._processes)
 
 
 def test_a_service_that_nobody_has_ends_its_processes() -> None:
-    service = CompileService(vocabulary(), num_closers=2)
+    service = CompileService(vocabulary(), num_finishers=2)
     service.start()
-    assert service._closers is not None
-    thread, processes = service._closers._thread, service._closers._processes
+    assert service._finishers is not None
+    thread, processes = service._finishers._thread, service._finishers._processes
     del service
     gc.collect()
     thread.join(PATIENCE)
@@ -334,8 +334,8 @@ def test_errors_are_the_same_where_masks_are_walked(walking: Engine) -> None:
 def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """In steps beside free rows, replayed or not. Masks are worked out on the device, once automata are closed, but for
-    documents that nest without end, whose deep places the host has, and for the last tokens of a budget."""
+    """In steps beside free rows, replayed or not. Masks are worked out on the device, once automata are finished, but
+    for documents that nest without end, whose deep places the host has, and for the last tokens of a budget."""
     sizes = {"head_dim": 128, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
     tiny_checkpoint(tmp_path, with_tokenizer=True, **sizes)
     kinds: list[dict[str, Any]] = [
@@ -368,7 +368,7 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
         others = [its for its in params if its.get("json_schema") is not NESTED]
         end = time.monotonic() + PATIENCE
         while run(others)[2] > 0:
-            assert time.monotonic() < end, "their automata are closed some time"
+            assert time.monotonic() < end, "their automata are finished some time"
         for jump_cost in (engine._loop._jump_cost, 0.0, 100.0):
             engine._loop._jump_cost = jump_cost
             for chosen in (others, nested):

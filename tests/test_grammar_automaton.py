@@ -156,7 +156,7 @@ def test_classes_of_bytes_say_what_single_bytes_would(seed: int) -> None:
     for state in range(60):
         if state == len(automaton):
             break
-        if tables.gates[state, 0] >= 0:
+        if tables.guards[state, 0] >= 0:
             assert tables.entries[state, 0] == UNKNOWN
             continue
         automaton.expand(state)

@@ -21,7 +21,7 @@ from sgl.errors import GrammarError, GrammarTooLarge, SglError
 from sgl.grammar.compiler import build, make_constraint
 from sgl.grammar.schema import keywords
 from sgl.runtime.constraints import cursor, service
-from sgl.runtime.constraints.cursor import ALLOWANCE, ClosedGrammar, MatcherCursor
+from sgl.runtime.constraints.cursor import ALLOWANCE, FinishedGrammar, MatcherCursor
 from sgl.runtime.constraints.process import GrammarProcess
 from sgl.runtime.constraints.service import CompileService
 from sgl.runtime.requests.waiting import settled
@@ -119,7 +119,7 @@ def plain(number: int) -> dict[str, Any]:
 
 def generated(found: Any, seed: int, most: int = 12) -> int:
     """How many tokens came of it, as an engine asks for them. Raises GrammarError."""
-    assert not isinstance(found, ClosedGrammar)
+    assert not isinstance(found, FinishedGrammar)
     at, rng, output = MatcherCursor(found), random.Random(seed), list[int]()
     for left in range(500, 500 - most, -1):
         allowed = np.flatnonzero(np.unpackbits(at.mask(left).view(np.uint8), bitorder="little"))
@@ -224,7 +224,7 @@ def test_an_output_is_told_that_one_mask_took_too_long(monkeypatch: pytest.Monke
     """And not that all of its masks did."""
     with CompileServiceOf() as made:
         found = made.submit(make_constraint({"regex": "[a-c]{3,900}x"})).result(SECONDS)
-        assert not isinstance(found, ClosedGrammar)
+        assert not isinstance(found, FinishedGrammar)
         assert found.masks is not None
         monkeypatch.setattr(found.masks, "max_seconds", -1.0)
         at = MatcherCursor(found)

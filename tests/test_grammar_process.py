@@ -112,10 +112,10 @@ def test_a_process_that_was_killed_while_nobody_asked_is_replaced(trial: Grammar
 
 
 def test_who_has_its_automaton_closed_is_asked_of_another_process_too() -> None:
-    service = CompileService(PIECES, num_closers=1, deadline=PATIENCE, patience=PATIENCE)
+    service = CompileService(PIECES, num_finishers=1, deadline=PATIENCE, patience=PATIENCE)
     try:
-        assert service._closers is not None
-        [process] = service._closers._processes
+        assert service._finishers is not None
+        [process] = service._finishers._processes
         assert service.submit(EASY).result(PATIENCE)
         before = pid_of(process)
         leave_room(before, 0)

@@ -15,10 +15,10 @@ import pytest
 from sgl import grammar
 from sgl.errors import GrammarError
 from sgl.grammar import Grammar, Vocabulary
-from sgl.grammar.automaton.closure import close
+from sgl.grammar.automaton.finished import finish
 from sgl.grammar.automaton.place import Place, advance
 from sgl.grammar.matching.jump import Encode, _seam, cut
-from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
+from sgl.runtime.constraints.cursor import Cursor, FinishedCursor, FinishedGrammar, MatcherCursor
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY
 from tests.tiny_tokenizers import byte_level, sentencepiece
@@ -131,11 +131,11 @@ class Model:
         return rest if is_spelt and ids[: len(marks)] == marks else []
 
     def cursors(self, compiled: Grammar) -> Iterator[Cursor]:
-        """One that works masks out on the host, and one of a closed automaton, if it can be closed."""
+        """One that works masks out on the host, and one of a finished automaton, if it can be finished."""
         yield MatcherCursor(compiled)
-        closed = None if compiled.automaton is None else close(compiled.automaton, 500)
-        if closed is not None:
-            yield ClosedCursor(ClosedGrammar(closed, self.vocabulary, lambda: compiled))
+        finished = None if compiled.automaton is None else finish(compiled.automaton, 500)
+        if finished is not None:
+            yield FinishedCursor(FinishedGrammar(finished, self.vocabulary, lambda: compiled))
 
     def forced(self, cursor: Cursor, output: list[int], remaining: int | None = None) -> list[int]:
         foreseen = cursor.foresee(output)
@@ -242,22 +242,22 @@ def test_the_bytes_that_may_come_next_are_those_that_are_accepted() -> None:
     ]
     for constraint in constraints:
         compiled = grammar.compile(**constraint, vocabulary=vocabulary)
-        closed = None if compiled.automaton is None else close(compiled.automaton, 500)
-        assert (closed is None) == ("ebnf" in constraint)
+        finished = None if compiled.automaton is None else finish(compiled.automaton, 500)
+        assert (finished is None) == ("ebnf" in constraint)
         for _ in range(20):
             matcher = compiled.matcher()
-            place: Place | None = None if closed is None else closed.start
+            place: Place | None = None if finished is None else finished.start
             for _ in range(30):
                 allowed = [byte for byte in range(256) if matcher.copy().accept_bytes(bytes([byte]))]
                 assert list(matcher.next_bytes()) == allowed
-                if closed is not None:
+                if finished is not None:
                     assert place is not None
-                    assert closed.next_bytes(place) == allowed
+                    assert finished.next_bytes(place) == allowed
                 if not allowed:
                     break
                 data = bytes([rng.choice(allowed)])
                 assert matcher.accept_bytes(data)
-                place = None if closed is None or place is None else advance(closed, place, data)
+                place = None if finished is None or place is None else advance(finished, place, data)
 
 
 def test_of_choices_that_begin_alike_the_tokenizers_own_tokens_are_forced(model: Model) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import tests.interpreter  # noqa: F401 - mends it
 from sgl.grammar import Grammar, Vocabulary, compile
-from sgl.grammar.automaton.closure import complete
+from sgl.grammar.automaton.finished import complete
 from sgl.grammar.automaton.nfa import Builder
 from sgl.grammar.automaton.place import Place, advance, start_of
 from sgl.grammar.automaton.pushdown import Automaton

@@ -91,7 +91,7 @@ class Array:
 
     `max_items` is already lowered to the first position that no value can fill, and min_items <= max_items.
     `distinct` holds, for uniqueItems over a finite set of scalars, the values one by one (disjoint, each one
-    schema); every item is then one of them, each at most once. `noted` holds, for uniqueItems over strings, their
+    schema); every item is then one of them, each at most once. `unique` holds, for uniqueItems over strings, their
     bodies (as of `KeyPattern.key`): every item is one of them, each at most once, and there are enough of them.
     """
 
@@ -101,7 +101,7 @@ class Array:
     max_items: int | None = None
     contains: Contains | None = None
     distinct: tuple[Schema, ...] | None = None
-    noted: Expr | None = None
+    unique: Expr | None = None
 
 
 Shape = Text | CountedString | Object | Array

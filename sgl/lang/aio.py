@@ -33,7 +33,7 @@ class IoLoop:
         self._selector: selectors.BaseSelector | None = None
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_woken = False
-        self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._finishers: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop; any thread may ask."""
@@ -70,14 +70,14 @@ class IoLoop:
 
     def close_at_exit(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Await `closer()` on the loop when the interpreter exits."""
-        self._closers.append(closer)
+        self._finishers.append(closer)
 
     def close(self) -> None:
         """Await what is to be closed, for a moment at most."""
-        closers, self._closers = self._closers, []
-        if closers:
+        finishers, self._finishers = self._finishers, []
+        if finishers:
             with contextlib.suppress(Exception, KeyboardInterrupt):
-                self.run(_all_of([closer() for closer in closers])).result(timeout=CLOSING_SECONDS)
+                self.run(_all_of([closer() for closer in finishers])).result(timeout=CLOSING_SECONDS)
 
     def begin_anew(self) -> None:
         """In a child process: the thread is the parent's, and so are the connections. The child lets go of its copies,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton.closure import Standing
+from sgl.grammar.automaton.finished import Standing
 from sgl.runtime.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]

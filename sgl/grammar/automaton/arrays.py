@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sgl.grammar.automaton.nfa import CLOSING, Builder, Gate, Node, NotedNode, Thread
+from sgl.grammar.automaton.nfa import CLOSING, Builder, Guard, Node, Thread, UniqueNode
 from sgl.grammar.automaton.tables import INC_ITEM, ITEMS
 from sgl.grammar.automaton.values import value_node
 from sgl.grammar.regular.expr import concat, literal
@@ -69,8 +69,8 @@ class ArrayPlan:
         """The threads at which one more item may begin, `items` being those before it."""
         threads: list[Thread] = []
         for schema, after in self.choices(items):
-            if self.shape.noted is not None:
-                target = self.builder.one(NotedNode, self.builder, self.shape.noted, self.after_item(after))
+            if self.shape.unique is not None:
+                target = self.builder.one(UniqueNode, self.builder, self.shape.unique, self.after_item(after))
                 threads.append(self.builder.lexeme(self.builder.open_key, target))
                 continue
             node = value_node(self.builder, schema, self.after_item(after))
@@ -168,4 +168,4 @@ class NextItem(Node):
         if self.limit is None:
             return here
         beyond = plan.item_threads(items._replace(region=plan.region_at(self.limit)))
-        return (plan.builder.one(Gate, ITEMS, self.limit, here, beyond),)
+        return (plan.builder.one(Guard, ITEMS, self.limit, here, beyond),)

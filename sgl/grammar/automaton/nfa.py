@@ -157,8 +157,8 @@ class Blanks(Thread):
 
     def _find_moves(self) -> Moves:
         behind = self.builder.enter(self.expr, self.target)
-        gate = self.builder.one(Gate, CHARS, MAX_BLANKS, (self, *behind), behind)
-        return ((BLANK_BYTES, Stay((gate,), INC_CHAR)),)
+        guard = self.builder.one(Guard, CHARS, MAX_BLANKS, (self, *behind), behind)
+        return ((BLANK_BYTES, Stay((guard,), INC_CHAR)),)
 
 
 class Counted(Thread):
@@ -189,13 +189,13 @@ class Counted(Thread):
                     moves.append((mask, Stay(below, PLAIN)))
                 else:
                     at = text.inside(rest, text.region_at(limit))
-                    moves.append((mask, Stay((text.builder.one(Gate, CHARS, limit, below, at),), INC_CHAR)))
+                    moves.append((mask, Stay((text.builder.one(Guard, CHARS, limit, below, at),), INC_CHAR)))
         return tuple(moves)
 
 
-class NotedText(Thread):
+class UniqueText(Thread):
     """Inside a text that may not come twice in its frame: `expr` is still to come before the closing quote, and `after`
-    between that and `then`. Which texts came before is for `notes.py` to know.
+    between that and `then`. Which texts came before is for `unique_texts.py` to know.
     """
 
     __slots__ = ("after", "builder", "expr", "then")
@@ -211,20 +211,20 @@ class NotedText(Thread):
         builder, after, then = self.builder, self.after, self.then
         moves = []
         for mask, rest in self.expr.arcs():
-            moves.append((mask, Stay((builder.one(NotedText, builder, rest, after, then),), PLAIN)))
+            moves.append((mask, Stay((builder.one(UniqueText, builder, rest, after, then),), PLAIN)))
         if self.expr.nullable:
             moves.append((1 << 0x22, Stay(builder.enter(after, then), PLAIN)))
         return tuple(moves)
 
 
-class NotedNode(Node):
+class UniqueNode(Node):
     """Behind the opening quote of such a text."""
 
     def __init__(self, builder: Builder, expr: Expr, then: Node) -> None:
-        self._threads = (builder.one(NotedText, builder, expr, EPSILON, then),)
+        self._threads = (builder.one(UniqueText, builder, expr, EPSILON, then),)
 
 
-class Gate(Thread):
+class Guard(Thread):
     """Not a place to stay: right after a counter moved, stands for `at` if it has reached `limit`, else for
     `below`.
     """
@@ -239,7 +239,7 @@ class Gate(Thread):
         self.at = at
 
     def _find_moves(self) -> Moves:
-        raise AssertionError("a gate is resolved before anything is read")
+        raise AssertionError("a guard is resolved before anything is read")
 
 
 class CountedText(Node):

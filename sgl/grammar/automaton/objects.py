@@ -10,7 +10,7 @@ from bisect import bisect_left
 from functools import cached_property
 from typing import NamedTuple
 
-from sgl.grammar.automaton.nfa import CLOSING, PLAIN, Builder, Moves, Node, NotedText, Stay, Thread
+from sgl.grammar.automaton.nfa import CLOSING, PLAIN, Builder, Moves, Node, Stay, Thread, UniqueText
 from sgl.grammar.automaton.values import value_node
 from sgl.grammar.regular.expr import EPSILON, Expr, concat, is_empty, literal
 from sgl.grammar.regular.shortest import num_texts
@@ -22,14 +22,14 @@ class Seen(NamedTuple):
     """What has been seen of an object.
 
     `keys` is a bit set of declared keys, or the index of the next one where keys come in order. `total` is only
-    kept where bounds on the number of properties ask for it. `met` is a bit set of `exists`. `noted` counts the
+    kept where bounds on the number of properties ask for it. `met` is a bit set of `exists`. `unique` counts the
     undeclared keys that may not come again, as far as it matters.
     """
 
     keys: int
     total: int
     met: int
-    noted: int
+    unique: int
 
 
 class ObjectPlan:
@@ -101,25 +101,25 @@ class ObjectPlan:
     def with_declared(self, seen: Seen, index: int) -> Seen:
         """After a declared key."""
         keys = index + 1 if self.in_order else seen.keys | 1 << index
-        return Seen(keys, self.counted(seen), seen.met, self.noted(seen, seen.noted))
+        return Seen(keys, self.counted(seen), seen.met, self.unique(seen, seen.unique))
 
     def with_undeclared(self, seen: Seen, met: int) -> Seen:
         """After an undeclared key."""
         keys = len(self.names) if self.in_order else seen.keys
-        return Seen(keys, self.counted(seen), seen.met | met, self.noted(seen, seen.noted + self.is_noted(seen)))
+        return Seen(keys, self.counted(seen), seen.met | met, self.unique(seen, seen.unique + self.is_unique(seen)))
 
     def counted(self, seen: Seen) -> int:
         """The number of properties with one more, as far as it matters."""
         return min(seen.total + 1, self.count_cap + 1) if self.is_counted else 0
 
-    def noted(self, seen: Seen, noted: int) -> int:
-        """The number of noted keys behind one more key, as far as it matters."""
-        return min(noted, self.shape.min_properties) if seen.total + 1 < self.shape.min_properties else 0
+    def unique(self, seen: Seen, unique: int) -> int:
+        """The number of unique keys behind one more key, as far as it matters."""
+        return min(unique, self.shape.min_properties) if seen.total + 1 < self.shape.min_properties else 0
 
-    def is_noted(self, seen: Seen) -> bool:
+    def is_unique(self, seen: Seen) -> bool:
         """Whether it matters which undeclared key comes next: those that come twice count once."""
         lacking = self.shape.min_properties - seen.total if self.is_counted else 0
-        return bool(self.shape.exists) or lacking > 1 or (lacking == 1 and seen.noted > 0)
+        return bool(self.shape.exists) or lacking > 1 or (lacking == 1 and seen.unique > 0)
 
     def is_completable(self, seen: Seen) -> bool:
         """Whether an object that begins so can still be completed."""
@@ -132,7 +132,7 @@ class ObjectPlan:
             return True
         left = len(self.names) - (seen.keys if self.in_order else seen.keys.bit_count())
         lacking = self.shape.min_properties - seen.total - left
-        return lacking <= 0 or lacking <= self.num_undeclared - seen.noted
+        return lacking <= 0 or lacking <= self.num_undeclared - seen.unique
 
     def declared_at(self, seen: Seen) -> list[int]:
         """The declared keys that may come next."""
@@ -181,8 +181,8 @@ class KeyNode(Node):
             threads += DeclaredKeys(plan, seen, names, 0, len(names), 0).narrowed()
         for key, value, met in plan.undeclared_at(seen):
             target = plan.value_node(value, plan.with_undeclared(seen, met))
-            if plan.is_noted(seen):
-                threads.append(builder.one(NotedText, builder, key, plan.after_quote, target))
+            if plan.is_unique(seen):
+                threads.append(builder.one(UniqueText, builder, key, plan.after_quote, target))
             else:
                 threads.append(builder.lexeme(concat(key, builder.colon), target))
         return tuple(threads)

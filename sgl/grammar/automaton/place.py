@@ -19,15 +19,15 @@ from sgl.grammar.automaton.tables import (
 )
 
 
-class Notes(NamedTuple):
-    """What is remembered of a frame in which texts may not come twice; `notes.py` keeps it."""
+class SeenTexts(NamedTuple):
+    """What is remembered of a frame in which texts may not come twice; `unique_texts.py` keeps it."""
 
     text: bytes = b""
     """What has been read of one that is being read."""
     used: frozenset[bytes] = frozenset()
 
 
-NO_NOTES: Final = Notes()
+NONE_SEEN: Final = SeenTexts()
 
 
 class Frame(NamedTuple):
@@ -37,7 +37,7 @@ class Frame(NamedTuple):
     symbol: int
     item_count: int
     """Commas of the frame that is returned to."""
-    notes: Notes = NO_NOTES
+    seen_texts: SeenTexts = NONE_SEEN
     """Those of the frame that is returned to."""
 
 
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     stack: Frame | None
     char_count: int
     item_count: int
-    notes: Notes = NO_NOTES
+    seen_texts: SeenTexts = NONE_SEEN
 
 
 def start_of(automaton: Automaton) -> Place:
@@ -71,7 +71,7 @@ class Walkable(Protocol):
 
 
 def advance(automaton: Walkable, place: Place, data: bytes) -> Place | None:
-    """Where `data` leads from a place, or None if the automaton does not allow it; see `notes.follow`."""
+    """Where `data` leads from a place, or None if the automaton does not allow it; see `unique_texts.follow`."""
     tables = automaton.tables
     state, stack, char_count, item_count, _ = place
     for byte in data:

@@ -21,15 +21,15 @@ from sgl.grammar.automaton.nfa import (
     Builder,
     Counted,
     Finished,
-    Gate,
+    Guard,
     Lexeme,
     Move,
     Node,
-    NotedText,
     Pop,
     Push,
     Stay,
     Thread,
+    UniqueText,
 )
 from sgl.grammar.automaton.objects import ObjectPlan
 from sgl.grammar.automaton.tables import (
@@ -66,9 +66,9 @@ class Automaton:
         self.tables = Tables()
         self.members: list[tuple[Member, ...]] = []
         self.has_counters = False
-        self.noting: list[bool] = []
-        """By state: whether a text is being read that may not come twice in its frame; see `notes.py`."""
-        self.has_notes = False
+        self.reads_unique: list[bool] = []
+        """By state: whether a text is being read that may not come twice in its frame; see `unique_texts.py`."""
+        self.has_unique_texts = False
         self.callers: list[Callers] = []
         self.results: list[tuple[int, ...]] = []
         self._numbers: dict[frozenset[Member], int] = {}
@@ -81,7 +81,7 @@ class Automaton:
         return len(self.members)
 
     def state(self, members: Iterable[Member]) -> int:
-        """The number of a set of members, which may hold gates."""
+        """The number of a set of members, which may hold guards."""
         chosen = frozenset(members)
         number = self._numbers.get(chosen)
         return self._new_state(chosen) if number is None else number
@@ -93,30 +93,30 @@ class Automaton:
         self.tables.add_state(accepting=Finished in kinds)
         self._numbers[chosen] = number
         self.members.append(tuple(chosen))
-        self.noting.append(NotedText in kinds)
-        self.has_notes |= self.noting[-1]
-        if Gate in kinds:
-            gates = [(origin, thread) for origin, thread in chosen if isinstance(thread, Gate)]
-            self._open_gates(number, chosen, gates)
+        self.reads_unique.append(UniqueText in kinds)
+        self.has_unique_texts |= self.reads_unique[-1]
+        if Guard in kinds:
+            guards = [(origin, thread) for origin, thread in chosen if isinstance(thread, Guard)]
+            self._split_guards(number, chosen, guards)
         return number
 
-    def _open_gates(self, number: int, chosen: frozenset[Member], gates: list[tuple[int, Gate]]) -> None:
-        """A state of gates becomes two: below the lowest limit all gates open downwards, at it those with that
+    def _split_guards(self, number: int, chosen: frozenset[Member], guards: list[tuple[int, Guard]]) -> None:
+        """A state of guards becomes two: below the lowest limit all guards open downwards, at it those with that
         limit.
         """
         self.has_counters = True
-        counter, limit = min((gate.counter, gate.limit) for _, gate in gates)
-        assert all(gate.counter == counter for _, gate in gates), "one byte moves one counter"
-        below = set(chosen.difference(gates))
+        counter, limit = min((guard.counter, guard.limit) for _, guard in guards)
+        assert all(guard.counter == counter for _, guard in guards), "one byte moves one counter"
+        below = set(chosen.difference(guards))
         at = set(below)
-        for origin, gate in gates:
-            below.update((origin, thread) for thread in gate.below)
-            if gate.limit == limit:
-                at.update((origin, thread) for thread in gate.at)
+        for origin, guard in guards:
+            below.update((origin, thread) for thread in guard.below)
+            if guard.limit == limit:
+                at.update((origin, thread) for thread in guard.at)
             else:
-                at.add((origin, gate))
+                at.add((origin, guard))
         below_state, at_state = self.state(below), self.state(at)
-        self.tables.gates[number] = min(limit, _NEVER_REACHED), counter, below_state, at_state
+        self.tables.guards[number] = min(limit, _NEVER_REACHED), counter, below_state, at_state
 
     def expand(self, state: int) -> None:
         """Fill the row of a state. Raises GrammarTooLarge if that takes too many states or too long."""
@@ -170,12 +170,12 @@ class Automaton:
             return DEAD
         return self.state(members) | operation << COUNT_SHIFT
 
-    def but_noted(self, state: int, byte: int) -> int:
-        """The state behind a byte for what is read there other than noted texts; DEAD if that is nothing."""
+    def but_unique(self, state: int, byte: int) -> int:
+        """The state behind a byte for what is read there other than unique texts; DEAD if that is nothing."""
         moves = [
             (origin, move)
             for origin, thread in self.members[state]
-            if not isinstance(thread, NotedText)
+            if not isinstance(thread, UniqueText)
             for mask, move in thread.moves()
             if mask >> byte & 1
         ]
@@ -255,7 +255,7 @@ class Automaton:
         behind = tables.entries.item(state, tables.class_of[0x20]) & TARGET_MASK
         if behind == state:
             return ENDLESS, -1
-        limit, _, below, at = tables.gates[behind].tolist()
+        limit, _, below, at = tables.guards[behind].tolist()
         return (limit, at) if limit >= 0 and below == state else None
 
     def _thread_limit(self, thread: Thread) -> int:
@@ -263,7 +263,7 @@ class Automaton:
             if thread.rest is not None or thread.region == 2 or not self._is_plain_loop(thread.text.loop):
                 return NOT_PLAIN
             return ENDLESS if thread.text.high is None else min(thread.text.high, _NEVER_REACHED)
-        if isinstance(thread, Lexeme | NotedText) and self._is_plain_loop(thread.expr):
+        if isinstance(thread, Lexeme | UniqueText) and self._is_plain_loop(thread.expr):
             return ENDLESS
         return NOT_PLAIN
 

@@ -13,9 +13,9 @@
     otherwise           by the bits above COUNT_SHIFT, RESET_CHAR: char_count = 0; INC_CHAR: char_count += 1;
                         INC_ITEM: item_count += 1 (of the top frame); then the state is e & TARGET_MASK
 
-and while `gates[s, LIMIT] >= 0`, s is no place to stay but stands for `gates[s, AT]` if the counter that
-`gates[s, COUNTER]` names (0 char_count, 1 item_count) is at least `gates[s, LIMIT]`, else for `gates[s, BELOW]`.
-Only targets with counter operations can be gates. The text may end where `accepting[s]`; the stack is empty there.
+and while `guards[s, LIMIT] >= 0`, s is no place to stay but stands for `guards[s, AT]` if the counter that
+`guards[s, COUNTER]` names (0 char_count, 1 item_count) is at least `guards[s, LIMIT]`, else for `guards[s, BELOW]`.
+Only targets with counter operations can be guards. The text may end where `accepting[s]`; the stack is empty there.
 
 States, symbols, results and classes are only ever added, and what is known never changes, except that bytes of one
 class may come apart: their class keeps its number and the new one gets a copy of its column. So a copy is brought
@@ -46,9 +46,9 @@ INC_CHAR: Final = 1
 RESET_CHAR: Final = 2
 INC_ITEM: Final = 4
 LIMIT, COUNTER, BELOW, AT = range(4)
-"""The columns of `gates`."""
+"""The columns of `guards`."""
 CHARS: Final = 0
-"""Which counter a gate asks: characters of the current string, or commas of the current array."""
+"""Which counter a guard asks: characters of the current string, or commas of the current array."""
 ITEMS: Final = 1
 _FEW: Final = 32
 
@@ -57,7 +57,7 @@ class Tables:
     """Arrays that grow; see above for what they mean.
 
     classes uint8 [256]; entries int32 [≥ num_states, ≥ num_classes]; symbols int32 [≥ num_states, 2], -1 where
-    nothing is pushed; gates int32 [≥ num_states, 4], LIMIT -1 where there is none; accepting bool [≥ num_states];
+    nothing is pushed; guards int32 [≥ num_states, 4], LIMIT -1 where there is none; accepting bool [≥ num_states];
     returns int32 [≥ num_symbols, ≥ num_results].
     """
 
@@ -73,7 +73,7 @@ class Tables:
         """`classes` again, faster to ask for one byte."""
         self.entries: Int32Array = np.empty((_FEW, _FEW), np.int32)
         self.symbols: Int32Array = np.empty((_FEW, 2), np.int32)
-        self.gates: Int32Array = np.empty((_FEW, 4), np.int32)
+        self.guards: Int32Array = np.empty((_FEW, 4), np.int32)
         self.accepting: npt.NDArray[np.bool_] = np.empty(_FEW, np.bool_)
         self.returns: Int32Array = np.full((4, 4), UNKNOWN, np.int32)
         self._members = [(1 << 256) - 1]  # of each class, as a set of bytes
@@ -84,7 +84,7 @@ class Tables:
         other = copy(self)
         num_states = self.num_states
         other.entries = self.entries[:num_states, : self.num_classes].copy()
-        other.symbols, other.gates = self.symbols[:num_states].copy(), self.gates[:num_states].copy()
+        other.symbols, other.guards = self.symbols[:num_states].copy(), self.guards[:num_states].copy()
         other.accepting = self.accepting[:num_states].copy()
         other.returns = self.returns[: max(self.num_symbols, 1), : max(self.num_results, 1)].copy()
         return other
@@ -92,15 +92,15 @@ class Tables:
     @property
     def nbytes(self) -> int:
         """The size of what is in use."""
-        used = self.num_classes * 4 + self.symbols.itemsize * 2 + self.gates.itemsize * 4 + 1
+        used = self.num_classes * 4 + self.symbols.itemsize * 2 + self.guards.itemsize * 4 + 1
         return self.num_states * used + self.num_symbols * self.num_results * 4 + 256
 
     def landing(self, state: int, char_count: int, item_count: int) -> int:
-        """The state that a gate stands for at these counts; other states stand for themselves."""
-        gates = self.gates
-        while (limit := gates.item(state, LIMIT)) >= 0:
-            count = char_count if gates.item(state, COUNTER) == CHARS else item_count
-            state = gates.item(state, AT if count >= limit else BELOW)
+        """The state that a guard stands for at these counts; other states stand for themselves."""
+        guards = self.guards
+        while (limit := guards.item(state, LIMIT)) >= 0:
+            count = char_count if guards.item(state, COUNTER) == CHARS else item_count
+            state = guards.item(state, AT if count >= limit else BELOW)
         return state
 
     def add_state(self, *, accepting: bool) -> int:
@@ -108,9 +108,9 @@ class Tables:
         number = self.num_states
         if number == len(self.entries):
             self.entries, self.symbols = _grown(self.entries, 2), _grown(self.symbols, 2)
-            self.gates, self.accepting = _grown(self.gates, 2), _grown(self.accepting, 2)
+            self.guards, self.accepting = _grown(self.guards, 2), _grown(self.accepting, 2)
         self.entries[number] = UNKNOWN
-        self.symbols[number] = self.gates[number] = -1
+        self.symbols[number] = self.guards[number] = -1
         self.accepting[number] = accepting
         self.num_states += 1
         self.version += 1

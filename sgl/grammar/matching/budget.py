@@ -1,8 +1,8 @@
 """Masks near the end of a token budget: they keep what still leads to a complete document.
 
-A token is kept if a short way to the end behind it (`finish.py`) takes no more tokens than are left. That way is one of
-the document's own, so a document that could be finished before a kept token can be finished behind it, and one that is
-kept to its budget from the start is always finished, unless even its shortest text needs more tokens.
+A token is kept if a short way to the end behind it (`shortest_end.py`) takes no more tokens than are left. That way is
+one of the document's own, so a document that could be finished before a kept token can be finished behind it, and one
+that is kept to its budget from the start is always finished, unless even its shortest text needs more tokens.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import GrammarTooLarge
-from sgl.grammar.automaton.finish import Finish
 from sgl.grammar.automaton.place import Place, start_of
 from sgl.grammar.automaton.pushdown import Automaton
-from sgl.grammar.matching.notes import follow, suspects, used_texts
+from sgl.grammar.automaton.shortest_end import ShortestEnds
+from sgl.grammar.matching.unique_texts import follow, suspects, used_texts
 from sgl.grammar.matching.walk import Walker
 from sgl.grammar.matching.walk_plan import Mask
 from sgl.grammar.matching.word_walk import walk_words
@@ -51,7 +51,7 @@ class Budget:
     def __init__(self, automaton: Automaton, vocabulary: Vocabulary) -> None:
         self.automaton = automaton
         self.vocabulary = vocabulary
-        self.finish = Finish(automaton)
+        self.finish = ShortestEnds(automaton)
         self.walks = 0
         """How many walks told ways, for measurements."""
         self._walker = Walker(automaton, vocabulary)
@@ -121,7 +121,9 @@ class Budget:
         if mask.growth is None:
             need = self.need(place)
             grown = max((text.size - need for text in self._ways_from(place)[1] if text is not None), default=0)
-            if self.automaton.has_notes:  # other keys may have to be longer, one byte for all that came before
+            if (
+                self.automaton.has_unique_texts
+            ):  # other keys may have to be longer, one byte for all that came before
                 return grown + 16 + len(used_texts(place))
             frame = place.stack
             while frame is not None:
@@ -181,7 +183,7 @@ class Budget:
         mask = self._walker.walk(place, grouped=True)
         group_of, firsts = mask.group_of, dict(enumerate(mask.firsts))
         assert group_of is not None
-        if automaton.has_notes:
+        if automaton.has_unique_texts:
             for token in suspects(automaton, vocabulary, place):  # they may be forbidden alone
                 if group_of[token] >= 0:
                     mask.add_group(np.array([token]))
@@ -191,10 +193,10 @@ class Budget:
         for number, first in firsts.items():
             end = follow(automaton, place, vocabulary.token_bytes[first]) if number >= 0 else None
             if end is None:
-                group_of[group_of == number] = -1  # notes forbid it
+                group_of[group_of == number] = -1  # a text would come twice
                 continue
             texts[number] = self.finish.end(end)
-            if end.notes != place.notes:
+            if end.seen_texts != place.seen_texts:
                 group_of[first] = len(texts)
                 texts.append(texts[number])
                 texts[number] = None

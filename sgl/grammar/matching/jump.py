@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sgl.grammar.automaton.closure import Closed
+from sgl.grammar.automaton.finished import FinishedAutomaton
 from sgl.grammar.automaton.place import Place
 from sgl.grammar.matching.protocol import TokenMatcher
 from sgl.grammar.vocabulary.tokens import Vocabulary
@@ -86,13 +86,13 @@ def jump(vocabulary: Vocabulary, foreseen: Foreseen, ids: Sequence[int]) -> Jump
     return Jump(kept)
 
 
-class ClosedRuns:
-    """As `foresee`, from places in a closed automaton and as far as tokens are certain. Remembers what it found:
+class ForcedTexts:
+    """As `foresee`, from places in a finished automaton and as far as tokens are certain. Remembers what it found:
     requests under one schema stand in the same places."""
 
-    def __init__(self, closed: Closed, vocabulary: Vocabulary) -> None:
+    def __init__(self, finished: FinishedAutomaton, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._closed = closed
+        self._automaton = finished
         self._runs: dict[Place, bytes] = {}
 
     def foresee(self, place: Place, output_ids: Sequence[int]) -> Foreseen | None:
@@ -100,8 +100,8 @@ class ClosedRuns:
         if place not in self._runs:
             if len(self._runs) >= _KNOWN_RUNS:
                 self._runs.clear()
-            forced, end = self._closed.run(place)
-            self._runs[place] = forced[: _seam(forced, self._closed.next_bytes(end), self._vocabulary)]
+            forced, end = self._automaton.run(place)
+            self._runs[place] = forced[: _seam(forced, self._automaton.next_bytes(end), self._vocabulary)]
         forced = self._runs[place]
         return _in_context(output_ids, forced, len(forced), self._vocabulary) if forced else None
 

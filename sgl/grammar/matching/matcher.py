@@ -15,7 +15,7 @@ from sgl.grammar.automaton.place import Place, start_of
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.matching.budget import FAR, Budget
 from sgl.grammar.matching.masks import MaskCache
-from sgl.grammar.matching.notes import follow, hold_back
+from sgl.grammar.matching.unique_texts import follow, hold_back
 from sgl.grammar.matching.walk_plan import Mask
 from sgl.grammar.vocabulary.tokens import Vocabulary
 
@@ -102,7 +102,7 @@ class Matcher:
         mask = self._masks.find(self._place)
         if remaining is not None and remaining > FAR:
             remaining = None
-        if not self._automaton.has_notes and (remaining is None or self._has_room(mask, remaining)):
+        if not self._automaton.has_unique_texts and (remaining is None or self._has_room(mask, remaining)):
             return mask.row
         with self._masks.in_time():
             row = hold_back(self._automaton, self._vocabulary, self._place, mask.row)
@@ -117,7 +117,7 @@ class Matcher:
 
     def _kept_to(self, remaining: int, mask: Mask, row: Int32Array) -> Int32Array:
         budget = self._budget
-        if not self._automaton.has_notes and budget.most_behind(mask, self._place) < remaining:
+        if not self._automaton.has_unique_texts and budget.most_behind(mask, self._place) < remaining:
             self._growth = None
             return row
         growth = budget.growth(mask, self._place)

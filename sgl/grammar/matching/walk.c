@@ -16,7 +16,7 @@ typedef struct { int32_t below, symbol, items, items_source, child, sibling; } F
 typedef struct { int32_t top, chars, items, token, next; } Group;
 
 typedef struct {
-    const int32_t *entries, *symbols, *gates, *returns;
+    const int32_t *entries, *symbols, *guards, *returns;
     const uint8_t *classes;
     int64_t width, results;
     const Node *nodes, *rest;
@@ -41,9 +41,9 @@ typedef struct {
     int64_t state, symbol, result; /* what is asked for */
 } Walk;
 
-/* The state that a gate stands for; notes for which counts at the place that is so. */
+/* The state that a guard stands for; notes for which counts at the place that is so. */
 static int32_t land(Walk *w, const At *a, int32_t state) {
-    for (const int32_t *g; (g = w->gates + 4 * (int64_t)state)[0] >= 0;) {
+    for (const int32_t *g; (g = w->guards + 4 * (int64_t)state)[0] >= 0;) {
         int64_t count = g[1] ? a->items : a->chars;
         int is_at = count >= g[0], source = g[1] ? a->items_source : a->chars_source;
         if (source != FIXED) {

@@ -49,7 +49,7 @@ class _Walk(ctypes.Structure):
     _fields_ = [
         (name, kind)
         for kind, names in (
-            (_POINTER, "entries symbols gates returns classes"),
+            (_POINTER, "entries symbols guards returns classes"),
             (_LONG, "width results"),
             (_POINTER, "nodes rest plain_before rest_of plain_tokens plain row_of rows starts regions stack"),
             (_LONG, "words num_starts num_regions num_stack chars items"),
@@ -162,7 +162,7 @@ class Walker:
         )
 
     def _point_to(self, tables: Tables) -> None:
-        self._keep(entries=tables.entries, symbols=tables.symbols, gates=tables.gates, returns=tables.returns)
+        self._keep(entries=tables.entries, symbols=tables.symbols, guards=tables.guards, returns=tables.returns)
         self._keep(classes=tables.classes)
         self._fields.width, self._fields.results = tables.entries.shape[1], tables.returns.shape[1]
         self._grow("seen", len(tables.entries))

@@ -114,23 +114,23 @@ class Reference:
         lane[_TOP], lane[_ITEMS], lane[_ITEMS_SOURCE] = top, items, source
 
     def _land(self, lanes: Int64Array) -> None:
-        """Go on from gates to the states that they stand for, and note at which counts they do."""
-        gates = self.automaton.tables.gates
-        waiting = np.flatnonzero(gates[lanes[:, _STATE], tables.LIMIT] >= 0)
+        """Go on from guards to the states that they stand for, and note at which counts they do."""
+        guards = self.automaton.tables.guards
+        waiting = np.flatnonzero(guards[lanes[:, _STATE], tables.LIMIT] >= 0)
         while len(waiting):
-            gate = gates[lanes[waiting, _STATE]].astype(np.int64)
-            of_chars = gate[:, tables.COUNTER] == tables.CHARS
+            guard = guards[lanes[waiting, _STATE]].astype(np.int64)
+            of_chars = guard[:, tables.COUNTER] == tables.CHARS
             count = np.where(of_chars, lanes[waiting, _CHARS], lanes[waiting, _ITEMS])
             source = np.where(of_chars, lanes[waiting, _CHARS_SOURCE], lanes[waiting, _ITEMS_SOURCE])
-            is_at = count >= gate[:, tables.LIMIT]
-            turns = np.stack([gate[:, tables.LIMIT] - count, of_chars, source, is_at], axis=1)[source != _FIXED]
+            is_at = count >= guard[:, tables.LIMIT]
+            turns = np.stack([guard[:, tables.LIMIT] - count, of_chars, source, is_at], axis=1)[source != _FIXED]
             for left, counts_chars, number, was_at in np.unique(turns, axis=0).tolist():
                 self._bound(bool(counts_chars), number, left, was_at=bool(was_at))
-            lanes[waiting, _STATE] = np.where(is_at, gate[:, tables.AT], gate[:, tables.BELOW])
-            waiting = waiting[gates[lanes[waiting, _STATE], tables.LIMIT] >= 0]
+            lanes[waiting, _STATE] = np.where(is_at, guard[:, tables.AT], guard[:, tables.BELOW])
+            waiting = waiting[guards[lanes[waiting, _STATE], tables.LIMIT] >= 0]
 
     def _bound(self, of_chars: bool, source: int, left: int, *, was_at: bool) -> None:
-        """A gate turns at `left` more than the count at the place."""
+        """A guard turns at `left` more than the count at the place."""
         place = self.place
         items = self.own[source - 1].item_count if source else place.item_count
         turn = left + (place.char_count if of_chars else items)

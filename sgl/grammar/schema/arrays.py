@@ -227,7 +227,7 @@ class Resolver:
             high = lower_of(high, available if available < ENOUGH_TEXTS else None)
         if high is None or conjunct.low <= high:
             distinct = None if values is None else tuple(map(self.schema_of, values))
-            yield Array((), self.schema_of(rest), conjunct.low, high, distinct=distinct, noted=texts)
+            yield Array((), self.schema_of(rest), conjunct.low, high, distinct=distinct, unique=texts)
 
     def _distinct_tuples(
         self, conjunct: ArrayConjunct, prefix: tuple[Formula, ...], rest: Formula

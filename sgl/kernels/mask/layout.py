@@ -5,8 +5,8 @@ leads from state s to `e = entries[s, classes[byte]]`: negative where it is not 
 above it. PUSH_BIT pushes (infos[s, 4 or 5], item count) for `{` or `[` and sets the item count to 0. POP_BIT
 pops (symbol, count): the next state is returns[symbol, e & TARGET_MASK], the item count is count. Otherwise the bits
 from OPERATION_SHIFT on say: 1 one more character, 2 the character count starts at 0, 4 one more item. Where the next
-state has GATE_BIT, it is a gate, which stands for infos[gate, 3] if its counter has reached its limit, else for
-infos[gate, 2]; those may be gates again.
+state has GUARD_BIT, it is a guard, which stands for infos[guard, 3] if its counter has reached its limit, else for
+infos[guard, 2]; those may be guards again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TARGET_MASK = (1 << 24) - 1
 PUSH_BIT = 1 << 24
 POP_BIT = 1 << 25
 OPERATION_SHIFT = 26
-GATE_BIT = 1 << 29
+GUARD_BIT = 1 << 29
 
 MAX_SYMBOLS = 1 << 16
 """More symbols than this in one grammar do not fit the register that frames are opened in."""
@@ -62,7 +62,7 @@ class AutomatonTensors:
     entries: torch.Tensor  # int32 [S, C]
     classes: torch.Tensor  # int32 [256] the column of each byte
     infos: torch.Tensor
-    """int32 [S, 8]: limit of a gate (-1: it is none), its counter (0 characters, 1 items), where it leads below and
+    """int32 [S, 8]: limit of a guard (-1: it is none), its counter (0 characters, 1 items), where it leads below and
     at the limit; symbols pushed by `{` and `[`; up to how many characters plain ones keep the state alive (-1: they do
     not); whether the text may end."""
     returns: torch.Tensor  # int32 [symbols, results]

@@ -9,7 +9,7 @@ import torch
 
 from sgl.kernels.mask.layout import (
     DEAD,
-    GATE_BIT,
+    GUARD_BIT,
     MAX_OPEN,
     MAX_SAVED,
     OPERATION_SHIFT,
@@ -80,13 +80,13 @@ class _Lanes:
         entries = self.automaton.entries[self.states[lanes], columns].long()
         is_alive = entries >= 0
         is_push, is_pop = is_alive & (entries & PUSH_BIT > 0), is_alive & (entries & POP_BIT > 0)
-        following = torch.where(is_alive, entries & (TARGET_MASK | GATE_BIT), entries)
+        following = torch.where(is_alive, entries & (TARGET_MASK | GUARD_BIT), entries)
         self._push(lanes[is_push], bytes_, following, is_push)
         following[is_pop] = self._pop(lanes[is_pop], entries[is_pop] & TARGET_MASK)
         operations = torch.where(is_alive, entries >> OPERATION_SHIFT & 7, 0)
         self.chars[lanes] = torch.where(operations & 2 > 0, 0, self.chars[lanes]) + (operations & 1)
         self.items[lanes] += operations >> 2
-        self.states[lanes] = self._open_gates(lanes, following)
+        self.states[lanes] = self._split_guards(lanes, following)
 
     def _push(
         self, lanes: torch.Tensor, bytes_: torch.Tensor, following: torch.Tensor, is_push: torch.Tensor
@@ -115,12 +115,12 @@ class _Lanes:
         behind = self.automaton.returns[frames[:, 0], results].long()
         return torch.where(is_own | (under >= 0), behind, DEAD)
 
-    def _open_gates(self, lanes: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    def _split_guards(self, lanes: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         while True:
-            is_gate = (following >= 0) & (following & GATE_BIT > 0)
-            if not is_gate.any():
+            is_guard = (following >= 0) & (following & GUARD_BIT > 0)
+            if not is_guard.any():
                 return following
-            gates = self.automaton.infos[following[is_gate] & TARGET_MASK].long()
-            here = lanes[is_gate]
-            counts = torch.where(gates[:, 1] == 0, self.chars[here], self.items[here])
-            following[is_gate] = torch.where(counts >= gates[:, 0], gates[:, 3], gates[:, 2])
+            guards = self.automaton.infos[following[is_guard] & TARGET_MASK].long()
+            here = lanes[is_guard]
+            counts = torch.where(guards[:, 1] == 0, self.chars[here], self.items[here])
+            following[is_guard] = torch.where(counts >= guards[:, 0], guards[:, 3], guards[:, 2])

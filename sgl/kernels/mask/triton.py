@@ -27,7 +27,7 @@ TARGET_MASK = tl.constexpr(layout.TARGET_MASK)
 PUSH_BIT = tl.constexpr(layout.PUSH_BIT)
 POP_BIT = tl.constexpr(layout.POP_BIT)
 OPERATION_SHIFT = tl.constexpr(layout.OPERATION_SHIFT)
-GATE_BIT = tl.constexpr(layout.GATE_BIT)
+GUARD_BIT = tl.constexpr(layout.GUARD_BIT)
 MAX_OPEN = tl.constexpr(layout.MAX_OPEN)
 MAX_SAVED = tl.constexpr(layout.MAX_SAVED)
 ENDLESS = tl.constexpr(layout.ENDLESS)
@@ -277,7 +277,7 @@ def _follow(
     _, infos, returns, _, _, num_results = automaton
     state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed = lanes
     room = entry * 0
-    following = tl.where(entry < 0, entry, entry & (TARGET_MASK | GATE_BIT))
+    following = tl.where(entry < 0, entry, entry & (TARGET_MASK | GUARD_BIT))
     if has_stacks:
         is_push = (entry >= 0) & ((entry & PUSH_BIT) != 0)
         is_pop = (entry >= 0) & ((entry & POP_BIT) != 0)
@@ -308,16 +308,16 @@ def _follow(
         operation = tl.where(entry < 0, 0, (entry >> OPERATION_SHIFT) & 7)
         chars = tl.where((operation & 2) > 0, 0, chars) + (operation & 1)
         items += operation >> 2
-        is_gate = is_active & (following >= 0) & ((following & GATE_BIT) != 0)
-        while tl.max(is_gate.to(tl.int32), 0) > 0:
+        is_guard = is_active & (following >= 0) & ((following & GUARD_BIT) != 0)
+        while tl.max(is_guard.to(tl.int32), 0) > 0:
             info = infos + (following & TARGET_MASK) * INFOS
-            limit = tl.load(info, mask=is_gate, other=0)
-            counts_chars = tl.load(info + 1, mask=is_gate, other=0) == 0
+            limit = tl.load(info, mask=is_guard, other=0)
+            counts_chars = tl.load(info + 1, mask=is_guard, other=0) == 0
             is_at = tl.where(counts_chars, chars, items) >= limit
-            opened = tl.load(info + 2 + is_at.to(tl.int32), mask=is_gate, other=DEAD)
-            only_counts = is_gate & (operation == 1) & (opened == state)
+            opened = tl.load(info + 2 + is_at.to(tl.int32), mask=is_guard, other=DEAD)
+            only_counts = is_guard & (operation == 1) & (opened == state)
             room = tl.where(only_counts & (is_at == 0), limit - 1 - chars, room)
-            following = tl.where(is_gate, opened, following)
-            is_gate = is_gate & (following >= 0) & ((following & GATE_BIT) != 0)
+            following = tl.where(is_guard, opened, following)
+            is_guard = is_guard & (following >= 0) & ((following & GUARD_BIT) != 0)
     state = tl.where(is_active, following, state)
     return (state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed), room

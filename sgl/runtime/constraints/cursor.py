@@ -1,6 +1,6 @@
 """Where one output stands in its constraint, for a runtime: what may come next, and what follows for certain.
 
-Two kinds: one asks a matcher, which works masks out itself; one walks a closed automaton and leaves masks to whoever
+Two kinds: one asks a matcher, which works masks out itself; one walks a finished automaton and leaves masks to whoever
 holds its arrays, until the token budget comes near.
 """
 
@@ -16,11 +16,11 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton.closure import MAX_DEPTH, Closed, Standing
+from sgl.grammar.automaton.finished import MAX_DEPTH, FinishedAutomaton, Standing
 from sgl.grammar.automaton.place import advance
 from sgl.grammar.compiler import Grammar
 from sgl.grammar.matching.budget import FAR
-from sgl.grammar.matching.jump import ClosedRuns, Foreseen, Jump, foresee, jump
+from sgl.grammar.matching.jump import ForcedTexts, Foreseen, Jump, foresee, jump
 from sgl.grammar.matching.masks import without
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import check_time, collection_time, time_limit
@@ -140,20 +140,20 @@ class MatcherCursor:
             return not without(self._matcher.mask(), self._vocabulary.eos_ids).any()
 
 
-class ClosedGrammar:
-    """A constraint whose automaton is closed, over one vocabulary; what masks take on a host is made when asked for."""
+class FinishedGrammar:
+    """A constraint with a finished automaton over one vocabulary; what masks take on a host is made when asked for."""
 
-    def __init__(self, closed: Closed, vocabulary: Vocabulary, build: Callable[[], Grammar]) -> None:
-        self.closed = closed
+    def __init__(self, finished: FinishedAutomaton, vocabulary: Vocabulary, build: Callable[[], Grammar]) -> None:
+        self.automaton = finished
         self.vocabulary = vocabulary
-        self.runs = ClosedRuns(closed, vocabulary)
+        self.runs = ForcedTexts(finished, vocabulary)
         self._build = build
         self._grammar: Grammar | None = None
 
     @property
     def num_bytes(self) -> int:
         """Of its arrays, and of what masks took on the host."""
-        return self.closed.nbytes + (0 if self._grammar is None else self._grammar.num_bytes)
+        return self.automaton.nbytes + (0 if self._grammar is None else self._grammar.num_bytes)
 
     def grammar(self) -> Grammar:
         """The constraint for walks on the host; one thread may ask."""
@@ -165,21 +165,21 @@ class ClosedGrammar:
 _turns = itertools.count()
 
 
-class ClosedCursor:
-    """A cursor in a closed automaton. Where the stack is deep, or so few tokens may come that the text could be left
+class FinishedCursor:
+    """A cursor in a finished automaton. Where the stack is deep, or so few tokens may come that the text could be left
     without its end, it becomes a `MatcherCursor`: some a little earlier than they have to, so that those that began
     together do not all read their texts again within one step."""
 
-    def __init__(self, grammar: ClosedGrammar) -> None:
+    def __init__(self, grammar: FinishedGrammar) -> None:
         self._grammar = grammar
-        self._closed = grammar.closed
+        self._automaton = grammar.automaton
         self._tokens = grammar.vocabulary.token_bytes
         self._eos_ids = grammar.vocabulary.eos_ids
         self._most_opened = grammar.vocabulary.most_opened
-        self._place = grammar.closed.start
+        self._place = grammar.automaton.start
         self._text = bytearray()
         self._margin = next(_turns) % _MOST_MARGIN
-        self._far = min(FAR, grammar.closed.most_needed)
+        self._far = min(FAR, grammar.automaton.most_needed)
         self._is_finished = False
         self._host: MatcherCursor | None = None
 
@@ -191,8 +191,8 @@ class ClosedCursor:
             while frame is not None:
                 depth, frame = depth + 1, frame.parent
             far = remaining - self._margin
-            if depth <= MAX_DEPTH and (far > self._far or far > self._closed.needed(self._place, opened)):
-                return Standing(self._closed, self._place)
+            if depth <= MAX_DEPTH and (far > self._far or far > self._automaton.needed(self._place, opened)):
+                return Standing(self._automaton, self._place)
             with time_limit(ALLOWANCE, thread_time, too_long=_TOO_LONG):
                 grammar = self._grammar.grammar()
             self._host = MatcherCursor(grammar, bytes(self._text))
@@ -203,7 +203,7 @@ class ClosedCursor:
         if self._host is not None and not self._host.accept(token_id):
             return False
         if token_id in self._eos_ids:
-            if self._is_finished or not self._closed.tables.accepting.item(self._place.state):
+            if self._is_finished or not self._automaton.tables.accepting.item(self._place.state):
                 return False
             self._is_finished = True
             return True
@@ -217,7 +217,7 @@ class ClosedCursor:
         return self._follow(b"".join([self._tokens[token_id] for token_id in token_ids]))
 
     def _follow(self, data: bytes) -> bool:
-        place = advance(self._closed, self._place, data)
+        place = advance(self._automaton, self._place, data)
         if place is None:
             return False
         self._place = place
@@ -226,7 +226,7 @@ class ClosedCursor:
 
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
         """See `Cursor`. Found in the automaton, where others found it before, also once a matcher finds the masks."""
-        if self._is_finished or self._closed.only_byte[self._place.state] < 0:
+        if self._is_finished or self._automaton.only_byte[self._place.state] < 0:
             return None
         return self._grammar.runs.foresee(self._place, output_ids)
 
@@ -237,7 +237,7 @@ class ClosedCursor:
             return self._host.within(found, remaining)
         if remaining is None or remaining - len(found.token_ids) > FAR:
             return found
-        return found if remaining > self._closed.needed(self._place, 1) else Jump([])  # one byte opens one frame
+        return found if remaining > self._automaton.needed(self._place, 1) else Jump([])  # one byte opens one frame
 
     def behind(self, draft: int) -> None:
         """See `Cursor`: nothing is drafted here."""
@@ -246,4 +246,4 @@ class ClosedCursor:
         """See `Cursor`."""
         if self._host is not None:
             return self._host.is_complete()
-        return self._is_finished or bool(self._closed.is_last[self._place.state])
+        return self._is_finished or bool(self._automaton.is_last[self._place.state])

@@ -15,28 +15,28 @@ import numpy as np
 
 from sgl.errors import GrammarError, InvalidRequest
 from sgl.grammar import Grammar, Vocabulary
-from sgl.grammar.automaton.closure import Standing, close
+from sgl.grammar.automaton.finished import Standing, finish
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.matching.jump import Encode, Foreseen, Jump, cut
 from sgl.machine_limits import num_processors
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import AdditionalProperties, GrammarBackend, JsonWhitespace
-from sgl.runtime.constraints.cursor import ClosedCursor, ClosedGrammar, Cursor, MatcherCursor
-from sgl.runtime.constraints.process import MAX_CLOSED_STATES
+from sgl.runtime.constraints.cursor import Cursor, FinishedCursor, FinishedGrammar, MatcherCursor
+from sgl.runtime.constraints.process import MAX_FINISHED_STATES
 from sgl.runtime.constraints.service import CompileService
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
 
-_MAX_CLOSERS = 14  # processes; each is a Python of its own
+_MAX_FINISHERS = 14  # processes; each is a Python of its own
 _KNOWN_TEXTS = 1 << 14  # whose tokens are kept: what follows for certain comes again
 
 
 class Guide:
     """Follows one request's output through its constraint, once that is compiled and `start` was called."""
 
-    def __init__(self, flight: Future[Grammar | ClosedGrammar], encode: Encode) -> None:
+    def __init__(self, flight: Future[Grammar | FinishedGrammar], encode: Encode) -> None:
         self.flight = flight
         self.encode = encode
         """The tokenizer's, the same for all guides of an engine."""
@@ -50,8 +50,8 @@ class Guide:
     def start(self) -> None:
         """Take up the grammar, for which it waits. Raises what compiling ended in."""
         grammar = self.flight.result()
-        if isinstance(grammar, ClosedGrammar):
-            self._cursor = ClosedCursor(grammar)
+        if isinstance(grammar, FinishedGrammar):
+            self._cursor = FinishedCursor(grammar)
         else:
             self._cursor = MatcherCursor(grammar)
 
@@ -147,7 +147,7 @@ class Constraints:
         is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
         """deadline: seconds that compiling may take. on_device: masks are walked by the runner, in automata that are
-        closed. is_launching: see `ModelRunner`."""
+        finished. is_launching: see `ModelRunner`."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
@@ -155,7 +155,7 @@ class Constraints:
         self._additional_properties = additional_properties
         self._backend: GrammarBackend = backend
         self._deadline = deadline
-        self._num_closers = min(_MAX_CLOSERS, max(1, num_processors() - 2)) if on_device else 0
+        self._num_finishers = min(_MAX_FINISHERS, max(1, num_processors() - 2)) if on_device else 0
         self._is_launching = is_launching
         self._service: CompileService | None = None
         self._lock = threading.Lock()
@@ -171,16 +171,16 @@ class Constraints:
         grammar = compile_grammar(json_schema=True, vocabulary=service.vocabulary)
         assert grammar.automaton is not None, "it was made from a schema"
         grammar.matcher().mask(remaining=1)
-        closed = close(grammar.automaton, MAX_CLOSED_STATES)
-        assert closed is not None, "any JSON has few states"
-        return service.vocabulary, Standing(closed, closed.start)
+        finished = finish(grammar.automaton, MAX_FINISHED_STATES)
+        assert finished is not None, "any JSON has few states"
+        return service.vocabulary, Standing(finished, finished.start)
 
     def guides(self, params: SamplingParams) -> list[Guide | None]:
         """What guides each of a request's n samples; None where it is free. Raises as `announce`."""
         flight = self.announce(params)
         return [None if flight is None else Guide(flight, self._encode) for _ in range(params.n)]
 
-    def announce(self, params: SamplingParams) -> Future[Grammar | ClosedGrammar] | None:
+    def announce(self, params: SamplingParams) -> Future[Grammar | FinishedGrammar] | None:
         """Compile the constraint of a request, unless that is done or under way; None if it has none. The future raises
         GrammarError for one that cannot be compiled. Raises InvalidRequest without a tokenizer."""
         if params.constraint is None:
@@ -196,9 +196,9 @@ class Constraints:
         )
         return self._started().submit(constraint)
 
-    def _prepare(self, grammar: ClosedGrammar) -> None:
+    def _prepare(self, grammar: FinishedGrammar) -> None:
         """Find how all of its texts begin: many requests would look for that within one step."""
-        cursor = ClosedCursor(grammar)
+        cursor = FinishedCursor(grammar)
         if (foreseen := cursor.foresee([])) is not None:
             [ids] = cut([foreseen], self._encode)
             cursor.forced(foreseen, ids)
@@ -225,7 +225,7 @@ class Constraints:
                 self._service = CompileService(
                     vocabulary,
                     deadline=self._deadline,
-                    num_closers=self._num_closers,
+                    num_finishers=self._num_finishers,
                     prepare=self._prepare,
                     is_launching=self._is_launching,
                 )

@@ -1,7 +1,7 @@
 """Processes that work on constraints: what a thread cannot be stopped in, and what would hold up other threads.
 
 Hostile constraints outlast any check of the time, inside C code or by the memory they take: a process is killed. The
-same processes close automata (`closure.py`), several side by side.
+same processes finish automata (`finished.py`), several side by side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from sgl.errors import GrammarError, GrammarTooLarge
-from sgl.grammar.automaton.closure import Closed, close
+from sgl.grammar.automaton.finished import FinishedAutomaton, finish
 from sgl.grammar.compiler import Constraint, Grammar, build
 from sgl.grammar.matching.budget import FAR
 from sgl.grammar.vocabulary.tokens import Vocabulary
@@ -38,9 +38,9 @@ _MORE_BYTES = 768 << 20
 """Address space that a process may take beyond what it has with its vocabulary: what came through is built once more
 in the engine's process."""
 _NICER = 10  # than the engine, while a constraint is tried
-MAX_CLOSED_STATES = 5000
-"""Larger automata are not closed: that takes longer than anybody waits, and their arrays too much room."""
-_CLOSING_SECONDS = 1.0
+MAX_FINISHED_STATES = 5000
+"""Larger automata are not finished: that takes longer than anybody waits, and their arrays too much room."""
+_FINISHING_SECONDS = 1.0
 _ANSWER_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _COLLECT_AFTER, _COLLECT_ANYWAY = 32, 128  # constraints: garbage of them is looked for while idle, and in any case
@@ -93,7 +93,7 @@ class NotToBlame(Exception):
 
 
 class GrammarProcess:
-    """Works on one constraint at a time; started when it is first needed. It tries them with a vocabulary, or closes
+    """Works on one constraint at a time; started when it is first needed. It tries them with a vocabulary, or finishes
     their automata without one. What one leaves behind fails no other: a process that has run out of memory, or has
     used up half of its own, ends, and only one that had just started is to blame for its end."""
 
@@ -115,7 +115,7 @@ class GrammarProcess:
         with contextlib.suppress(EOFError):
             self._started()
 
-    def run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
+    def run(self, constraint: Constraint, until: float, deadline: float) -> FinishedAutomaton | None:
         """`ask`, and wait for the answer; threads take turns. Raises OutOfTime too, and kills it, where that is not
         there by `until`, in monotonic seconds, or as much later as it became ready."""
         if not self._turn.acquire(timeout=max(until - monotonic(), 0.0)):
@@ -127,7 +127,7 @@ class GrammarProcess:
         finally:
             self._turn.release()
 
-    def _run(self, constraint: Constraint, until: float, deadline: float) -> Closed | None:
+    def _run(self, constraint: Constraint, until: float, deadline: float) -> FinishedAutomaton | None:
         seconds = max(until - monotonic(), 0.0)
         channel = self.ask(constraint, seconds)
         with selectors.DefaultSelector() as selector:
@@ -156,11 +156,11 @@ class GrammarProcess:
         """When what was asked last has taken so long, in monotonic seconds; a process that still starts has longer."""
         return self._begun + seconds + (0.0 if self._is_ready else _START_SECONDS)
 
-    def answer(self, deadline: float) -> Callable[[], Closed | None] | None:
-        """A callable that returns the closed automaton, or None if that was too large or the constraint was only to be
-        tried, and raises the GrammarError that it ended in, or OutOfTime where the process itself noticed the deadline.
-        None as long as there is no answer. Never waits. If the process has died, raises GrammarTooLarge where the
-        constraint was its first, and NotToBlame otherwise."""
+    def answer(self, deadline: float) -> Callable[[], FinishedAutomaton | None] | None:
+        """A callable that returns the finished automaton, or None if that was too large or the constraint was only to
+        be tried, and raises the GrammarError that it ended in, or OutOfTime where the process noticed the deadline
+        itself. None as long as there is no answer. Never waits. If the process has died, raises GrammarTooLarge where
+        the constraint was its first, and NotToBlame otherwise."""
         channel = self._channel
         try:
             if channel is None:
@@ -195,7 +195,7 @@ class GrammarProcess:
                 ours.setblocking(False)
                 # An answer in few pieces, so that reading it takes few turns of the interpreter's lock
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
-                # A trial may be hostile; what is closed is waited for.
+                # A trial may be hostile; what is finished is waited for.
                 nicer = 0 if self.vocabulary is None else _NICER
                 numbers = f"{theirs.fileno()}, {nicer}, {self._more_bytes}"
                 arguments = command(f"from {__name__} import serve; serve({numbers})")
@@ -212,8 +212,8 @@ def _too_much_memory() -> GrammarTooLarge:
     return GrammarTooLarge("compiling the grammar took too much memory", states=0, limit=0)
 
 
-def _found(received: Callable[[], Any], deadline: float) -> Closed | None:
-    answer: Closed | GrammarError | None = received()
+def _found(received: Callable[[], Any], deadline: float) -> FinishedAutomaton | None:
+    answer: FinishedAutomaton | GrammarError | None = received()
     if isinstance(answer, OutOfTime):
         raise OutOfTime(deadline)
     if isinstance(answer, GrammarError):
@@ -288,13 +288,13 @@ def _answer_all(channel: Channel, memory: _Memory) -> None:
         constraint, seconds = _next(channel)
         num_since += 1
         is_out = False
-        answer: Closed | GrammarError | None = None
+        answer: FinishedAutomaton | GrammarError | None = None
         try:
             with time_limit(seconds):
                 if vocabulary is not None:
                     with_first_mask(constraint, vocabulary)
                 else:
-                    answer = _closed(build(constraint, _BYTES))
+                    answer = _finished(build(constraint, _BYTES))
         except MemoryError:
             is_out = True
             answer = _too_much_memory()
@@ -327,11 +327,11 @@ def with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
     return grammar
 
 
-def _closed(grammar: Grammar) -> Closed | None:
+def _finished(grammar: Grammar) -> FinishedAutomaton | None:
     if grammar.automaton is None:
         return None
     try:
-        with time_limit(_CLOSING_SECONDS):
-            return close(grammar.automaton, MAX_CLOSED_STATES)
+        with time_limit(_FINISHING_SECONDS):
+            return finish(grammar.automaton, MAX_FINISHED_STATES)
     except GrammarTooLarge:
         return None

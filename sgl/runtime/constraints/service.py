@@ -6,7 +6,7 @@ inside C code or bounds memory. So what is not done within a moment, and what is
 (`process.py`); only what came through there is compiled here. A trial of more than a second is given up and begun again
 in another process, behind others that take as long: a few hostile constraints hold up each other, and nobody else.
 
-For walks that cannot stop to ask for more, all of an automaton is worked out, in processes as well (`closers.py`).
+For walks that cannot stop to ask for more, all of an automaton is worked out, in processes as well (`finishers.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from functools import partial
 from time import monotonic, thread_time
 
 from sgl.errors import EngineDead, GrammarError
-from sgl.grammar.automaton.closure import MAX_OPENED, Closed
+from sgl.grammar.automaton.finished import MAX_OPENED, FinishedAutomaton
 from sgl.grammar.compiler import Constraint, Grammar, build, can_be_stopped
 from sgl.grammar.vocabulary.tokens import Vocabulary
-from sgl.runtime.constraints.closers import Answer, Closers
-from sgl.runtime.constraints.cursor import ClosedGrammar
+from sgl.runtime.constraints.cursor import FinishedGrammar
+from sgl.runtime.constraints.finishers import Answer, Finishers
 from sgl.runtime.constraints.process import GrammarProcess, with_first_mask
 from sgl.time_limit import OutOfTime, resting, time_limit
 
@@ -38,7 +38,7 @@ _LOOKS = 16  # new constraints, between two looks at how large all grammars are
 MAX_BYTES = 256 << 20
 """Of all grammars that the service keeps, as far as they are known to have."""
 
-Flight = Future[Grammar | ClosedGrammar]
+Flight = Future[Grammar | FinishedGrammar]
 
 
 class CompileService:
@@ -53,16 +53,16 @@ class CompileService:
         max_grammars: int = 512,
         failures_kept: float = 60.0,
         num_threads: int = 2,
-        num_closers: int = 0,
+        num_finishers: int = 0,
         patience: float = 0.1,
-        prepare: Callable[[ClosedGrammar], None] = lambda _: None,
+        prepare: Callable[[FinishedGrammar], None] = lambda _: None,
         is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
         """Seconds: `deadline` for one constraint, `moment` of CPU time that it may take in a thread before it is
-        tried in a process, `failures_kept` for which a failure is remembered. With `num_closers`, so many processes
-        close automata, and grammars that are small enough come as ClosedGrammar; where that takes longer than
+        tried in a process, `failures_kept` for which a failure is remembered. With `num_finishers`, so many processes
+        finish automata, and grammars that are small enough come as FinishedGrammar; where that takes longer than
         `patience`, only to those who ask later. `prepare` is called with each of these before anybody has it.
-        is_launching: see `Closers`."""
+        is_launching: see `Finishers`."""
         self.vocabulary = vocabulary
         self.deadline = deadline
         self.moment = moment
@@ -81,14 +81,16 @@ class CompileService:
         self._long_trials = ThreadPoolExecutor(1, "grammar-long-trial")
         self._short_trial, self._trial = GrammarProcess(vocabulary), GrammarProcess(vocabulary)
         fits = vocabulary.is_byte_complete and vocabulary.most_opened <= MAX_OPENED
-        self._closers: Closers | None = None
-        if num_closers > 0 and fits:
-            self._closers = Closers(num_closers, deadline=deadline, patience=patience, is_launching=is_launching)
+        self._finishers: Finishers | None = None
+        if num_finishers > 0 and fits:
+            self._finishers = Finishers(
+                num_finishers, deadline=deadline, patience=patience, is_launching=is_launching
+            )
             # Its thread keeps it in use; so would this, and with it who waits and who launches, if it were not called
-            self._end_closers = weakref.finalize(self, self._closers.close)
+            self._end_finishers = weakref.finalize(self, self._finishers.close)
 
     def submit(self, constraint: Constraint) -> Flight:
-        """The grammar, closed or its first mask worked out; the same future for the same constraint.
+        """The grammar, finished or its first mask worked out; the same future for the same constraint.
 
         Ends in GrammarTooLarge past the deadline, which counts from when a thread or a process of the service takes it
         up, and in EngineDead once the service is closed.
@@ -112,7 +114,7 @@ class CompileService:
 
     def _make_room(self) -> None:
         """Forget what was asked for least recently, beyond `max_grammars` or MAX_BYTES. Bytes are added up at times: a
-        look at each grammar for each new one would take longer than closing it."""
+        look at each grammar for each new one would take longer than finishing it."""
         self._num_new += 1
         if self._num_new % _LOOKS == 0:
             self._forget_large()
@@ -141,22 +143,22 @@ class CompileService:
             threads.shutdown(wait=False, cancel_futures=True)
         for trial in (self._short_trial, self._trial):
             trial.kill()
-        if self._closers is not None:
-            self._end_closers()
+        if self._finishers is not None:
+            self._end_finishers()
 
     def start(self) -> None:
-        """Start the processes that close automata, which would otherwise start when they are first needed."""
-        if self._closers is not None:
-            self._closers.start()
+        """Start the processes that finish automata, which would otherwise start when they are first needed."""
+        if self._finishers is not None:
+            self._finishers.start()
 
     def _take_off(self, flight: Flight, constraint: Constraint) -> None:
-        if self._closers is None:
+        if self._finishers is None:
             self._threads.submit(self._compile, flight, constraint)
         else:
-            ended = partial(self._closing_ended, flight, constraint)
-            self._closers.close_automaton(constraint, ended, partial(self._closing_came_late, constraint))
+            ended = partial(self._finishing_ended, flight, constraint)
+            self._finishers.finish(constraint, ended, partial(self._finishing_came_late, constraint))
 
-    def _closing_ended(self, flight: Flight, constraint: Constraint, answer: Answer) -> None:
+    def _finishing_ended(self, flight: Flight, constraint: Constraint, answer: Answer) -> None:
         if answer is None:
             try:
                 self._threads.submit(self._compile, flight, constraint)
@@ -165,19 +167,19 @@ class CompileService:
         else:
             self._land(flight, constraint, lambda: self._with(answer, constraint))
 
-    def _closing_came_late(self, constraint: Constraint, answer: Answer) -> None:
+    def _finishing_came_late(self, constraint: Constraint, answer: Answer) -> None:
         with self._lock:
             flight = self._flights.get(constraint)
         # What the constraint's own flight ends in is what counts: it may end after this.
-        if isinstance(answer, Closed) and flight is not None:
+        if isinstance(answer, FinishedAutomaton) and flight is not None:
             flight.add_done_callback(partial(self._replace, constraint, answer))
 
-    def _replace(self, constraint: Constraint, closed: Closed, flight: Flight) -> None:
-        """Hand out the closed automaton to those who ask from now on."""
+    def _replace(self, constraint: Constraint, finished: FinishedAutomaton, flight: Flight) -> None:
+        """Hand out the finished automaton to those who ask from now on."""
         if flight.exception() is not None:
             return
         later: Flight = Future()
-        later.set_result(self._with(closed, constraint))
+        later.set_result(self._with(finished, constraint))
         with self._lock:
             if self._flights.get(constraint) is flight:
                 self._flights[constraint] = later
@@ -246,7 +248,9 @@ class CompileService:
 
         self._land(flight, constraint, fail)
 
-    def _land(self, flight: Flight, constraint: Constraint, grammar: Callable[[], Grammar | ClosedGrammar]) -> None:
+    def _land(
+        self, flight: Flight, constraint: Constraint, grammar: Callable[[], Grammar | FinishedGrammar]
+    ) -> None:
         with contextlib.suppress(InvalidStateError):  # closed meanwhile
             try:
                 found = grammar()
@@ -260,10 +264,10 @@ class CompileService:
         with self._lock:
             self._under_way.discard(flight)
 
-    def _with(self, closed: Closed | BaseException, constraint: Constraint) -> ClosedGrammar:
-        if isinstance(closed, BaseException):
-            raise closed
-        grammar = ClosedGrammar(closed, self.vocabulary, lambda: build(constraint, self.vocabulary))
+    def _with(self, finished: FinishedAutomaton | BaseException, constraint: Constraint) -> FinishedGrammar:
+        if isinstance(finished, BaseException):
+            raise finished
+        grammar = FinishedGrammar(finished, self.vocabulary, lambda: build(constraint, self.vocabulary))
         try:
             self._prepare(grammar)
         except Exception:  # it was only to save time later

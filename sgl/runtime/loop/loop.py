@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
-from sgl.grammar.automaton.closure import Standing
+from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.matching.jump import Foreseen, Jump, cut
 from sgl.runtime.batch import PendingStep, Runner, TokenMask, TokenMasks
 from sgl.runtime.constraints.guides import Guide

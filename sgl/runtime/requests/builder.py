@@ -14,7 +14,7 @@ import numpy as np
 
 from sgl.errors import ContextTooLong, InvalidRequest, QueueFull
 from sgl.grammar import Vocabulary
-from sgl.grammar.automaton.closure import Standing
+from sgl.grammar.automaton.finished import Standing
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.guides import Constraints

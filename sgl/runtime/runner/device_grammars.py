@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl.grammar.automaton import closure
+from sgl.grammar.automaton import finished
 from sgl.grammar.automaton.place import Place
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.automaton.tables import COUNT_SHIFT
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.layout import (
     ENDLESS,
-    GATE_BIT,
+    GUARD_BIT,
     MAX_SYMBOLS,
     NOT_PLAIN,
     OPERATION_SHIFT,
@@ -35,7 +35,7 @@ _FEW_CHARS = 16
 _MAX_RUN = 128
 """A run of equal bytes takes 16 bits; a longer one is several."""
 
-assert (COUNT_SHIFT, closure.GATE_BIT, closure.FOR_EVER) == (OPERATION_SHIFT, GATE_BIT, ENDLESS), (
+assert (COUNT_SHIFT, finished.GUARD_BIT, finished.FOR_EVER) == (OPERATION_SHIFT, GUARD_BIT, ENDLESS), (
     "arrays are copied"
 )
 
@@ -85,7 +85,7 @@ def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTe
     """What is known of an automaton so far."""
     tables = automaton.tables
     assert tables.num_symbols <= MAX_SYMBOLS, "more do not fit"
-    arrays = closure.device_arrays(tables, automaton.plain_limits())
+    arrays = finished.device_arrays(tables, automaton.plain_limits())
     return AutomatonTensors(*(torch.from_numpy(array).to(device) for array in arrays))
 
 

@@ -1,4 +1,4 @@
-"""Token masks worked out on the device: closed automata in an arena there, walked from wherever requests stand.
+"""Token masks worked out on the device: finished automata in an arena there, walked from wherever requests stand.
 
 Called by the sampler once a step; the host says where each request stands, which it knows by then, and reads nothing
 back.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl.grammar.automaton.closure import MAX_BYTES, MAX_DEPTH, MAX_OPENED, Closed, Standing
+from sgl.grammar.automaton.finished import MAX_BYTES, MAX_DEPTH, MAX_OPENED, FinishedAutomaton, Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.layout import MAX_OPEN, AutomatonTensors, GrammarTensors, Places
 from sgl.kernels.mask.ops import find_masks_
@@ -29,7 +29,7 @@ assert MAX_OPENED == MAX_OPEN, "what cursors leave to others is walked here"
 class _Home(NamedTuple):
     """Where an automaton is."""
 
-    closed: Closed  # which keeps its id in use
+    automaton: FinishedAutomaton  # which keeps its id in use
     tensors: AutomatonTensors
     addresses: list[int]  # its row of `GrammarTensors.addresses`
 
@@ -52,9 +52,9 @@ class DeviceMasks:
     def walk(self, standings: Collection[Standing], masks: torch.Tensor, rows: Int32Array) -> None:
         """Write the mask of each place to its row, int32 [N], each at most once, of masks, int32 [rows, words]. Does
         not wait for the device."""
-        self._settle({id(closed): closed for closed, _ in standings})
+        self._settle({id(finished): finished for finished, _ in standings})
         numbers: dict[int, int] = {}
-        places = [(numbers.setdefault(id(closed), len(numbers)), place) for closed, place in standings]
+        places = [(numbers.setdefault(id(finished), len(numbers)), place) for finished, place in standings]
         homes = [self._homes[key] for key in numbers]
         arrays = places_arrays(places, MAX_DEPTH)
         addresses = np.array([home.addresses for home in homes], np.int64)
@@ -64,10 +64,10 @@ class DeviceMasks:
         grammars = GrammarTensors(automata, addresses_there, has_stacks=True, has_counters=True)
         find_masks_(masks, index, Places(*on_device), grammars, self._vocabulary)
 
-    def _settle(self, wanted: dict[int, Closed]) -> None:
+    def _settle(self, wanted: dict[int, FinishedAutomaton]) -> None:
         """Upload the automata that are not there, side by side."""
-        missing = [closed for key, closed in wanted.items() if key not in self._homes]
-        arrays = [closed.arrays for closed in missing]
+        missing = [finished for key, finished in wanted.items() if key not in self._homes]
+        arrays = [finished.arrays for finished in missing]
         sizes = [sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in its) for its in arrays]
         if self._used + sum(sizes) > len(self._arena):
             self._homes.clear()
@@ -75,11 +75,11 @@ class DeviceMasks:
             if len(missing) < len(wanted):
                 self._settle(wanted)
                 return
-        for closed, its, size in zip(missing, arrays, sizes, strict=True):
-            assert size <= MAX_BYTES, "larger ones are not closed"
+        for finished, its, size in zip(missing, arrays, sizes, strict=True):
+            assert size <= MAX_BYTES, "larger ones are not finished"
             home = self._arena[self._used : self._used + size]
             tensors = AutomatonTensors(*views_into(home, tuple(its)))
-            self._homes[id(closed)] = _Home(closed, tensors, addresses_of([tensors])[0].tolist())
+            self._homes[id(finished)] = _Home(finished, tensors, addresses_of([tensors])[0].tolist())
             self._used += size
         # Few copies: each would wait for one of few staging buffers, which steps under way still read.
         at, together, length = self._used - sum(sizes), list[npt.NDArray[Any]](), 0

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sgl.grammar.automaton.closure import Standing
+from sgl.grammar.automaton.finished import Standing
 from sgl.runtime.batch import Int32Array, Int64Array, TokenMask
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.pack import Uploader

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from sgl.grammar.automaton.closure import Standing
+from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
 from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
@@ -164,7 +164,7 @@ class ModelRunner:
                 self.launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
     def walk_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
-        """Let token masks be places in closed automata of this vocabulary, and warm that up, as `warm_up` does."""
+        """Let token masks be places in finished automata of this vocabulary, and warm that up, as `warm_up` does."""
         self._sampler.walk_masks(vocabulary)
         num_rows = min(2, len(self._page_table))
         for temperature in (0.0, 1.0):

@@ -79,7 +79,7 @@ class Sampler:
         self._ending: dict[int, Int64Array] = {}  # row → ids that it must not sample before
 
     def walk_masks(self, vocabulary: Vocabulary) -> None:
-        """Let token masks be places in closed automata of this vocabulary. To be called before the first step."""
+        """Let token masks be places in finished automata of this vocabulary. To be called before the first step."""
         self._masks = self._mask_table(DeviceMasks(vocabulary, len(self.next_tokens), self._device))
 
     def setup(self, setups: list[RowSetup]) -> None:

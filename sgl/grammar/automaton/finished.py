@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton.finish import Finish
 from sgl.grammar.automaton.place import Frame, Place, advance, start_of
 from sgl.grammar.automaton.pushdown import ENDLESS, OPEN_BRACE, OPEN_BRACKET, Automaton
+from sgl.grammar.automaton.shortest_end import ShortestEnds
 from sgl.grammar.automaton.tables import AT, BELOW, COUNTER, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN, Tables
 
 Level = int
@@ -25,9 +25,9 @@ MAX_DEPTH: Final = 32
 MAX_OPENED: Final = 4
 """Brackets that one token may open there."""
 MAX_BYTES = 512 << 10
-"""Automata that take more are not closed."""
+"""Automata that take more are not finished."""
 _UNBOUNDED = 1 << 40
-GATE_BIT: Final = 1 << 29
+GUARD_BIT: Final = 1 << 29
 FOR_EVER: Final = (1 << 31) - 2
 Int32Array = npt.NDArray[np.int32]
 _CHOICE = -1
@@ -48,7 +48,7 @@ class Ends(NamedTuple):
     """By symbol, the same from whatever can follow there."""
 
 
-class Closed:
+class FinishedAutomaton:
     """All of an automaton, in arrays: walked like one (`place.advance`), and never in need of more. No lists: a
     garbage collection looks at each of their items, 8 ms for those of 512 automata, and halts all threads."""
 
@@ -133,21 +133,21 @@ def _integers(values: npt.NDArray[np.integer[Any]]) -> array[int]:
 
 def device_arrays(tables: Tables, plain_limits: npt.NDArray[np.int64]) -> list[Int32Array]:
     """An automaton with these tables and limits (see `Automaton.plain_limits`), as a device walks it: entries [S, C];
-    classes [256]; of each state [S, 8] its gate, symbols, limit (FOR_EVER if it is endless), and whether it accepts;
-    and returns. Wherever a state is a gate, GATE_BIT says so.
+    classes [256]; of each state [S, 8] its guard, symbols, limit (FOR_EVER if it is endless), and whether it accepts;
+    and returns. Wherever a state is a guard, GUARD_BIT says so.
     """
     num_states = tables.num_states
-    gates = tables.gates[:num_states].copy()
-    is_gate = gates[:, LIMIT] >= 0
+    guards = tables.guards[:num_states].copy()
+    is_guard = guards[:, LIMIT] >= 0
     for column in (BELOW, AT):
-        gates[is_gate, column] |= np.where(is_gate[gates[is_gate, column]], GATE_BIT, 0)
+        guards[is_guard, column] |= np.where(is_guard[guards[is_guard, column]], GUARD_BIT, 0)
     entries = tables.entries[:num_states, : tables.num_classes].copy()
     stays = (entries >= 0) & (entries & (PUSH_BIT | POP_BIT) == 0)
-    entries[stays] |= np.where(is_gate[entries[stays] & TARGET_MASK], GATE_BIT, 0)
+    entries[stays] |= np.where(is_guard[entries[stays] & TARGET_MASK], GUARD_BIT, 0)
     returns = tables.returns[: max(tables.num_symbols, 1), : max(tables.num_results, 1)].copy()
-    returns[returns >= 0] |= np.where(is_gate[returns[returns >= 0]], GATE_BIT, 0)
+    returns[returns >= 0] |= np.where(is_guard[returns[returns >= 0]], GUARD_BIT, 0)
     states = np.empty((num_states, 8), np.int32)
-    states[:, :4] = gates[:, [LIMIT, COUNTER, BELOW, AT]]
+    states[:, :4] = guards[:, [LIMIT, COUNTER, BELOW, AT]]
     states[:, 4:6] = tables.symbols[:num_states]
     states[:, 6] = np.where(plain_limits == ENDLESS, FOR_EVER, plain_limits.clip(max=FOR_EVER - 1))
     states[:, 7] = tables.accepting[:num_states]
@@ -155,30 +155,30 @@ def device_arrays(tables: Tables, plain_limits: npt.NDArray[np.int64]) -> list[I
 
 
 class Standing(NamedTuple):
-    """A place in a closed automaton: what may follow there is for whoever walks its arrays."""
+    """A place in a finished automaton: what may follow there is for whoever walks its arrays."""
 
-    closed: Closed
+    automaton: FinishedAutomaton
     place: Place
 
 
-def close(automaton: Automaton, max_states: int) -> Closed | None:
+def finish(automaton: Automaton, max_states: int) -> FinishedAutomaton | None:
     """All of an automaton; None if there are more than `max_states`, or more than MAX_BYTES of them, or if they are not
     all that there is to its places. Raises GrammarTooLarge as `Automaton.expand` does."""
-    closure = _Closure(automaton, max_states)
-    if not closure.run() or automaton.has_notes:
+    reach = _Reach(automaton, max_states)
+    if not reach.run() or automaton.has_unique_texts:
         return None
-    closed = Closed(automaton, closure.ends())
-    return closed if closed.nbytes <= MAX_BYTES else None
+    finished = FinishedAutomaton(automaton, reach.ends())
+    return finished if finished.nbytes <= MAX_BYTES else None
 
 
 def complete(automaton: Automaton, max_states: int) -> bool:
     """Expand every state that a text can reach, and every return. False, and some of it left undone, if there are more
     than `max_states`. Raises GrammarTooLarge as `Automaton.expand` does.
     """
-    return _Closure(automaton, max_states).run()
+    return _Reach(automaton, max_states).run()
 
 
-class _Closure:
+class _Reach:
     def __init__(self, automaton: Automaton, max_states: int) -> None:
         self.automaton = automaton
         self.max_states = max_states
@@ -199,7 +199,7 @@ class _Closure:
 
     def ends(self) -> Ends:
         """How far the ends of texts can be. To be called when all has run."""
-        finish, num_symbols = Finish(self.automaton), self.automaton.tables.num_symbols
+        finish, num_symbols = ShortestEnds(self.automaton), self.automaton.tables.num_symbols
         states: dict[Level, dict[int, int]] = {}  # and what suffices to end the level there
         for level, state in self.seen:
             states.setdefault(level, {})[state] = finish.most_within(state)
@@ -243,7 +243,7 @@ class _Closure:
                         before[following].append(state)
             for entry in set(tables.entries[state, : tables.num_classes].tolist()):
                 if entry >= 0 and not entry & (PUSH_BIT | POP_BIT):
-                    for following in _sides(tables.gates, entry & TARGET_MASK):
+                    for following in _sides(tables.guards, entry & TARGET_MASK):
                         before[following].append(state)
         found: dict[int, int] = {}
         for state in sorted(within, key=values.__getitem__, reverse=True):
@@ -259,7 +259,7 @@ class _Closure:
         """The states that can stand behind a frame."""
         tables = self.automaton.tables
         results = self.results.get(inner, ())
-        return [state for one in results for state in _sides(tables.gates, tables.returns.item(symbol, one))]
+        return [state for one in results for state in _sides(tables.guards, tables.returns.item(symbol, one))]
 
     def _expand(self, level: Level, state: int) -> None:
         tables = self.automaton.tables
@@ -297,18 +297,18 @@ class _Closure:
         self._reach(level, self.automaton.returned(symbol, result) if found == UNKNOWN else found)
 
     def _reach(self, level: Level, state: int) -> None:
-        """Both sides of a gate count as reached: which one it is depends on counts."""
-        gate = self.automaton.tables.gates[state]
-        if gate[LIMIT] >= 0:
-            self._reach(level, int(gate[BELOW]))
-            self._reach(level, int(gate[AT]))
+        """Both sides of a guard count as reached: which one it is depends on counts."""
+        guard = self.automaton.tables.guards[state]
+        if guard[LIMIT] >= 0:
+            self._reach(level, int(guard[BELOW]))
+            self._reach(level, int(guard[AT]))
         elif (level, state) not in self.seen:
             self.seen.add((level, state))
             self.waiting.append((level, state))
 
 
-def _sides(gates: npt.NDArray[np.int32], gate: int) -> list[int]:
-    """The states that a gate may stand for."""
-    if gates[gate, LIMIT] < 0:
-        return [gate]
-    return _sides(gates, int(gates[gate, BELOW])) + _sides(gates, int(gates[gate, AT]))
+def _sides(guards: npt.NDArray[np.int32], guard: int) -> list[int]:
+    """The states that a guard may stand for."""
+    if guards[guard, LIMIT] < 0:
+        return [guard]
+    return _sides(guards, int(guards[guard, BELOW])) + _sides(guards, int(guards[guard, AT]))

@@ -1,8 +1,8 @@
 """Texts that may not come twice in one frame: what an automaton of finitely many states cannot remember.
 
-Beside its state a place keeps the texts that were noted in each open frame. In a state of `Automaton.noting` one
+Beside its state a place keeps the texts that were seen in each open frame. In a state of `Automaton.reads_unique` one
 more is being read; behind its closing quote what took it for such a text goes on only if it is none of those before
-it. Masks are worked out as if there were no notes, and `hold_back` then tries the few tokens that could end such a
+it. Masks are worked out as if there were no such texts, and `hold_back` then tries the few tokens that could end such a
 text, or begin one that has no other end.
 """
 
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton.nfa import NotedText
-from sgl.grammar.automaton.place import Frame, Notes, Place, advance
+from sgl.grammar.automaton.nfa import UniqueText
+from sgl.grammar.automaton.place import Frame, Place, SeenTexts, advance
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.automaton.tables import DEAD, TARGET_MASK
 from sgl.grammar.matching.masks import without
@@ -30,11 +30,15 @@ _QUOTE = 0x22
 def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
     """Where `data` leads from a place, or None if the grammar does not allow it."""
     after = advance(automaton, place, data)
-    if after is None or not automaton.has_notes:
+    if after is None or not automaton.has_unique_texts:
         return after
     if _QUOTE not in data and after.stack is place.stack:
-        text = place.notes.text + data if automaton.noting[place.state] and automaton.noting[after.state] else b""
-        after = after._replace(notes=Notes(text, place.notes.used))
+        text = (
+            place.seen_texts.text + data
+            if automaton.reads_unique[place.state] and automaton.reads_unique[after.state]
+            else b""
+        )
+        after = after._replace(seen_texts=SeenTexts(text, place.seen_texts.used))
         return after if _can_end(automaton, after) else None
     for i in range(len(data)):
         before = place
@@ -43,23 +47,23 @@ def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
             return None
         stack = before.stack
         if stack is not None and after.stack is stack.parent:
-            place = after._replace(notes=stack.notes)
+            place = after._replace(seen_texts=stack.seen_texts)
         elif after.stack is not stack:
             assert after.stack is not None, "a bracket opened it"
-            place = after._replace(stack=after.stack._replace(notes=before.notes))
+            place = after._replace(stack=after.stack._replace(seen_texts=before.seen_texts))
         else:
-            notes = before.notes
-            if automaton.noting[before.state]:
-                if _ends(notes, data[i]) and notes.text in notes.used:
-                    other = automaton.but_noted(before.state, data[i])
+            seen = before.seen_texts
+            if automaton.reads_unique[before.state]:
+                if _ends(seen, data[i]) and seen.text in seen.used:
+                    other = automaton.but_unique(before.state, data[i])
                     if other == DEAD:
                         return None
                     assert other <= TARGET_MASK, "a closing quote counts nothing"
                     after = after._replace(state=other)
-                notes = _noted(notes, data[i])
-            if notes.text and not automaton.noting[after.state]:  # it was another reading's
-                notes = Notes(b"", notes.used)
-            place = after._replace(notes=notes)
+                seen = _with_byte(seen, data[i])
+            if seen.text and not automaton.reads_unique[after.state]:  # it was another reading's
+                seen = SeenTexts(b"", seen.used)
+            place = after._replace(seen_texts=seen)
     return place if _can_end(automaton, place) else None
 
 
@@ -68,49 +72,49 @@ def _is_escape(text: bytes) -> bool:
     return (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
 
 
-def _ends(notes: Notes, byte: int) -> bool:
+def _ends(seen: SeenTexts, byte: int) -> bool:
     """Whether the byte is the closing quote of the text that is being read."""
-    return byte == _QUOTE and not _is_escape(notes.text)
+    return byte == _QUOTE and not _is_escape(seen.text)
 
 
-def _noted(notes: Notes, byte: int) -> Notes:
-    """The notes once one more byte of a text is read."""
-    text, used = notes
-    return Notes(b"", used | {text}) if _ends(notes, byte) else Notes(text + bytes((byte,)), used)
+def _with_byte(seen: SeenTexts, byte: int) -> SeenTexts:
+    """What has been seen once one more byte of a text is read."""
+    text, used = seen
+    return SeenTexts(b"", used | {text}) if _ends(seen, byte) else SeenTexts(text + bytes((byte,)), used)
 
 
 def rests(automaton: Automaton, place: Place) -> list[bytes]:
     """How the text that is being read may not go on to its end, if one is."""
-    if not automaton.noting[place.state]:
+    if not automaton.reads_unique[place.state]:
         return []
-    text, used = place.notes
+    text, used = place.seen_texts
     return [other[len(text) :] for other in used if other.startswith(text)]
 
 
 def _can_end(automaton: Automaton, place: Place) -> bool:
     """Whether the text that is being read, if one is, can become one that was not there before."""
-    taken = words(rests(automaton, place)) if place.notes.used else None
+    taken = words(rests(automaton, place)) if place.seen_texts.used else None
     if taken is None:
         return True
     return any(
-        not isinstance(thread, NotedText) or not is_empty(difference(thread.expr, taken))
+        not isinstance(thread, UniqueText) or not is_empty(difference(thread.expr, taken))
         for _, thread in automaton.members[place.state]
     )
 
 
 def used_texts(place: Place) -> frozenset[bytes]:
-    """The texts noted in all open frames."""
-    used = place.notes.used
+    """The texts seen in all open frames."""
+    used = place.seen_texts.used
     frame: Frame | None = place.stack
     while frame is not None:
-        used |= frame.notes.used
+        used |= frame.seen_texts.used
         frame = frame.parent
     return used
 
 
 def hold_back(automaton: Automaton, vocabulary: Vocabulary, place: Place, row: Int32Array) -> Int32Array:
-    """A mask without the tokens that the notes of the place forbid: the same array if there are none."""
-    if not automaton.has_notes:
+    """A mask without the tokens that the texts before forbid: the same array if there are none."""
+    if not automaton.has_unique_texts:
         return row
     found = np.fromiter(suspects(automaton, vocabulary, place), np.int64)
     dropped = [
@@ -130,9 +134,9 @@ def _suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Ite
     by_quotes = _by_quotes(vocabulary)
     used = used_texts(place)
     begun = {text[:end] for text in used for end in range(1, len(text) + 1)}
-    is_noting = automaton.noting[place.state]
+    is_unique = automaton.reads_unique[place.state]
     for token, parts in by_quotes.several:
-        texts = [place.notes.text + parts[0], *parts[1:-1]] if is_noting else parts[1:-1]
+        texts = [place.seen_texts.text + parts[0], *parts[1:-1]] if is_unique else parts[1:-1]
         if parts[-1] in begun or not used.isdisjoint(texts) or len(set(texts)) < len(texts):
             yield token
     for rest in rests(automaton, place):
@@ -143,7 +147,7 @@ def _suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Ite
                 yield from by_quotes.twins.get(rest[:end], ())
     for start in begun:
         yield from by_quotes.tails.get(start, ())
-    if is_noting and _is_escape(place.notes.text):  # no telling where the parts of tokens end
+    if is_unique and _is_escape(place.seen_texts.text):  # no telling where the parts of tokens end
         yield from by_quotes.quoted
 
 

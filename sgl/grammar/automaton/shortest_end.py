@@ -22,12 +22,12 @@ from sgl.grammar.automaton.nfa import (
     CountedText,
     Lexeme,
     Node,
-    NotedText,
     Opening,
     Thread,
+    UniqueText,
 )
 from sgl.grammar.automaton.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen
-from sgl.grammar.automaton.place import NO_NOTES, Notes, Place
+from sgl.grammar.automaton.place import NONE_SEEN, Place, SeenTexts
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText
 from sgl.grammar.automaton.values import ValueNode
@@ -42,7 +42,7 @@ _NOTHING = rope()
 _BRACE, _BRACKET = rope(b"}"), rope(b"]")
 
 
-class Finish:
+class ShortestEnds:
     """Finds the ends of documents of one automaton. What it does raises GrammarTooLarge where that is too hard."""
 
     def __init__(self, automaton: Automaton) -> None:
@@ -51,7 +51,7 @@ class Finish:
         self._values: dict[tuple[Schema, str], Rope] = {}
         self._guesses: dict[tuple[Schema, str], Rope | None] | None = None
         """While values are being worked out that may hold one another: the best known so far."""
-        self._known: dict[tuple[Thread, int, int, Notes], Rope | None] = {}
+        self._known: dict[tuple[Thread, int, int, SeenTexts], Rope | None] = {}
         self._keys_left: dict[tuple[ObjectPlan, Seen, bytes], Rope] = {}
         """Of objects where no undeclared key has been used that may not come again: what `_keys` found."""
         self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}
@@ -60,7 +60,7 @@ class Finish:
         self._most_from: dict[int, int] = {}
         self.longest: tuple[str, int] | None = None
         """The keyword that asked for the longest text, and how much it asks for."""
-        self._notes = NO_NOTES
+        self._seen_texts = NONE_SEEN
         """Of the frame that is being brought to its end."""
 
     def end(self, place: Place) -> Rope:
@@ -71,7 +71,7 @@ class Finish:
     def most_within(self, state: int) -> int:
         """How many bytes suffice, whatever was counted, to end the frame that a state stands in."""
         ends: dict[int, Rope] = {}
-        self._notes = NO_NOTES
+        self._seen_texts = NONE_SEEN
         with _bounded_depth():
             for origin, thread in self.automaton.members[state]:
                 _keep_shorter(ends, origin, self._thread(thread, 0, 0))
@@ -94,7 +94,7 @@ class Finish:
     def _most(self, begun: Thread | Node) -> int:
         found = self._most_known.get(begun)
         if found is None:
-            self._notes = NO_NOTES
+            self._seen_texts = NONE_SEEN
             with _bounded_depth():
                 if isinstance(begun, Lexeme) and isinstance(begun.target, Node):
                     found = _size(shortest_rope(begun.expr)) + self._most(begun.target)
@@ -106,8 +106,8 @@ class Finish:
     def _end(self, place: Place) -> Rope:
         ends: dict[int, Rope] = {}  # by origin: up to the end of the frame
         for origin, thread in self.automaton.members[place.state]:
-            self._notes = place.notes
-            key = thread, place.char_count, place.item_count, place.notes
+            self._seen_texts = place.seen_texts
+            key = thread, place.char_count, place.item_count, place.seen_texts
             if key not in self._known:
                 _make_room(self._known)
                 self._known[key] = self._thread(thread, place.char_count, place.item_count)
@@ -116,7 +116,7 @@ class Finish:
         while frame is not None:
             check_time()
             outer_ends: dict[int, Rope] = {}
-            self._notes = frame.notes
+            self._seen_texts = frame.seen_texts
             callers = self.automaton.callers[frame.symbol]
             for origin, text in ends.items():
                 for outer, node in callers[origin]:
@@ -154,12 +154,12 @@ class Finish:
                     memoryview(thread.plan.names[index])[thread.depth :],
                     self._declared(thread.plan, thread.seen, index),
                 )
-            case NotedText():
-                read, used = self._notes
+            case UniqueText():
+                read, used = self._seen_texts
                 last = _unused(thread.expr, [one[len(read) :] for one in used if one.startswith(read)])
                 if last is None:
                     return None
-                self._notes = Notes(b"", used | {read + last})
+                self._seen_texts = SeenTexts(b"", used | {read + last})
                 return _joined(last, b'"', shortest(thread.after), self._node(thread.then, items))
         return _NOTHING  # finished
 
@@ -174,11 +174,11 @@ class Finish:
                 self._asks("minLength", node.low)
                 return _joined(_times(node.char, node.low), self._node(node.then, items))
             case KeyNode():
-                return self._keys(node.plan, node.seen, b"", self._notes.used)
+                return self._keys(node.plan, node.seen, b"", self._seen_texts.used)
             case AfterProperty():
                 if node.plan.may_close(node.seen):
                     return _BRACE
-                return self._keys(node.plan, node.seen, b',"', self._notes.used)
+                return self._keys(node.plan, node.seen, b',"', self._seen_texts.used)
             case AfterItem():
                 return self._items(node.plan, node.items, items)
             case FreeText():
@@ -186,7 +186,7 @@ class Finish:
                     return self._node(node.then, items)
             case NextItem():
                 return self._next_items(
-                    node.plan, node.items, items + 1, self._notes.used
+                    node.plan, node.items, items + 1, self._seen_texts.used
                 )  # its comma is yet to come
         threads = node.threads()
         return _shortest_of(self._thread(thread, 0, items) for thread in threads) if threads else _NOTHING
@@ -320,7 +320,7 @@ class Finish:
             value = self._value(schema)
             if value is None:
                 continue
-            text = _unused(key, used) if plan.is_noted(seen) else shortest(key)
+            text = _unused(key, used) if plan.is_unique(seen) else shortest(key)
             if text is not None:
                 found.append((text + b'"', value, plan.with_undeclared(seen, met)))
         return found
@@ -339,14 +339,16 @@ class Finish:
     def _items(self, plan: ArrayPlan, items: Items, commas: int) -> Rope | None:
         """From behind an item to the end of the array."""
         is_done = commas + 1 >= plan.shape.min_items if plan.counts_commas else plan.may_close(items)
-        return _BRACKET if is_done else _joined(b",", self._next_items(plan, items, commas + 1, self._notes.used))
+        return (
+            _BRACKET if is_done else _joined(b",", self._next_items(plan, items, commas + 1, self._seen_texts.used))
+        )
 
     def _next_items(self, plan: ArrayPlan, items: Items, commas: int, used: frozenset[bytes]) -> Rope | None:
         """The items that are still needed, at least one, and the closing bracket. `used` are strings that may not come
         again.
         """
-        contains, noted = plan.shape.contains, plan.shape.noted
-        is_kept = noted is None and self._guesses is None
+        contains, unique = plan.shape.contains, plan.shape.unique
+        is_kept = unique is None and self._guesses is None
         steps: list[tuple[tuple[ArrayPlan, Items, int], Rope]] = []
         end: Rope | None = None
         while end is None:
@@ -358,8 +360,8 @@ class Finish:
             choices = plan.choices(items)
             if contains is not None and items.matching < contains.min_count:
                 choices = choices[:1]  # what matches comes first
-            if noted is not None:
-                string = _unused(noted, used)
+            if unique is not None:
+                string = _unused(unique, used)
                 if string is None:
                     return None
                 used |= {string}
@@ -370,7 +372,7 @@ class Finish:
             if not known:
                 return None
             item, items = min(known, key=lambda choice: choice[0].size)
-            if noted is None and plan.counts_commas and items.length >= len(plan.shape.prefix):
+            if unique is None and plan.counts_commas and items.length >= len(plan.shape.prefix):
                 more = max(plan.shape.min_items - 1 - commas, 0)
                 rest = self._value(plan.shape.items) if more and plan.shape.items is not None else _NOTHING
                 if rest is None:

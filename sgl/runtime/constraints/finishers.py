@@ -1,4 +1,4 @@
-"""Closes automata in processes side by side, all of them looked after by one thread.
+"""Finishes automata in processes side by side, all of them looked after by one thread.
 
 A thread for each would be so many that want the interpreter's lock whenever the scheduler's thread lets go of it, which
 torch does at every launch. Where that thread launches hundreds of kernels one by one, this one leaves answers packed:
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-from sgl.grammar.automaton.closure import Closed
+from sgl.grammar.automaton.finished import FinishedAutomaton
 from sgl.grammar.compiler import Constraint
 from sgl.runtime.constraints.process import Channel, GrammarProcess, NotToBlame
 from sgl.time_limit import OutOfTime
 
-Answer = Closed | BaseException | None
+Answer = FinishedAutomaton | BaseException | None
 
 _LOOK_SECONDS = 0.003  # between two looks whether somebody still launches
 _LONGEST_WAIT = 0.2  # seconds, of an answer for somebody who launches
@@ -47,7 +47,7 @@ class _Job:
         return self.until if self.is_late else min(self.patient_until, self.until)
 
 
-class Closers:
+class Finishers:
     """`num_processes` processes; seconds: `deadline` for one constraint, `patience` that anybody waits for it. Both
     count from when a process takes it up, the deadline from when that is ready. What a process answers is told when
     nobody `is_launching`, or a fifth of a second later; that it takes longer than `patience` is told at once. Safe from
@@ -78,7 +78,7 @@ class Closers:
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         self._sleeps = False
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="closers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="finishers", daemon=True)
         self._thread.start()
 
     def start(self) -> None:
@@ -86,12 +86,12 @@ class Closers:
         for process in self._processes:
             process.start()
 
-    def close_automaton(
+    def finish(
         self, constraint: Constraint, ended: Callable[[Answer], None], came_late: Callable[[Answer], None]
     ) -> None:
-        """Begin to close the automaton of a constraint. `ended` is called once in the thread of this object, and must
-        not raise: with the closed automaton, with what it failed with, or with None if it is too large or takes longer
-        than anybody waits; then `came_late` is called once with what comes of it."""
+        """Begin to finish the automaton of a constraint. `ended` is called once in the thread of this object, and must
+        not raise: with the finished automaton, with what it failed with, or with None if it is too large or takes
+        longer than anybody waits; then `came_late` is called once with what comes of it."""
         self._waiting.append(_Job(constraint, ended, came_late))
         if self._sleeps and self._at_rest:  # else it will look; a system call would let others have the interpreter
             self._rouse()

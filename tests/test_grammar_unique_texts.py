@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES
 from sgl.grammar import Matcher, compile
-from sgl.runtime.constraints.process import _closed
+from sgl.runtime.constraints.process import _finished
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
 from tests.json_random import text_of
 
@@ -159,4 +159,4 @@ def test_a_budget_brings_documents_to_their_end(schema: dict[str, Any], seed: in
 def test_such_automata_are_walked_where_notes_are_kept() -> None:
     for least, is_closed in ((1, True), (2, False)):
         schema = {"type": "object", "minProperties": least, "additionalProperties": {"type": "integer"}}
-        assert (_closed(compile(json_schema=schema, vocabulary=BYTES)) is not None) == is_closed
+        assert (_finished(compile(json_schema=schema, vocabulary=BYTES)) is not None) == is_closed
