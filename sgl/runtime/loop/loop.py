@@ -27,7 +27,7 @@ from sgl.runtime.batch import PendingStep, Runner, TokenMask, TokenMasks
 from sgl.runtime.constraints.guides import Guide
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.slices import Slices
-from sgl.runtime.loop.submission import Detail, Output, Submission
+from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.thread import EngineThread, settle
 from sgl.runtime.loop.timers import Timers
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
@@ -259,7 +259,7 @@ class EngineLoop:
         for request in requests:
             submission: Submission = request.owner
             try:
-                reason = self._advance(submission)
+                reason = submission.advance()
                 if reason is None and submission.guide is not None and self._may_jump(request):
                     foreseen = submission.guide.foresee(request.output_ids)
                     if foreseen is not None:
@@ -290,19 +290,7 @@ class EngineLoop:
             return
         due = len(submission.request.output_ids) - submission.emitted >= self._stream_interval
         if submission.stream and due:
-            self._emit(submission, None)
-
-    def _advance(self, submission: Submission) -> FinishReason | None:
-        """Read the latest token as text; the reason if it ends the request."""
-        request = submission.request
-        ids = request.output_ids
-        submission.first_token = submission.first_token or time.monotonic()
-        if not request.max_new_tokens:
-            return FinishReason("length")
-        reason = self._read(submission, ids[-1])
-        if reason is None and submission.guide is not None and submission.guide.is_complete():
-            reason = FinishReason("stop")
-        return reason or (FinishReason("length") if len(ids) >= request.max_new_tokens else None)
+            self._outputs.append(submission.take(None))
 
     def _may_jump(self, request: Request) -> bool:
         """Not where every token is to be scored or counted by the sampler."""
@@ -324,7 +312,7 @@ class EngineLoop:
         reason = None
         if submission.is_incremental or not request.stop_ids.isdisjoint(forced):
             for num_read, token in enumerate(forced, 1):
-                reason = self._read(submission, token)
+                reason = submission.read(token)
                 if reason is not None:
                     forced = forced[:num_read]
                     break
@@ -335,26 +323,9 @@ class EngineLoop:
             reason = FinishReason("stop")
         return reason or (FinishReason("length") if len(forced) == room else None)
 
-    def _read(self, submission: Submission, token: int) -> FinishReason | None:
-        """Follow the output by one token, in its text and its constraint; the reason if it ends the request."""
-        request, text, guide = submission.request, submission.text, submission.guide
-        if guide is not None:
-            guide.check()
-        if token in request.stop_ids:
-            if submission.is_incremental and request.params.no_stop_trim and text is not None:
-                submission.pieces += text.feed(token)
-            return FinishReason("stop", token)
-        if guide is not None:
-            guide.accept(token)
-        if submission.is_incremental and text is not None:
-            submission.pieces += text.feed(token)
-            if text.matched is not None:
-                return FinishReason("stop", text.matched, stop=text.stop)
-        return None
-
     def _end(self, submission: Submission, reason: FinishReason) -> None:
         """Finish a request and send its last output."""
-        request, text = submission.request, submission.text
+        request = submission.request
         del self._live[request.uid]
         if submission.has_entered:
             self.scheduler.finish(request, reason)
@@ -362,35 +333,7 @@ class EngineLoop:
             self._num_streamed -= submission.stream
         else:
             request.phase = Phase.DONE
-        if text is not None and reason.type != "abort":
-            if not submission.is_incremental:
-                ids = request.output_ids
-                trimmed = isinstance(reason.matched, int) and not request.params.no_stop_trim
-                submission.pieces = "".join(map(text.feed, ids[:-1] if trimmed else ids))
-            if text.matched is None:
-                submission.pieces += text.flush()
-        self._emit(submission, reason)
-
-    def _emit(self, submission: Submission, reason: FinishReason | None) -> None:
-        request = submission.request
-        emitted = submission.emitted
-        detail = None
-        if reason is not None or emitted == 0 or request.top_logprobs >= 0:
-            first_logprob = submission.emitted_logprobs
-            detail = Detail(
-                output_logprobs=request.output_logprobs[first_logprob:],
-                input_logprobs=[] if emitted or first_logprob else request.input_logprobs,
-                cached_len=request.cached_len,
-                num_retractions=request.num_retractions,
-                num_forced=request.num_forced,
-                queue_seconds=max(0.0, submission.first_step - submission.submitted),
-                prefill_seconds=max(0.0, submission.first_token - submission.first_step),
-            )
-            submission.emitted_logprobs = len(request.output_logprobs)
-        ids = request.output_ids
-        self._outputs.append(Output(request.uid, submission.pieces, ids[emitted:], reason, detail))
-        submission.pieces = ""
-        submission.emitted = len(ids)
+        self._outputs.append(submission.take(reason))
 
     def _flush(self) -> None:
         if self._outputs:
@@ -481,7 +424,7 @@ class EngineLoop:
         error = EngineDead(self._note())
         error.__cause__ = self._death
         for submission in list(self._live.values()):
-            self._emit(submission, FinishReason("abort", error=error))
+            self._outputs.append(submission.take(FinishReason("abort", error=error)))
         self._live.clear()
         self._flush()
 

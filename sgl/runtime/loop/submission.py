@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,3 +54,63 @@ class Submission:
 
     def __post_init__(self) -> None:
         self.is_incremental = self.text is not None and (self.stream or self.text.has_stops)
+
+    def advance(self) -> FinishReason | None:
+        """Read the latest token; the reason if it ends the request."""
+        request = self.request
+        self.first_token = self.first_token or time.monotonic()
+        if not request.max_new_tokens:
+            return FinishReason("length")
+        reason = self.read(request.output_ids[-1])
+        if reason is None and self.guide is not None and self.guide.is_complete():
+            reason = FinishReason("stop")
+        return reason or (FinishReason("length") if len(request.output_ids) >= request.max_new_tokens else None)
+
+    def read(self, token: int) -> FinishReason | None:
+        """Follow the output by one token, in its text and its constraint; the reason if it ends the request."""
+        request, text, guide = self.request, self.text, self.guide
+        if guide is not None:
+            guide.check()
+        if token in request.stop_ids:
+            if self.is_incremental and request.params.no_stop_trim and text is not None:
+                self.pieces += text.feed(token)
+            return FinishReason("stop", token)
+        if guide is not None:
+            guide.accept(token)
+        if self.is_incremental and text is not None:
+            self.pieces += text.feed(token)
+            if text.matched is not None:
+                return FinishReason("stop", text.matched, stop=text.stop)
+        return None
+
+    def take(self, reason: FinishReason | None) -> Output:
+        """What came since the last output; with a reason, the last of them."""
+        request = self.request
+        if reason is not None and reason.type != "abort":
+            self._end_text(reason)
+        emitted, detail = self.emitted, None
+        if reason is not None or emitted == 0 or request.top_logprobs >= 0:
+            first_logprob = self.emitted_logprobs
+            detail = Detail(
+                output_logprobs=request.output_logprobs[first_logprob:],
+                input_logprobs=[] if emitted or first_logprob else request.input_logprobs,
+                cached_len=request.cached_len,
+                num_retractions=request.num_retractions,
+                num_forced=request.num_forced,
+                queue_seconds=max(0.0, self.first_step - self.submitted),
+                prefill_seconds=max(0.0, self.first_token - self.first_step),
+            )
+            self.emitted_logprobs = len(request.output_logprobs)
+        pieces, self.pieces = self.pieces, ""
+        self.emitted = len(request.output_ids)
+        return Output(request.uid, pieces, request.output_ids[emitted:], reason, detail)
+
+    def _end_text(self, reason: FinishReason) -> None:
+        text, request = self.text, self.request
+        if text is None:
+            return
+        if not self.is_incremental:
+            trimmed = isinstance(reason.matched, int) and not request.params.no_stop_trim
+            self.pieces = "".join(map(text.feed, request.output_ids[:-1] if trimmed else request.output_ids))
+        if text.matched is None:
+            self.pieces += text.flush()
