@@ -16,6 +16,7 @@ import pytest
 from sgl import grammar
 from sgl.errors import GrammarError, GrammarTooLarge, RegexSyntaxError, UnsupportedSchema
 from sgl.grammar import JSON_OBJECT, Grammar, Vocabulary
+from sgl.grammar.automaton.finished import complete
 from sgl.grammar.compiler import MAX_SOURCE, make_constraint
 from sgl.runtime.constraints.process import Channel
 from sgl.runtime.constraints.service import CompileService
@@ -57,6 +58,29 @@ def test_whitespace_is_none_or_bounded() -> None:
     assert accepts(flexible, text)
     assert not accepts(flexible, '{"a":  1}')
     assert not accepts(flexible, '{"a":\n\n1}')
+
+
+@pytest.mark.parametrize(
+    "before", ["{", '{"a"', '{"a":', '{"a":[', '{"a":[1', '{"a":[1,', '{"a":[1,1]', '{"a":[1,1],']
+)
+def test_at_most_sixty_four_blanks_follow_a_line_break(before: str) -> None:
+    behind = '{"a":[1,1],"b":2}'[len(before) :]
+    flexible = grammar.compile(json_schema=JSON_OBJECT, vocabulary=PIECES, whitespace="flexible")
+    for line_break in ("\n", "\r\n"):
+        for blanks in ("", " " * 64, "\t" * 64, " \t" * 32):
+            assert accepts(flexible, before + line_break + blanks + behind)
+        for blanks in (" " * 65, "\t" * 65, " " * 63 + "\n", " " * 64 + "\n"):
+            assert not accepts(flexible, before + line_break + blanks + behind)
+
+
+def test_blanks_take_no_state_for_each_number_of_them() -> None:
+    sizes = []
+    for whitespace in ("compact", "flexible"):
+        automaton = grammar.compile(json_schema=JSON_OBJECT, vocabulary=PIECES, whitespace=whitespace).automaton  # type: ignore[arg-type]
+        assert automaton is not None
+        assert complete(automaton, 5000)
+        sizes.append(len(automaton))
+    assert sizes[1] < 3 * sizes[0]
 
 
 def test_keys_come_in_order_unless_any_is_asked_for() -> None:
