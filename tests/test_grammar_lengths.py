@@ -140,12 +140,14 @@ def test_a_budget_leaves_ways_out_that_are_too_long() -> None:
 
 @given(st.integers(0, 1 << 30), st.sampled_from(["schema", "any"]))
 @example(266651, "any")
+@example(266, "schema")
 def test_no_token_leads_further_from_the_end_than_is_promised(seed: int, order: Any) -> None:
     rng = random.Random(seed)
     matcher = shape_matcher(random_schema(rng), PIECES, order, rng.choice(["compact", "flexible"]))
     for _ in range(6):
         mask = mask_of(matcher, PIECES)
-        if matcher.is_finished() or not mask.any():
+        # Texts that were used make the next ones longer: a matcher asks for no such promise then.
+        if matcher.is_finished() or not mask.any() or matcher._automaton.has_unique_texts:
             break
         budget, place = matcher._budget, matcher._place
         most = budget.most_behind(matcher._masks.find(place), place)

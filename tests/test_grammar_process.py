@@ -121,7 +121,7 @@ def test_who_has_its_automaton_closed_is_asked_of_another_process_too() -> None:
         leave_room(before, 0)
         schema = {"type": "object", "properties": {f"name {number}": {"type": "integer"} for number in range(40)}}
         found = service.submit(make_constraint({"json_schema": schema})).result(PATIENCE)
-        assert hasattr(found, "closed")
+        assert hasattr(found, "automaton")
         assert pid_of(process) != before
     finally:
         service.close()

@@ -101,7 +101,7 @@ class Budget:
 
     def most_behind(self, mask: Mask, place: Place) -> int:
         """How many bytes suffice to end the document behind any token of the mask, or a larger number. Found without
-        a look at each token: from the states that tokens came through."""
+        a look at each token: from the states that tokens came through. Not for automata with unique texts."""
         if mask.most_behind is None:
             finish = self.finish
             most = max(map(finish.most_from, mask.seen.tolist()), default=0)
