@@ -19,7 +19,7 @@ import pytest
 
 from sgl import Engine
 from sgl.errors import EngineDead, GrammarError, InvalidRequest, RegexSyntaxError, RequestTimeout, UnsupportedSchema
-from sgl.runtime.constraints.guides import Guide
+from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.constraints.service import CompileService
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.scheduler.request import Request
@@ -445,17 +445,17 @@ def test_a_request_that_fails_where_it_jumps_ends_alone(
 ) -> None:
     asked = own_schemas(8)
     expected = engine.generate(**asked)
-    guides: list[Guide] = []
-    unspoilt = getattr(Guide, phase)
+    matchers: list[RequestMatcher] = []
+    unspoilt = getattr(RequestMatcher, phase)
 
-    def fail_for_the_third(guide: Guide, *arguments: Any) -> Any:
-        if guide not in guides:
-            guides.append(guide)
-        if guides.index(guide) == 2:
+    def fail_for_the_third(matcher: RequestMatcher, *arguments: Any) -> Any:
+        if matcher not in matchers:
+            matchers.append(matcher)
+        if matchers.index(matcher) == 2:
             raise GrammarError("it grew too large")
-        return unspoilt(guide, *arguments)
+        return unspoilt(matcher, *arguments)
 
-    monkeypatch.setattr(Guide, phase, fail_for_the_third)
+    monkeypatch.setattr(RequestMatcher, phase, fail_for_the_third)
     results = engine.generate(**asked)
     failed = [i for i, result in enumerate(results) if result["meta_info"]["finish_reason"]["type"] == "abort"]
     assert len(failed) == 1

@@ -285,16 +285,16 @@ def test_a_timeout_counts_while_others_are_tokenised_or_compiled(
 def test_a_timeout_counts_while_a_constraint_is_compiled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from concurrent.futures import Future
 
-    guides = engine._builder._constraints.guides
+    matchers = engine._builder._constraints.matchers
 
     def unready(params: Any) -> Any:
-        found = guides(params)
-        for guide in found:
-            if guide is not None:
-                guide.flight = Future()
+        found = matchers(params)
+        for matcher in found:
+            if matcher is not None:
+                matcher.flight = Future()
         return found
 
-    monkeypatch.setattr(engine._builder._constraints, "guides", unready)
+    monkeypatch.setattr(engine._builder._constraints, "matchers", unready)
     with pytest.raises(RequestTimeout, match="compiled"):
         engine.generate("a", {**SHORT, "regex": "b+"}, timeout=0.2, stream=True)
     with pytest.raises(RequestTimeout):

@@ -24,7 +24,7 @@ from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, Sg
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.matching.jump import Foreseen, Jump, cut
 from sgl.runtime.batch import PendingStep, Runner, TokenMask, TokenMasks
-from sgl.runtime.constraints.guides import Guide
+from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.slices import Slices
 from sgl.runtime.loop.submission import Output, Submission
@@ -230,11 +230,11 @@ class EngineLoop:
         masks: list[TokenMask | None] = []
         for b, comes_draft in zip(*map(np.ndarray.tolist, batch.sampling), strict=True):
             request, mask = step.requests[b], None
-            guide = request.owner.guide
-            if guide is not None and not request.is_done and request.uid not in step.dropped:
+            matcher = request.owner.matcher
+            if matcher is not None and not request.is_done and request.uid not in step.dropped:
                 remaining = request.max_new_tokens - len(request.output_ids)
                 is_behind = b in batch.drafts and not comes_draft
-                mask = guide.next_behind(request.draft, remaining - 1) if is_behind else guide.next(remaining)
+                mask = matcher.next_behind(request.draft, remaining - 1) if is_behind else matcher.next(remaining)
             counters.host_masks += isinstance(mask, np.ndarray)
             counters.device_masks += isinstance(mask, Standing)
             masks.append(mask)
@@ -255,15 +255,15 @@ class EngineLoop:
     def _go_on(self, requests: list[Request]) -> None:
         """Take in the latest token of each request, and what follows it for certain. All such text is encoded in one
         call, on all cores: one by one it would take longer than the step, where many rows jump at once."""
-        jumping: list[tuple[Submission, Guide, Foreseen]] = []
+        jumping: list[tuple[Submission, RequestMatcher, Foreseen]] = []
         for request in requests:
             submission: Submission = request.owner
             try:
                 reason = submission.advance()
-                if reason is None and submission.guide is not None and self._may_jump(request):
-                    foreseen = submission.guide.foresee(request.output_ids)
+                if reason is None and submission.matcher is not None and self._may_jump(request):
+                    foreseen = submission.matcher.foresee(request.output_ids)
                     if foreseen is not None:
-                        jumping.append((submission, submission.guide, foreseen))
+                        jumping.append((submission, submission.matcher, foreseen))
                         continue
             except SglError as error:  # of this request alone: a stop regex that runs away
                 reason = FinishReason("abort", error=error)
@@ -272,13 +272,13 @@ class EngineLoop:
         if jumping:
             self._jump_all(jumping)
 
-    def _jump_all(self, jumping: list[tuple[Submission, Guide, Foreseen]]) -> None:
+    def _jump_all(self, jumping: list[tuple[Submission, RequestMatcher, Foreseen]]) -> None:
         """Give each request the tokens of what was foreseen for it, and end those that are complete with them."""
         cuts = cut([foreseen for _, _, foreseen in jumping], jumping[0][1].encode)
-        for (submission, guide, foreseen), ids in zip(jumping, cuts, strict=True):
+        for (submission, matcher, foreseen), ids in zip(jumping, cuts, strict=True):
             try:
                 room = submission.request.max_new_tokens - len(submission.request.output_ids)
-                reason = self._jump(submission, guide, guide.forced(foreseen, ids, room))
+                reason = self._jump(submission, matcher, matcher.forced(foreseen, ids, room))
             except SglError as error:  # of this request alone: a grammar that grew too large
                 reason = FinishReason("abort", error=error)
             self._tell(submission, reason)
@@ -296,7 +296,7 @@ class EngineLoop:
         """Not where every token is to be scored or counted by the sampler."""
         return self._jump_forward and request.top_logprobs < 0 and not request.params.has_penalties
 
-    def _jump(self, submission: Submission, guide: Guide, jump: Jump) -> FinishReason | None:
+    def _jump(self, submission: Submission, matcher: RequestMatcher, jump: Jump) -> FinishReason | None:
         """Append the tokens that follow for certain and try a draft, where that is worth it; the reason if they end the
         request."""
         request = submission.request
@@ -307,7 +307,7 @@ class EngineLoop:
         # Each saves its row a step, but for one that the step under way would have sampled.
         saved = len(forced) + (draft is not None)
         if saved <= self._overlap + self._jump_cost * self.scheduler.num_running:
-            guide.pin(forced)
+            matcher.pin(forced)
             return None
         reason = None
         if submission.is_incremental or not request.stop_ids.isdisjoint(forced):
@@ -317,9 +317,9 @@ class EngineLoop:
                     forced = forced[:num_read]
                     break
         else:
-            guide.accept_all(forced)
+            matcher.accept_all(forced)
         self.scheduler.append(request, forced, draft)
-        if reason is None and guide.is_complete():
+        if reason is None and matcher.is_complete():
             reason = FinishReason("stop")
         return reason or (FinishReason("length") if len(forced) == room else None)
 
@@ -329,7 +329,7 @@ class EngineLoop:
         del self._live[request.uid]
         if submission.has_entered:
             self.scheduler.finish(request, reason)
-            self._num_constrained -= submission.guide is not None
+            self._num_constrained -= submission.matcher is not None
             self._num_streamed -= submission.stream
         else:
             request.phase = Phase.DONE
@@ -350,11 +350,11 @@ class EngineLoop:
                 yield
                 if self._stopping:
                     return
-            request, guide = submission.request, submission.guide
+            request, matcher = submission.request, submission.matcher
             if request.is_done:  # aborted on its way
                 continue
             request.owner = submission
-            request.waits_for_grammar = guide is not None
+            request.waits_for_grammar = matcher is not None
             try:
                 self.scheduler.add(request)
             except QueueFull as error:
@@ -362,23 +362,23 @@ class EngineLoop:
                 continue
             submission.has_entered = True
             self._num_streamed += submission.stream
-            if guide is not None:
+            if matcher is not None:
                 self._num_constrained += 1
-                if guide.flight.done():
-                    self._begin_guide(submission, guide)
+                if matcher.flight.done():
+                    self._begin_constrained(submission, matcher)
                 else:
-                    guide.flight.add_done_callback(partial(self._guide_is_ready, submission, guide))
+                    matcher.flight.add_done_callback(partial(self._constraint_is_ready, submission, matcher))
 
-    def _guide_is_ready(self, submission: Submission, guide: Guide, _: Future[Any]) -> None:
+    def _constraint_is_ready(self, submission: Submission, matcher: RequestMatcher, _: Future[Any]) -> None:
         with contextlib.suppress(EngineDead):
-            self.post(partial(self._begin_guide, submission, guide))
+            self.post(partial(self._begin_constrained, submission, matcher))
 
-    def _begin_guide(self, submission: Submission, guide: Guide) -> None:
+    def _begin_constrained(self, submission: Submission, matcher: RequestMatcher) -> None:
         """Let a request go on whose constraint is compiled, or end it if that failed."""
         if submission.request.is_done:
             return
         try:
-            guide.start()
+            matcher.start()
         except Exception as error:  # whatever it is, it is this request's
             self._end(submission, FinishReason("abort", error=error))
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sgl.runtime.batch import Logprobs
-from sgl.runtime.constraints.guides import Guide
+from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.text.output import TextOutput
 
@@ -41,7 +41,7 @@ class Submission:
 
     request: Request
     text: TextOutput | None  # None: token ids only
-    guide: Guide | None = None  # where the output stands in its constraint
+    matcher: RequestMatcher | None = None  # where the output stands in its constraint
     stream: bool = False
     submitted: float = 0.0  # monotonic seconds
     first_step: float = 0.0
@@ -62,21 +62,21 @@ class Submission:
         if not request.max_new_tokens:
             return FinishReason("length")
         reason = self.read(request.output_ids[-1])
-        if reason is None and self.guide is not None and self.guide.is_complete():
+        if reason is None and self.matcher is not None and self.matcher.is_complete():
             reason = FinishReason("stop")
         return reason or (FinishReason("length") if len(request.output_ids) >= request.max_new_tokens else None)
 
     def read(self, token: int) -> FinishReason | None:
         """Follow the output by one token, in its text and its constraint; the reason if it ends the request."""
-        request, text, guide = self.request, self.text, self.guide
-        if guide is not None:
-            guide.check()
+        request, text, matcher = self.request, self.text, self.matcher
+        if matcher is not None:
+            matcher.check()
         if token in request.stop_ids:
             if self.is_incremental and request.params.no_stop_trim and text is not None:
                 self.pieces += text.feed(token)
             return FinishReason("stop", token)
-        if guide is not None:
-            guide.accept(token)
+        if matcher is not None:
+            matcher.accept(token)
         if self.is_incremental and text is not None:
             self.pieces += text.feed(token)
             if text.matched is not None:

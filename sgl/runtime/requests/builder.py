@@ -17,7 +17,7 @@ from sgl.grammar import Vocabulary
 from sgl.grammar.automaton.finished import Standing
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.constraints.guides import Constraints
+from sgl.runtime.constraints.request_matcher import Constraints
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.requests.arguments import GenerateRequest, Params, is_list, requests_of, too_many
 from sgl.runtime.requests.results import Header, NativeResult
@@ -121,7 +121,7 @@ class RequestBuilder:
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
             if value is not None and len(value) > MAX_NAME_CHARACTERS:
                 raise InvalidRequest(f"{name} may have {MAX_NAME_CHARACTERS} characters at most", param=name)
-        guides = self._constraints.guides(params)
+        matchers = self._constraints.matchers(params)
         now = time.monotonic()
         key = prompt_ids.tobytes()
         token_text = None
@@ -153,7 +153,7 @@ class RequestBuilder:
             if params.n > 1:
                 rid = f"{rid}-{sample}"
             text = self._text_output(params, prompt_ids)
-            submission = Submission(request, text, guide=guides[sample], stream=bool(wanted.stream))
+            submission = Submission(request, text, matcher=matchers[sample], stream=bool(wanted.stream))
             header = Header.of(request, rid, with_text=token_text is not None)
             made.append((submission, NativeResult(header, token_text)))
         return made

@@ -239,8 +239,8 @@ class PreparedCall(CallResults):
             self.submissions.append(submission)
             self.add(result)
             self.rids[wanted.owner, result.header.rid] = [result.header.uid]
-            if submission.guide is not None:
-                self.compiling.append(submission.guide.flight)
+            if submission.matcher is not None:
+                self.compiling.append(submission.matcher.flight)
         if wanted.rid is not None:
             self.rids[wanted.owner, wanted.rid] = [submission.request.uid for submission, _ in pairs]
 

@@ -33,19 +33,19 @@ _MAX_FINISHERS = 14  # processes; each is a Python of its own
 _KNOWN_TEXTS = 1 << 14  # whose tokens are kept: what follows for certain comes again
 
 
-class Guide:
+class RequestMatcher:
     """Follows one request's output through its constraint, once that is compiled and `start` was called."""
 
     def __init__(self, flight: Future[Grammar | FinishedGrammar], encode: Encode) -> None:
         self.flight = flight
         self.encode = encode
-        """The tokenizer's, the same for all guides of an engine."""
+        """The tokenizer's, the same for all matchers of an engine."""
         self._cursor: Cursor
         self._failure: GrammarError | None = None
         self._pinned: list[int] = []  # the tokens that follow for certain, last first
         self._was_pinned = False
         self._draft = -1
-        self._behind: Guide | None = None  # where the draft leads
+        self._behind: RequestMatcher | None = None  # where the draft leads
 
     def start(self) -> None:
         """Take up the grammar, for which it waits. Raises what compiling ended in."""
@@ -175,10 +175,10 @@ class Constraints:
         assert finished is not None, "any JSON has few states"
         return service.vocabulary, Standing(finished, finished.start)
 
-    def guides(self, params: SamplingParams) -> list[Guide | None]:
-        """What guides each of a request's n samples; None where it is free. Raises as `announce`."""
+    def matchers(self, params: SamplingParams) -> list[RequestMatcher | None]:
+        """The matcher of each of a request's n samples; None where it is free. Raises as `announce`."""
         flight = self.announce(params)
-        return [None if flight is None else Guide(flight, self._encode) for _ in range(params.n)]
+        return [None if flight is None else RequestMatcher(flight, self._encode) for _ in range(params.n)]
 
     def announce(self, params: SamplingParams) -> Future[Grammar | FinishedGrammar] | None:
         """Compile the constraint of a request, unless that is done or under way; None if it has none. The future raises
