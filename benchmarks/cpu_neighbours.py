@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 
+from sgl.machine_limits import num_processors
 from sgl.runtime.config import EMBEDDED
-from sgl.runtime.constraints.guides import num_processors
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.config import ModelConfig
 
