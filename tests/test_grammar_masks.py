@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from sgl import grammar
 from sgl.grammar import Vocabulary
+from sgl.grammar.automaton.finished import finish
 from sgl.grammar.automaton.nfa import KeyOrder
 from sgl.grammar.regular.charset import EVERY_CHAR, json_text
 from sgl.grammar.shape import Array, CountedString
@@ -203,3 +207,47 @@ def test_tokens_of_the_same_bytes_are_allowed_together() -> None:
     assert mask_of(grammar.compile(regex="abx", vocabulary=vocabulary).matcher(), vocabulary).tolist() == [
         False, True, True, True, True,
     ]  # fmt: skip
+
+
+BOUNDS = [(0, None), (3, None), (3, 10), (5, None), (5, 9), (0, 4), (2, 7)]
+
+
+@pytest.mark.parametrize("form", ["properties", "arrays", "patterns"])
+@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(BOUNDS, 2)))
+def test_alternatives_may_count_to_different_bounds(
+    one: tuple[int, int | None], other: tuple[int, int | None], form: str
+) -> None:
+    """Where one string has reached a bound, another still counts to its own."""
+    first, second = (
+        {"type": "string", "minLength": low} | ({} if high is None else {"maxLength": high})
+        for low, high in (one, other)
+    )
+    schema: dict[str, Any] = {
+        "type": "array",
+        "items": {"anyOf": [first, second | {"pattern": "^a*$"}]},
+        "minItems": 1,
+    }
+    if form == "properties":
+        longer = {"properties": {"k": first, "z": {"type": "integer"}}, "required": ["k", "z"]}
+        shorter = {"properties": {"k": second}, "required": ["k"]}
+        alternatives = [alternative | {"additionalProperties": False} for alternative in (longer, shorter)]
+        schema = {"type": "object", "anyOf": alternatives}
+    elif form == "arrays":
+        schema = {"type": "array", "anyOf": [{"items": first, "minItems": 2}, {"items": second, "maxItems": 1}]}
+    compiled = grammar.compile(json_schema=schema, vocabulary=PIECES)
+    validator = jsonschema.Draft202012Validator(schema)
+    opening = b'{"k":"' if form == "properties" else b'["'
+    ends = [b'"}', b'","z":1}'] if form == "properties" else [b'"]', b'","a"]', b'","aaaaa"]']
+    matcher = compiled.matcher()
+    assert matcher.accept_bytes(opening)
+    for number in range(12):
+        for end in ends:
+            behind, text = matcher.copy(), opening + b"a" * number + end
+            is_accepted = behind.accept_bytes(end) and behind.is_accepting()
+            assert is_accepted == validator.is_valid(json.loads(text)), text
+        allowed = mask_of(matcher, PIECES)
+        assert (allowed == accepted_one_by_one(matcher, PIECES)).all()
+        if not matcher.accept_bytes(b"a"):
+            break
+    assert compiled.automaton is not None
+    assert finish(compiled.automaton, 5000) is not None

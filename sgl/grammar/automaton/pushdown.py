@@ -35,6 +35,7 @@ from sgl.grammar.automaton.objects import ObjectPlan
 from sgl.grammar.automaton.tables import (
     COUNT_SHIFT,
     DEAD,
+    LIMIT,
     POP_BIT,
     PUSH_BIT,
     TARGET_MASK,
@@ -239,6 +240,8 @@ class Automaton:
         """Up to how many characters of a string a plain character keeps some thread of the state where it is, and keeps
         no other alive: ENDLESS if for ever, whatever others do; NOT_PLAIN if there is no such thread.
         """
+        if self.tables.guards.item(state, LIMIT) >= 0:  # no place to stay
+            return NOT_PLAIN
         limits = {thread: self._thread_limit(thread) for _, thread in self.members[state]}
         limit = max(limits.values(), default=NOT_PLAIN)
         others = (thread for thread, each in limits.items() if each == NOT_PLAIN)
@@ -256,7 +259,7 @@ class Automaton:
         if behind == state:
             return ENDLESS, -1
         limit, _, below, at = tables.guards[behind].tolist()
-        return (limit, at) if limit >= 0 and below == state else None
+        return (limit, tables.landing(at, limit, 0)) if limit >= 0 and below == state else None
 
     def _thread_limit(self, thread: Thread) -> int:
         if isinstance(thread, Counted):
