@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sgl.errors import QueueFull
@@ -44,6 +44,7 @@ actions = st.lists(
 
 
 @given(settings_strategy, st.sampled_from([0.0, 0.1, 0.5, 3.0]), actions)
+@example(Setting(page_size=1, rows=2, budget=1, overlap=False, radix=False), 0.0, [("hold", 5215871), ("add", 470)])
 @settings(max_examples=150)
 def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
     setting: Setting, room: float, plan: list[tuple[str, int]]

@@ -452,7 +452,8 @@ class Scheduler:
         self.queue.add(request)
 
     def _youngest(self) -> Request | None:
-        """The running request to retract first: lowest priority, then latest admitted. Never the only one."""
+        """The running request to retract first: lowest priority, then one whose constraint still compiles, which only
+        holds pages, then latest admitted. Never the only one."""
         under_way = Phase.DRAINING, Phase.VERIFY
         candidates = [request for request in self._running.values() if request.phase not in under_way]
         if len(candidates) < 2:
@@ -460,7 +461,8 @@ class Scheduler:
         if self.limits.schedule_policy == "priority":
             lowest = min(request.priority for request in candidates)
             candidates = [request for request in candidates if request.priority == lowest]
-        return candidates[-1]
+        held = [request for request in candidates if request.waits_for_grammar]
+        return (held or candidates)[-1]
 
 
 def _groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
