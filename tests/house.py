@@ -109,7 +109,7 @@ NOT_AT_IMPORT = (*HEAVY, "numpy", "pydantic", "requests", "tokenizers", "safeten
 
 READS_ENVIRONMENT = ("sgl.runtime.config", "sgl.lang.environment", "sgl.cli.options")
 DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
-MAX_LINES = 500
+MAX_LINES = 450
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Final
 
 from sgl.grammar.regular.byteset import ALL_BYTES, refine
@@ -28,28 +29,7 @@ from sgl.grammar.regular.expr_leaves import (
 )
 from sgl.time_limit import check_size, check_time
 
-__all__ = [
-    "ANYTHING",
-    "EMPTY",
-    "EPSILON",
-    "Arcs",
-    "ByteSet",
-    "Compound",
-    "Expr",
-    "Words",
-    "byte_set",
-    "complement",
-    "concat",
-    "difference",
-    "grouped",
-    "intersect",
-    "is_empty",
-    "literal",
-    "matches",
-    "repeat",
-    "union",
-    "words",
-]
+__all__ = ["EMPTY", "EPSILON", "Arcs", "ByteSet", "Expr", "Words", "byte_set", "literal", "words"]  # handed on
 EXPLORE_LIMIT: Final = 20_000
 """How many derivatives a search may look at before it gives up with GrammarTooLarge."""
 
@@ -252,12 +232,8 @@ def union(*members: Expr) -> Expr:
         del flat[EPSILON]
     if len(flat) == 1:
         return next(iter(flat))
-    ordered = tuple(sorted(flat, key=_by_serial))
+    ordered = tuple(sorted(flat, key=attrgetter("serial")))
     return intern(Union, ordered)
-
-
-def _by_serial(expr: Expr) -> int:
-    return expr.serial
 
 
 def _merge_repeats(parts: dict[Expr, None]) -> dict[Expr, None]:
@@ -337,7 +313,7 @@ def intersect(*members: Expr) -> Expr:
         if texts is not None:
             others = [other for other in flat if other is not part]
             return words(text for text in texts if all(matches(other, text) for other in others))
-    ordered = tuple(sorted(flat, key=_by_serial))
+    ordered = tuple(sorted(flat, key=attrgetter("serial")))
     return intern(Intersection, ordered)
 
 

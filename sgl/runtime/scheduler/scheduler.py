@@ -1,8 +1,7 @@
 """Decides what each step computes: who runs, who waits, who gives way.
 
 Decode rows come first, then prompts that are partly computed, then new prompts, until the step's token budget is
-spent. The scheduler touches plain ints and NumPy only; the loop carries its batches to a runner and brings the
-results back.
+spent. The scheduler touches plain ints and NumPy only; the loop brings batches to a runner, and results back.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from itertools import islice
 
 import numpy as np
@@ -21,13 +19,13 @@ from sgl.runtime.batch import Batch, Int32Array, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.scheduler.admission import OutputLengths, ReleaseSimulation
+from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.packing import Chunk, assemble
 from sgl.runtime.scheduler.policy import WaitingQueue
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 
 _MAX_BYPASSED = 16  # requests that may be found not to fit in one round before it ends
-_MAX_EXPIRED = 256  # requests whose time is up that are named at once
 _NO_BUDGET = 1 << 40
 
 
@@ -94,8 +92,7 @@ class Scheduler:
         self._decode_rows: Int32Array = np.empty(0, np.int32)
         self._flying: list[Step] = []  # launched or about to be, not handled
         self._lengths = OutputLengths(limits.conservativeness)
-        self._deadlines: list[tuple[float, int, Request]] = []  # a heap, with some that are over
-        self._num_timed = 0  # requests in it that have not ended
+        self._deadlines = Deadlines()
         self._tick = 0
 
     # ── requests come and go ────────────────────────────────────────────────────────────────────────────────────
@@ -108,9 +105,7 @@ class Scheduler:
         request.tick = self._tick
         request.scored_len = request.logprob_start or 0
         self.queue.add(request)
-        if request.is_timed:
-            self._num_timed += 1
-            self._watch(request)
+        self._deadlines.add(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """End a request in any phase, now. Its pages are free or evictable when this returns; a result that is
@@ -124,7 +119,7 @@ class Scheduler:
         request.phase = Phase.DONE
         request.finish_reason = reason
         request.match = None
-        self._num_timed -= request.is_timed
+        self._deadlines.end(request)
         if reason.type == "abort":
             self.counters.aborted += 1
         else:
@@ -181,30 +176,11 @@ class Scheduler:
     @property
     def has_held(self) -> bool:
         """Whether any request waits to be let go."""
-        return self.queue.num_waiting_for_grammar > 0 or any(
-            request.waits_for_grammar for request in self._running.values()
-        )
+        return self.queue.num_waiting_for_grammar > 0 or any(r.waits_for_grammar for r in self._running.values())
 
-    def expire(self, most: int = _MAX_EXPIRED) -> list[Request]:
+    def expire(self, most: int = MAX_EXPIRED) -> list[Request]:
         """Requests whose deadline has passed, for the caller to finish: so many at once, and each is named once."""
-        if not self._deadlines:
-            return []
-        now, late = self._clock(), list[Request]()
-        while self._deadlines and self._deadlines[0][0] <= now and len(late) < most:
-            _, _, request = heappop(self._deadlines)
-            if request.is_done:
-                continue
-            if _next_deadline(request) <= now:
-                late.append(request)
-            elif request.deadline is not None:  # it left the queue in time
-                self._watch(request)
-        return late
-
-    def _watch(self, request: Request) -> None:
-        heappush(self._deadlines, (_next_deadline(request), request.uid, request))
-        if len(self._deadlines) > 2 * self._num_timed + _MAX_EXPIRED:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_done]
-            heapify(self._deadlines)
+        return self._deadlines.expired(self._clock(), most) if self._deadlines else []
 
     # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -471,11 +447,3 @@ def _groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Itera
     while group:
         yield group
         group = [request for each in verified for request in islice(each, 1)]
-
-
-def _next_deadline(request: Request) -> float:
-    """When the request times out next: in the queue before its first row, or over all."""
-    deadline = request.deadline if request.deadline is not None else float("inf")
-    if request.queue_deadline is not None and request.phase is Phase.WAITING and not request.num_retractions:
-        return min(deadline, request.queue_deadline)
-    return deadline
