@@ -433,7 +433,7 @@ def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: 
     arguments = {"prompt": "hello", "sampling_params": LONG["sampling_params"]}
 
     async def scenario() -> None:
-        engine = EngineProcess(config, configure=partial(hang_where_told, flag), watchdog_timeout=2.0)
+        engine = EngineProcess(config, configure=partial(hang_where_told, flag), watchdog_timeout=PATIENCE)
         await engine.start()
         try:
             service = Service(ServerConfig(), engine)
@@ -446,6 +446,7 @@ def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: 
             with pytest.raises(EngineDead, match="at one step"):
                 service.check_is_up(within=1.0)
             waiting = asyncio.create_task(engine.generate(**arguments))
+            engine._watchdog_timeout = 1.5  # while nothing else may take so long
             with pytest.raises(EngineDead):
                 async for _ in events:
                     pass
@@ -454,6 +455,7 @@ def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: 
             with pytest.raises(EngineDead, match="not running"):
                 service.check_is_up()
             flag.unlink()
+            engine._watchdog_timeout = PATIENCE
             while engine.heartbeat_age() > 0:
                 await asyncio.sleep(0.05)
             assert (await engine.generate(**arguments))["output_ids"] == expected["output_ids"]
