@@ -93,6 +93,11 @@ class Grammar:
         tables = 0 if self.automaton is None else self.automaton.tables.nbytes + len(self.automaton) * _STATE_BYTES
         return tables + self._first.num_bytes + (0 if self.masks is None else self.masks.num_bytes)
 
+    @property
+    def is_worn(self) -> bool:
+        """Whether half of the states that its automaton may have are there: matchers of a new one go further."""
+        return self.automaton is not None and 2 * len(self.automaton) > self.automaton.max_states
+
     def matcher(self) -> TokenMatcher:
         """A cursor at the start of the text."""
         return self._first.copy()

@@ -102,6 +102,8 @@ class CompileService:
             failed_at = self._failed_at.get(constraint)
             if failed_at is not None and monotonic() - failed_at > self.failures_kept:
                 flight = None
+            if flight is not None and _is_worn(flight):
+                flight = None
             if flight is None:
                 self._failed_at.pop(constraint, None)
                 flight = Future()
@@ -275,11 +277,21 @@ class CompileService:
         return grammar
 
 
+def _found(flight: Flight) -> Grammar | FinishedGrammar | None:
+    """What a flight ended in, if it did and not in an error."""
+    has_failed = not flight.done() or flight.cancelled() or flight.exception() is not None
+    return None if has_failed else flight.result()
+
+
 def _num_bytes(flight: Flight) -> int:
-    """Of what a flight ended in, as far as it did."""
-    if not flight.done() or flight.cancelled() or flight.exception() is not None:
-        return 0
-    return flight.result().num_bytes
+    found = _found(flight)
+    return 0 if found is None else found.num_bytes
+
+
+def _is_worn(flight: Flight) -> bool:
+    """Whether its grammar is made anew for who asks next: texts of others would soon have used up its states."""
+    found = _found(flight)
+    return isinstance(found, Grammar) and found.is_worn
 
 
 def _abandoned(flight: Flight) -> Flight:
