@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ in the engine's process."""
 _NICER = 10  # than the engine, while a constraint is tried
 MAX_FINISHED_STATES = 5000
 """Larger automata are not finished: that takes longer than anybody waits, and their arrays too much room."""
-_FINISHING_SECONDS = 1.0
+_FINISHING_SECONDS = 1.0  # of CPU time
 _ANSWER_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 _COLLECT_AFTER, _COLLECT_ANYWAY = 32, 128  # constraints: garbage of them is looked for while idle, and in any case
@@ -331,7 +331,7 @@ def _finished(grammar: Grammar) -> FinishedAutomaton | None:
     if grammar.automaton is None:
         return None
     try:
-        with time_limit(_FINISHING_SECONDS):
+        with time_limit(_FINISHING_SECONDS, thread_time):
             return finish(grammar.automaton, MAX_FINISHED_STATES)
     except GrammarTooLarge:
         return None
