@@ -59,7 +59,7 @@ class Thread:
         return self._moves
 
     def _find_moves(self) -> Moves:
-        raise NotImplementedError
+        raise NotImplementedError  # no ABC, here and below: asking isinstance of one takes three times as long
 
 
 class Node:
@@ -111,8 +111,8 @@ CLOSING: Final = Closing()
 Target = Node | Opening | Closing
 
 
-class Lexeme(Thread):
-    """What is left of a lexeme, and where it leads."""
+class InLexeme(Thread):
+    """Before what is left of a lexeme, and where that leads."""
 
     __slots__ = ("builder", "expr", "target")
 
@@ -121,39 +121,35 @@ class Lexeme(Thread):
         self.builder = builder
         self.expr = expr
         self.target = target
+
+
+class Lexeme(InLexeme):
+    """Where the rest of a lexeme is read."""
+
+    __slots__ = ()
 
     def _find_moves(self) -> Moves:
+        return tuple((mask, self._move(rest)) for mask, rest in self.expr.arcs())
+
+    def _move(self, rest: Expr) -> Move:
         builder, target = self.builder, self.target
-        moves: list[tuple[int, Move]] = []
-        for mask, rest in self.expr.arcs():
-            if rest is EPSILON and isinstance(target, Opening):
-                moves.append((mask, Push(target.schema, target.then)))
-            elif rest is EPSILON and isinstance(target, Closing):
-                moves.append((mask, POP))
-            else:
-                operation = target.operation if isinstance(target, Node) and rest.nullable else PLAIN
-                indented = behind_blanks(rest)
-                threads = builder.enter(rest if indented is None else indented, target)
-                if indented is not None:
-                    threads, operation = (
-                        (builder.one(Blanks, builder, indented, target), *threads),
-                        operation | RESET_CHAR,
-                    )
-                moves.append((mask, Stay(threads, operation)))
-        return tuple(moves)
+        if rest is EPSILON and isinstance(target, Opening):
+            return Push(target.schema, target.then)
+        if rest is EPSILON and isinstance(target, Closing):
+            return POP
+        operation = target.operation if isinstance(target, Node) and rest.nullable else PLAIN
+        indented = behind_blanks(rest)
+        if indented is None:
+            return Stay(builder.enter(rest, target), operation)
+        blanks = builder.one(Blanks, builder, indented, target)
+        return Stay((blanks, *builder.enter(indented, target)), operation | RESET_CHAR)
 
 
-class Blanks(Thread):
-    """Where one more blank behind a line break may come, before `expr`, the rest of a lexeme. Counted, blanks take one
-    state, and not one for each number of them."""
+class Blanks(InLexeme):
+    """Where one more blank behind a line break may come first. Counted, blanks take one state, and not one for each
+    number of them."""
 
-    __slots__ = ("builder", "expr", "target")
-
-    def __init__(self, builder: Builder, expr: Expr, target: Target) -> None:
-        super().__init__()
-        self.builder = builder
-        self.expr = expr
-        self.target = target
+    __slots__ = ()
 
     def _find_moves(self) -> Moves:
         behind = self.builder.enter(self.expr, self.target)

@@ -16,10 +16,10 @@ from sgl.errors import GrammarTooLarge
 from sgl.grammar.automaton.arrays import AfterItem, ArrayPlan, Items, NextItem
 from sgl.grammar.automaton.nfa import (
     After,
-    Blanks,
     Closing,
     Counted,
     CountedText,
+    InLexeme,
     Lexeme,
     Node,
     Opening,
@@ -130,7 +130,7 @@ class ShortestEnds:
     def _thread(self, thread: Thread, chars: int, items: int) -> Rope | None:
         """From inside a lexeme to the end of the frame. None, here and below: not known yet."""
         match thread:
-            case Lexeme() | Blanks():
+            case InLexeme():
                 target = thread.target
                 if isinstance(target, Closing):
                     return shortest_rope(thread.expr)

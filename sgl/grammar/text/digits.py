@@ -6,6 +6,7 @@ into alternatives. Called by the schema compiler for every constrained number.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fractions import Fraction
 from math import gcd
@@ -92,7 +93,7 @@ class State(NamedTuple):
     """By multiple; -1 where the number can be none of it any more."""
 
 
-class Form:
+class Form(ABC):
     """One kind of texts of the numbers of a range of non-negative ones: nodes are made once per state."""
 
     def __init__(self, part: Range) -> None:
@@ -109,21 +110,21 @@ class Form:
             found = self._nodes[state] = Digits(self, state)
         return found
 
+    @abstractmethod
     def accepts(self, state: State) -> bool:
         """Whether a number may end in a state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_dead(self, state: State) -> bool | None:
         """Whether no number ends behind a state, or None where that takes a search."""
-        raise NotImplementedError
 
     def shortest_text(self, state: State) -> bytes | None:
         """See `Compound.shortest_text`."""
         return None
 
+    @abstractmethod
     def arcs(self, state: State) -> Arcs:
         """The bytes that may follow."""
-        raise NotImplementedError
 
 
 class Bound:

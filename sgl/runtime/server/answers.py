@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from sgl.runtime.server.tool_calls import AnswerSplitter, Piece
 Result = dict[str, Any]
 
 
-class Choice:
+class Choice(ABC):
     """One sample of one prompt, as the API writes it, whole or in pieces."""
 
     def __init__(
@@ -30,13 +31,13 @@ class Choice:
         self._with_token_ids = with_token_ids
         self._num_characters = self._num_ids = 0  # that were told
 
+    @abstractmethod
     def choice(self, result: Result) -> dict[str, Any]:
         """Of a whole result."""
-        raise NotImplementedError
 
+    @abstractmethod
     def deltas(self, event: Result) -> list[dict[str, Any]]:
         """Of a stream's next event; nothing if all that it brings is held back."""
-        raise NotImplementedError
 
     def _text(self, event: Result) -> str:
         """What is new of it."""

@@ -3,6 +3,7 @@ Pieces are never taken back, and a character waits for all of its bytes. Knows n
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,20 +14,20 @@ from sgl.grammar.vocabulary.token_table import TokenTable
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
 
-class Detokenizer:
+class Detokenizer(ABC):
     """The text of one request. `prompt_ids` are read when it is made and may be long: only their end counts."""
 
     __slots__ = ("_prompt_text",)
     _prompt_text: str
     """What decode(prompt) makes of the incomplete character at its end: not part of the output."""
 
+    @abstractmethod
     def feed(self, token_id: int) -> str:
         """What is known of the text since the last call, perhaps nothing. An id without a token has no text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def flush(self) -> str:
         """The rest, once there are no more tokens: bytes that never became a character are U+FFFD."""
-        raise NotImplementedError
 
     def _without_prompt(self, text: str) -> str:
         if text and self._prompt_text:
