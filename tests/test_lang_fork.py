@@ -42,7 +42,7 @@ def running(engine: Engine) -> int:
 
 
 HEAD = """
-import asyncio, concurrent.futures, gc, multiprocessing, os, pickle, signal, sys, threading, time
+import asyncio, concurrent.futures, gc, multiprocessing, os, pickle, queue, signal, sys, threading, time
 import sgl
 from sgl.errors import EngineDead, ProgramError
 from tests.patience import PATIENCE
@@ -178,6 +178,23 @@ SERVER_SCRIPTS = {
         for thread in threads:
             thread.join()
         assert texts == {expected}
+    """,
+    "states that only callbacks hold": """
+        backend = sgl.RuntimeEndpoint(where)
+        longer = {**options, "max_new_tokens": 100}
+        expected = program.run(backend=backend, **longer)["y"]
+        outcomes = queue.SimpleQueue()
+
+        def begin():
+            state = program.run(backend=backend, stream=True, **longer)
+            next(state.text_iter())
+            state.when_done(lambda: outcomes.put(state.failed() or state["y"]))
+
+        for _ in range(8):
+            begin()
+            forked(lambda: time.sleep(0.1))
+        for _ in range(8):
+            assert outcomes.get(timeout=PATIENCE) == expected
     """,
     "pools of processes": """
         backend = sgl.RuntimeEndpoint(where)

@@ -83,8 +83,8 @@ class IoLoop:
         """In a child process: the thread is the parent's, and so are the connections. The child lets go of its copies,
         without a word to the other side, so that they end when the parent ends them."""
         loop, selector = self._loop, self._selector
+        _of_parents.append((loop, self._inbox))
         if loop is not None and selector is not None:
-            _of_parents.append(loop)
             loop.set_exception_handler(lambda loop, context: None)  # what is not finished is nobody's fault here
             nothing = os.open(os.devnull, os.O_RDWR)
             copies = [selector, *(selector.get_map() or ())]  # the first one too: to change it changes the parent's
@@ -112,7 +112,9 @@ def _run_for_good(loop: asyncio.AbstractEventLoop) -> None:
 
 
 CLOSING_SECONDS = 2.0  # at exit: for telling servers that nobody waits any more
-_of_parents: list[asyncio.AbstractEventLoop] = []  # loops that stand still, kept from being closed as garbage
+_of_parents: list[
+    object
+] = []  # loops that stand still and their posts, kept from being closed or given up as garbage
 
 io = IoLoop()
 atexit.register(io.close)

@@ -170,18 +170,21 @@ class Run(Watched):
         """Whether the backend has nothing more to compute, also if it has not said so yet."""
         return self.is_done or (self.is_over and all(cell.done for cell in self.cells()))
 
+    def let_go(self) -> None:
+        """In a child process: the backend's session is the parent's, and nothing here ends it any more."""
+        self.is_done = True
+        self._session = self._deadline = None
+
     def forsake(self) -> None:
         """Fail a run of the parent process, in a child: it goes on there, and who waited for it is not here."""
         self._on_done.clear()
         self._unsent.clear()
-        self._session = self._deadline = None
         self._lock = threading.Lock()
         self.forget_waiters()
         for stream in self._streams:
             stream.forget_waiters()
             for cell in stream.cells():
                 cell.forget_waiters()
-        self.is_done = True
         cause = BackendError("it runs in the process that this one was forked from: run it anew to have it here")
         self.failure = Failure(f"program {self.program.name!r}", cause)
         for stream in self._streams:
@@ -369,9 +372,11 @@ class IdleWatch:
 
 def _forsake_all() -> None:
     """In a child process: nobody ticks here, and what was under way is the parent's."""
+    runs = [run for run in everything.runs() if isinstance(run, Run)]
+    for run in runs:  # all of them first: what is freed from here on may be the last state of any
+        run.let_go()
     idle_watch.__init__()  # type: ignore[misc]
-    for run in everything.runs():
-        assert isinstance(run, Run), "only runs are added"
+    for run in runs:
         run.forsake()
     everything.__init__()  # type: ignore[misc]
 
