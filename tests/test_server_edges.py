@@ -18,16 +18,18 @@ from typing import Any
 
 import pytest
 import requests
+from aiohttp import web
 
 from sgl.cli.logs import configure_logging
 from sgl.errors import InvalidRequest, RequestTimeout
 from sgl.runtime import child
 from sgl.runtime.engine import Engine
 from sgl.runtime.sampling_params import checked_seconds
+from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_bytes, json_response
 from sgl.runtime.server.openapi import _STATUSES
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.test_server_hostile import exchange
 
 SHORT = {"max_new_tokens": 2, "temperature": 0}
@@ -169,6 +171,25 @@ def test_deep_arguments_of_earlier_calls_are_served_or_refused(server: LiveServe
     for arguments in ("NaN", "1e999", "1" * 5_000):
         call = {"function": {"name": "f", "arguments": arguments}}
         assert chat(server, messages=[{"role": "assistant", "tool_calls": [call]}]).status_code == 400
+
+
+def test_a_client_that_leaves_its_stream_is_no_error(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write = sse.write
+
+    async def left(request: web.Request, *arguments: Any) -> None:
+        assert request.transport is not None
+        request.transport.abort()  # as when the client goes while an event is on its way
+        await write(request, *arguments)
+
+    monkeypatch.setattr(sse, "write", left)
+    with caplog.at_level(logging.INFO), pytest.raises(requests.ConnectionError):
+        server.post("/generate", {"text": "a", "sampling_params": SHORT, "stream": True})
+    wait_until(lambda: any(" 499 " in record.getMessage() for record in caplog.records))
+    monkeypatch.undo()
+    assert server.get("/health").status_code == 200  # and what followed has been logged
+    assert not [record for record in caplog.records if record.exc_info or record.levelno > logging.INFO]
 
 
 def test_a_traceback_has_an_end(capsys: pytest.CaptureFixture[str]) -> None:

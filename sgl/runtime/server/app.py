@@ -102,7 +102,9 @@ class _Guard:
                 status = response.status
             except ConnectionError as error:
                 logger.info("%s", error)
-                raise
+                if request.transport is not None and not request.transport.is_closing():
+                    raise
+                response = web.Response(status=status)  # nobody gets it: aiohttp would log the error's traceback
             finally:
                 metrics.open_requests -= 1
                 metrics.answered(path, status)
