@@ -411,7 +411,7 @@ def test_without_several_names_all_of_it_is_everybodys(
     assert answers[-1][1] == "6 programs are open"
 
 
-def test_a_party_has_what_it_leaves_free() -> None:
+def test_a_tenant_has_what_it_leaves_free() -> None:
     pool = Pool()
     pool.take(pool.room(60, "a"), "a")
     assert (pool.of("a"), pool.room(60, "a"), pool.room(60, "b"), pool.room(60, None)) == (30, 0, 15, 30)

@@ -141,11 +141,11 @@ class Held:
     """What a program holds: the characters of its streams and of its nodes' values. Whatever makes more of them is
     charged before it makes them: a few nested scopes and references could ask for any amount of memory."""
 
-    def __init__(self, together: HeldTogether | None = None, party: str | None = None) -> None:
-        """together: of all programs of an executor; party: as who this one takes of it."""
+    def __init__(self, together: HeldTogether | None = None, tenant: str | None = None) -> None:
+        """together: of all programs of an executor; tenant: as who this one takes of it."""
         self._counts = {"characters": 0, "copied characters": 0, "tokens": 0}
         self._together = together
-        self._party = party
+        self._tenant = tenant
 
     def charge(self, number: int, what: str = "characters") -> None:
         """Count what is about to be made. Raises InvalidRequest, and counts nothing, where that is too much, and
@@ -155,7 +155,7 @@ class Held:
             message = f"{number} more {what} make {total} in this program, and the limit is {_MOST_HELD[what]}"
             raise InvalidRequest(message, param=what)
         if self._together is not None:
-            self._together.charge(number, what, self._party)
+            self._together.charge(number, what, self._tenant)
         self._counts[what] = total
 
     def release(self) -> None:
@@ -163,7 +163,7 @@ class Held:
         together, self._together = self._together, None
         if together is not None:
             for what, number in self._counts.items():
-                together.charge(-number, what, self._party)
+                together.charge(-number, what, self._tenant)
 
 
 class HeldTogether:
@@ -172,20 +172,18 @@ class HeldTogether:
     def __init__(self) -> None:
         self._pools = {what: Pool() for what in _MOST_TOGETHER}
 
-    def charge(self, number: int, what: str, party: str | None = None) -> None:
+    def charge(self, number: int, what: str, tenant: str | None = None) -> None:
         """Count what is about to be made, or is given back. Raises QueueFull and counts nothing if it is too much."""
         limit = _MOST_TOGETHER.get(what)
         if limit is None:
             return
         pool = self._pools[what]
-        if number > 0 and number > pool.room(limit, party):
+        if number > 0 and number > pool.room(limit, tenant):
             held = f"the programs that are open hold {limit} {what} together"
-            if party is not None:
-                held = (
-                    f"the programs of this key hold {pool.of(party)} {what} and may have as many as they leave free"
-                )
+            if tenant is not None:
+                held = f"the programs of this key hold {pool.of(tenant)} {what} and may have as many as they leave free"
             raise QueueFull(f"{held}: there is no room for {number} more; try again later", limit=limit)
-        pool.take(number, party)
+        pool.take(number, tenant)
 
 
 _MOST_HELD = {

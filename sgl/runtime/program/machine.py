@@ -19,7 +19,7 @@ from sgl.lang.ir.interpreter import Held, HeldTogether, Steps, Turns
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.timers import Timer
-from sgl.runtime.program.party import party
+from sgl.runtime.program.source import source
 from sgl.runtime.program.stream import NodeRequests, Stream
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.requests.builder import RequestBuilder
@@ -57,9 +57,9 @@ class Machine(Turns[Stream]):
         super().__init__(sink)
         self._services = services
         self._program = program
-        asks = party.get()
+        asks = source.get()
         self._call = asks.batch or object()  # whose share of the waiting queue its requests have
-        self.held = Held(services.held, asks.key)
+        self.held = Held(services.held, asks.tenant)
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # made in this turn
         self._calls: dict[int, NodeRequests] = {}  # by uid

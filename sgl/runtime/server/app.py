@@ -75,7 +75,7 @@ class _Guard:
             (_digest(key.key), Caller(key.name, False, key.name if are_several else None)) for key in keys
         ]
         if config.admin_api_key is not None:
-            admin = Caller(ADMIN, is_admin=True, party=ADMIN if are_several else None)
+            admin = Caller(ADMIN, is_admin=True, tenant=ADMIN if are_several else None)
             self._keys.append((_digest(config.admin_api_key), admin))
         # Where only the admin has a key, everybody enters; where nobody has, everybody may do everything.
         self._stranger = None if config.api_key else Caller(None, is_admin=config.admin_api_key is None)

@@ -22,7 +22,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig, working_folder_left_out
 from sgl.runtime.loop.submission import Detail, Output
 from sgl.runtime.model.checkpoint import checkpoint_folder
-from sgl.runtime.program.party import party
+from sgl.runtime.program.source import source
 from sgl.runtime.requests.results import CallResults, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.identity import request_id, working_for
@@ -96,7 +96,7 @@ class EngineProcess:
         channel = self._up()
         call_id = next(self._ids)
         self._waiting[call_id] = waiter = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
-        channel.send(("program", call_id, waiter.identity, tuple(party.get()), program))
+        channel.send(("program", call_id, waiter.identity, tuple(source.get()), program))
         return RemoteSession(channel, call_id)
 
     async def call(self, method: Method, *arguments: Any) -> Any:

@@ -21,7 +21,7 @@ class Caller:
 
     name: str | None = None
     is_admin: bool = True
-    party: str | None = None
+    tenant: str | None = None
     """As who it takes of what all share: its name, where there are several keys."""
 
     @property

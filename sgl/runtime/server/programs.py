@@ -33,7 +33,7 @@ from sgl.lang.ir.chat import registry
 from sgl.lang.ir.check import Checker, program_from_wire
 from sgl.lang.ir.pool import Pool
 from sgl.lang.ir.sampling import MAX_WHOLE
-from sgl.runtime.program.party import Party, party
+from sgl.runtime.program.source import Source, source
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.engine_process import RemoteSession
@@ -216,16 +216,16 @@ class _Open(dict[str, "_OpenProgram"]):
     def add(self, opened: _OpenProgram) -> None:
         """Take one in."""
         self[opened.id] = opened
-        self.programs.take(1, opened.party)
+        self.programs.take(1, opened.tenant)
 
     def forget(self, opened: _OpenProgram) -> None:
         """Let one go, if it is there."""
         if self.pop(opened.id, None) is not None:
-            self.programs.take(-1, opened.party)
+            self.programs.take(-1, opened.tenant)
 
     def check_number(self) -> None:
         """Raises QueueFull where no other program may be opened."""
-        asks = caller.get().party
+        asks = caller.get().tenant
         if self.programs.room(MAX_PROGRAMS, asks) < 1:
             what = f"{MAX_PROGRAMS} programs are open"
             if asks is not None:
@@ -234,7 +234,7 @@ class _Open(dict[str, "_OpenProgram"]):
 
     def check_room(self) -> None:
         """Raises QueueFull where there is no more room for nodes. Events of what has been taken still come."""
-        asks = caller.get().party
+        asks = caller.get().tenant
         if self.held.room(MAX_HELD, asks) < 0:
             what = f"the programs that are open hold more than {MAX_HELD} characters together"
             if asks is not None:
@@ -249,9 +249,9 @@ class _OpenProgram:
         """`known`: those that are open, which it leaves when it ends. num_rows: of a batch."""
         self.id = secrets.token_hex(16)
         self.owner = caller.get().name
-        self.party = caller.get().party
+        self.tenant = caller.get().tenant
         self._context = contextvars.copy_context()  # of the request that opened it
-        self._context.run(party.set, Party(self.party, self.id))
+        self._context.run(source.set, Source(self.tenant, self.id))
         self.checker = Checker(program, service.program_limits, rows=num_rows or 1)
         self.num_segments = 0  # beside the one that it opened with
         self.turn = asyncio.Lock()  # of the segment that is being checked
@@ -328,7 +328,7 @@ class _OpenProgram:
     def count(self) -> None:
         """Count its size among what all programs hold, until it ends."""
         size = 0 if self._is_over else self.size
-        self._known.held.take(size - self._num_counted, self.party)
+        self._known.held.take(size - self._num_counted, self.tenant)
         self._num_counted = size
 
     def summary(self) -> dict[str, Any]:

@@ -5,11 +5,11 @@ What arrives, and what is answered:
     ("generate", id, for, arguments) → ("accepted", id, is_list, headers), outputs …, or ("raised", id, error)
     ("abort", id)                    gives up that call; nothing more of it is answered
     ("call", id, for, method, arguments) → ("returned", id, value) or ("raised", id, error)
-    ("program", id, for, party, program) → ("event", id, event) …, or ("raised", id, error)
+    ("program", id, for, source, program) → ("event", id, event) …, or ("raised", id, error)
     ("segment", id, segment), ("cancel", id)
     ("stop",)                        ends the process
 
-`for` is the X-Request-Id that the call belongs to, for the log; `party` says in whose name a program is opened.
+`for` is the X-Request-Id that the call belongs to, for the log; `source` says in whose name a program is opened.
 Unasked: ("ready", config) or ("failed", error) once; ("beat", age) twice a second; ("outputs", [(id, output …) …]) with
 what a step brought to all calls.
 """
@@ -37,8 +37,8 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.loop.submission import Output
-from sgl.runtime.program.party import Party, party
 from sgl.runtime.program.session import ProgramSession
+from sgl.runtime.program.source import Source, source
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
 from sgl.runtime.requests.results import PreparedCall
@@ -197,7 +197,7 @@ class _Worker:
             self._channel.send(("event", call_id, event))
 
         with working_for(identity), self._answering(call_id):
-            party.set(Party(*asks))  # the channel's thread opens nothing else
+            source.set(Source(*asks))  # the channel's thread opens nothing else
             self._programs[call_id] = self._engine.open_program(program, sink)
 
     def _on_segment(self, call_id: int, segment: ir.Segment) -> None:
