@@ -14,9 +14,14 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:  # torch and transformers are imported below
+    from sgl.runtime.engine import Engine
+    from tests.live_server import LiveServer
 
 # Read when torch and transformers are imported, which no plugin does: one thread per worker (the workers are the
 # parallelism, and sums come out alike on every machine), and no test reaches out to a model hub.
@@ -77,6 +82,15 @@ def slowly(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with slow_steps(request.getfixturevalue("engine")):
         yield
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[LiveServer]:
+    """Serves the module's own engine."""
+    from tests.live_server import served
+
+    with served(engine) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

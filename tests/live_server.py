@@ -18,7 +18,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.server.engine_process import EngineProcess, Method
 from sgl.runtime.server.serve import listen, serving
 from sgl.runtime.server.service import Service
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.tiny_models import edit_json, tiny_checkpoint
 
 CHAT_TEMPLATE = (
@@ -124,3 +124,15 @@ class LiveServer:
     def get(self, path: str, **options: Any) -> requests.Response:
         """The answer to a GET."""
         return requests.get(self.url + path, timeout=PATIENCE, **options)
+
+
+@contextlib.contextmanager
+def served(engine: Engine, **options: Any) -> Iterator[LiveServer]:
+    """A server of the engine, in which nothing may be left of what was asked for."""
+    server = LiveServer(engine, **options)
+    try:
+        yield server
+    finally:
+        server.close()
+    wait_until(lambda: not engine._rids)
+    assert engine.check_ledger() == []

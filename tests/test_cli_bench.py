@@ -27,16 +27,14 @@ from sgl.errors import ConfigError
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.service import VERSION
 from tests.fake_servers import FakeServer
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        server = LiveServer(engine, api_key="k")
+    model = str(chat_checkpoint(tmp_path_factory.mktemp("model")))
+    with Engine(model, **OPTIONS) as engine, served(engine, api_key="k") as server:
         yield server
-        server.close()
-        assert engine.check_ledger() == []
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:

@@ -17,7 +17,7 @@ import sgl
 from sgl import Engine
 from sgl.errors import GrammarTooLarge, ProgramError
 from sgl.runtime.constraints.cursor import MatcherCursor
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 POINT: dict[str, Any] = {
     "type": "object",
@@ -113,11 +113,9 @@ MAX_TOKENS = 120
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     pytest.importorskip("llguidance")
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        server = LiveServer(engine)
+    model = str(chat_checkpoint(tmp_path_factory.mktemp("model")))
+    with Engine(model, **OPTIONS) as engine, served(engine) as server:
         yield server
-        server.close()
-        assert engine.check_ledger() == []
 
 
 # Each door takes a server and a kind, and returns the finish reason and the text.

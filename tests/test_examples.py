@@ -16,7 +16,7 @@ import pytest
 
 import sgl
 from sgl.cli import main
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, served
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -46,9 +46,8 @@ def engine() -> Iterator[sgl.Engine]:
 @pytest.fixture(scope="module")
 def server(engine: sgl.Engine) -> Iterator[LiveServer]:
     """One server of the one engine, for all examples."""
-    server = LiveServer(engine)
-    yield server
-    server.close()
+    with served(engine) as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

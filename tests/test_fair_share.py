@@ -184,13 +184,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine)
-    yield server
-    server.close()
-
-
 @contextmanager
 def held(engine: Engine) -> Iterator[threading.Event]:
     """No step is made until the event is set; what arrives is queued."""

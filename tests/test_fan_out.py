@@ -29,13 +29,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine)
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -16,7 +16,7 @@ from benchmarks.gpu.program_client import Programs, fixed
 from benchmarks.gpu.served import texts
 from sgl.runtime.engine import Engine
 from tests.fake_servers import FakeServer
-from tests.live_server import OPTIONS, LiveServer
+from tests.live_server import OPTIONS, LiveServer, served
 from tests.tiny_models import tiny_checkpoint
 
 CONTEXT = 8192
@@ -47,11 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[LiveServer]:
-    with Engine(str(model), **{**OPTIONS, "max_total_tokens": 32_768}) as engine:
-        server = LiveServer(engine)
+    with Engine(str(model), **{**OPTIONS, "max_total_tokens": 32_768}) as engine, served(engine) as server:
         yield server
-        server.close()
-        assert engine.check_ledger() == []
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.compiler import make_constraint
 from sgl.runtime import startup
 from sgl.runtime.constraints.service import CompileService
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 from tests.test_constraint_doors import (
     Kind,
@@ -445,11 +445,8 @@ DOORS = [
 @pytest.fixture(scope="module", params=BACKENDS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     checkpoint = str(chat_checkpoint(tmp_path_factory.mktemp("model")))
-    with Engine(checkpoint, grammar_backend=request.param, **OPTIONS) as engine:
-        server = LiveServer(engine)
+    with Engine(checkpoint, grammar_backend=request.param, **OPTIONS) as engine, served(engine) as server:
         yield server
-        server.close()
-        assert engine.check_ledger() == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -31,13 +31,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine)
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize("when", [math.nan, math.inf, -math.inf])
 def test_no_timer_is_set_for_what_is_no_time(when: float) -> None:
     timers, done = Timers(), list[int]()

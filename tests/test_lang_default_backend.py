@@ -19,7 +19,7 @@ from sgl.lang.backends import engine as engines
 from sgl.lang.backends.base import Backend
 from tests.fake_servers import FakeServer
 from tests.lang_mocks import MockBackend
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 
 @sgl.function
@@ -200,10 +200,9 @@ def program(s):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with sgl.Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        server = LiveServer(engine)
+    model = str(chat_checkpoint(tmp_path_factory.mktemp("model")))
+    with sgl.Engine(model, **OPTIONS) as engine, served(engine) as server:
         yield server
-        server.close()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ import sgl
 from sgl.errors import BackendError, ProgramError, RequestAborted
 from sgl.runtime.engine import Engine
 from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served, slow_steps
 from tests.patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,17 +40,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[LiveServer]:
     """Whose programs would go on for an hour where their client's end is not noticed or not told."""
-    server = LiveServer(engine, reconnect_grace=3600.0)
-    yield server
-    server.close()
+    with served(engine, reconnect_grace=3600.0) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def short(engine: Engine) -> Iterator[LiveServer]:
     """With next to no grace."""
-    server = LiveServer(engine, reconnect_grace=0.1)
-    yield server
-    server.close()
+    with served(engine, reconnect_grace=0.1) as server:
+        yield server
 
 
 def running(engine: Engine) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served, slow_steps
 from tests.patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,9 +32,8 @@ def engine(model: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine, reconnect_grace=0.5)
-    yield server
-    server.close()
+    with served(engine, reconnect_grace=0.5) as server:
+        yield server
 
 
 def running(engine: Engine) -> int:

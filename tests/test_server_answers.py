@@ -15,7 +15,7 @@ from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.tool_calls import AnswerSplitter
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 HELLO = [{"role": "user", "content": "hello"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
@@ -31,10 +31,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine, served_model_name="tiny", reasoning_parser="qwen3")
-    yield server
-    server.close()
-    assert engine.check_ledger() == []
+    with served(engine, served_model_name="tiny", reasoning_parser="qwen3") as server:
+        yield server
 
 
 def whole(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:

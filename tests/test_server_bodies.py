@@ -25,7 +25,7 @@ from sgl.runtime.server.bodies import MAX_DEPTH, MAX_KEYS, MAX_OBJECTS, MAX_VALU
 from sgl.runtime.server.native import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
 from sgl.runtime.server.programs import ProgramBody, SegmentBody
 from sgl.runtime.server.protocol import ChatBody, CompletionBody
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 from tests.test_server_hostile import exchange, request, status
 
@@ -42,12 +42,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine)
-    yield server
-    server.close()
+    with served(engine) as server:
+        yield server
     assert server.service.reader._held == 0
-    assert engine.check_ledger() == []
-    assert not engine._rids
 
 
 def refused(data: bytes, model: Any) -> InvalidRequest:

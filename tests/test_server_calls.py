@@ -21,7 +21,7 @@ from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, call_constraint
 from sgl.runtime.text.tokenizer import Tokenizer
-from tests.live_server import OPTIONS, LiveServer
+from tests.live_server import OPTIONS, LiveServer, served
 from tests.tiny_models import CALLING_TEMPLATE, WRITTEN_CALLS, calling_checkpoint
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -54,10 +54,8 @@ NOTATION = CallNotation('<tool_call>\n{"name": "', '", "arguments": ', "}\n</too
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     path = calling_checkpoint(tmp_path_factory.mktemp("calls"))
-    with Engine(path, **OPTIONS) as engine:
-        served = LiveServer(engine)
-        yield served
-        served.close()
+    with Engine(path, **OPTIONS) as engine, served(engine) as server:
+        yield server
 
 
 def chat(server: LiveServer, **body: Any) -> dict[str, Any]:

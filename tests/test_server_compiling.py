@@ -13,7 +13,7 @@ import pytest
 
 from sgl.runtime.constraints.process import GrammarProcess
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 from tests.test_grammar_hostile import HOSTILE, tags
 
@@ -35,12 +35,8 @@ REFUSED = [{"regex": "(a{1000}){1000}"}, {"json_schema": json.dumps(MUCH_TEXT)}]
 @pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     checkpoint = chat_checkpoint(tmp_path_factory.mktemp("model"))
-    with Engine(str(checkpoint), constraint_timeout=3.0, **OPTIONS) as engine:
-        server = LiveServer(engine)
+    with Engine(str(checkpoint), constraint_timeout=3.0, **OPTIONS) as engine, served(engine) as server:
         yield server
-        server.close()
-        assert engine.check_ledger() == []
-        assert not engine._rids
 
 
 class Gate:

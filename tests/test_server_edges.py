@@ -43,15 +43,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine)
-    yield server
-    server.close()
-    assert engine.check_ledger() == []
-    assert not engine._rids
-
-
 @pytest.mark.parametrize(
     ("data", "status"),
     [

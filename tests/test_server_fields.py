@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": None, "strict": None, "description": None}}
@@ -229,10 +229,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine, served_model_name="tiny", reasoning_parser="qwen3")
-    yield server
-    server.close()
-    assert engine.check_ledger() == []
+    with served(engine, served_model_name="tiny", reasoning_parser="qwen3") as server:
+        yield server
 
 
 @pytest.mark.parametrize(("path", "name", "value"), cases("HONOURED", "TAKEN", "HARMLESS"))

@@ -24,7 +24,7 @@ from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.server import encoding, openai
 from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED
 from sgl.runtime.text.tokenizer import Tokenizer
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -40,10 +40,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine, served_model_name="tiny")
-    yield server
-    server.close()
-    assert engine.check_ledger() == []
+    with served(engine, served_model_name="tiny") as server:
+        yield server
 
 
 def events(server: LiveServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

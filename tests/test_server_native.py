@@ -31,13 +31,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine)
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def another(engine: Engine) -> Iterator[Callable[..., LiveServer]]:
     """Servers with other options over the same engine."""

@@ -14,7 +14,7 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 MODEL = "tiny"
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -43,11 +43,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine, served_model_name=MODEL, reasoning_parser="qwen3")
-    yield server
-    server.close()
-    assert engine.check_ledger() == []
-    assert not engine._rids
+    with served(engine, served_model_name=MODEL, reasoning_parser="qwen3") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +22,7 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.metrics import Histogram
 from tests.house import REPOSITORY
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 
 SHORT = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
@@ -38,14 +37,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine)
-    yield server
-    server.close()
-    deadline = time.monotonic() + PATIENCE
-    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
-        assert time.monotonic() < deadline, "a request goes on for nobody"
-        time.sleep(0.005)
-    assert engine.check_ledger() == []
+    with served(engine) as server:
+        yield server
     assert not engine._rids
 
 

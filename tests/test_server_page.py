@@ -12,7 +12,7 @@ import pytest
 import sgl
 from sgl.cli import main
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-zygote", "--single-process", "--use-angle=swiftshader")
@@ -26,9 +26,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine, served_model_name="tiny")
-    yield server
-    server.close()
+    with served(engine, served_model_name="tiny") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

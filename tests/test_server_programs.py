@@ -31,13 +31,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    server = LiveServer(engine)
-    yield server
-    server.close()
-
-
 @pytest.fixture(autouse=True)
 def nothing_leaks(engine: Engine) -> Iterator[None]:
     """After every test no request runs, no page is leased, and each has its owner."""

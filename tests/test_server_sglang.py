@@ -16,7 +16,7 @@ import pytest
 
 import sgl
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
@@ -58,12 +58,9 @@ def original() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        server = LiveServer(engine, api_key="key")
+    model = str(chat_checkpoint(tmp_path_factory.mktemp("model")))
+    with Engine(model, **OPTIONS) as engine, served(engine, api_key="key") as server:
         yield server
-        server.close()
-        assert engine.check_ledger() == []
-        assert not engine._rids
 
 
 @pytest.fixture(scope="module", params=["original", "ours"])
