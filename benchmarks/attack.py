@@ -65,6 +65,12 @@ def small_constraints(number: int) -> Iterator[tuple[str, Any]]:
                 yield generate(structural_tag=json.dumps(tag))
 
 
+def plain_neighbours(number: int) -> Iterator[tuple[str, Any]]:
+    """No attack: what as many requests of the same length cost a request beside them that ask for nothing else."""
+    for i in range(number):
+        yield "/generate", {"text": f"hello {i}", "sampling_params": {**SHORT, "ignore_eos": True}}
+
+
 def hostile_constraints(seed: int) -> Iterator[tuple[str, Any]]:
     """Of each kind what is small and asks for much, and what is large."""
     string = {"type": "string"}
@@ -246,7 +252,7 @@ async def attacked(server: Server, send: Send, requests: Iterator[tuple[str, Any
     async def watch() -> None:
         while not over.is_set():
             most[0] = max(most[0], await asyncio.to_thread(server.resident_mib))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(1.0)  # it takes milliseconds, and the memory's lock
 
     watching = asyncio.create_task(watch())
     attacking = asyncio.gather(*(client() for _ in range(AT_ONCE)))
@@ -287,6 +293,7 @@ async def main() -> None:
     stream = {**PLAIN, "stream": True, "sampling_params": {**PLAIN["sampling_params"], "max_new_tokens": 400}}  # type: ignore[dict-item]
     async with served(options.model) as server:
         attacks: dict[str, tuple[Send, Iterator[tuple[str, Any]]]] = {
+            "neighbours": (server.send, plain_neighbours(options.constraints)),
             "constraints": (server.send, small_constraints(options.constraints)),
             "hostile": (server.send, hostile_constraints(seed)),
             "programs": (server.listen, mutated_programs(options.mutants, seed)),
