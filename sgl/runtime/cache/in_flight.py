@@ -1,8 +1,8 @@
-"""Prefixes that a running request computes right now, so that others wait for them and do not compute them too.
+"""Prefixes that running requests compute now, so that others wait instead of computing them, too.
 
-It knows keys and owners, neither the tree nor its nodes: an announcement outlives splits, evictions and chunks, and
-the part that its owner has inserted already is simply a hit for everybody else. The scheduler announces a request's
-prompt when it admits it and asks before it admits the next.
+It knows keys and owners but no tree nodes: an announcement outlives splits, evictions and chunks, and what its
+owner has inserted already is a cache hit. The scheduler announces each admitted prompt and asks before it admits
+the next.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix
 
 
 class Pending(NamedTuple):
-    """Somebody computes what is asked for: wait until `length` tokens match or `owner` is in flight no more."""
+    """`owner` computes the key: wait until `length` tokens match or `owner` is no longer in flight."""
 
     owner: int
-    length: int  # tokens in common with the owner's key, a multiple of the page size
+    length: int  # tokens shared with the owner's key, a multiple of the page size
 
 
 class InFlight:
-    """Who computes which key. Owners are numbers of the caller's, at most one key each.
+    """Which owner computes which key. Owners are the caller's numbers, with at most one key each.
 
-    A namespace keeps its keys sorted: the one that has most in common with a given key is then next to where that
-    would stand, so a look-up is a bisection and two comparisons, O(log owners).
+    Each namespace keeps its keys sorted, so the longest common prefix is beside the bisection point: O(log owners).
     """
 
     def __init__(self, page_size: int) -> None:
@@ -40,14 +39,14 @@ class InFlight:
         return owner in self._key_of
 
     def begin(self, owner: int, key: bytes, namespace: str | None = None) -> None:
-        """`owner` computes `key`, from its beginning, and inserts whole pages of it as they are done."""
+        """`owner` starts to compute `key` and will insert its whole pages as they are done."""
         assert owner not in self._key_of, f"request {owner} has announced a key already"
         self._key_of[owner] = (namespace, key)
         keys = self._sorted.setdefault(namespace, [])
         keys.insert(bisect_left(keys, (key, owner)), (key, owner))
 
     def end(self, owner: int) -> None:
-        """`owner` has inserted all of its key, or never will. Without effect if it has announced none."""
+        """`owner` has inserted all of its key, or never will. Harmless if it announced none."""
         announced = self._key_of.pop(owner, None)
         if announced is None:
             return
@@ -58,7 +57,7 @@ class InFlight:
             del self._sorted[namespace]
 
     def find(self, asker: int, key: bytes, cached_len: int, namespace: str | None = None) -> Pending | None:
-        """Who but `asker` computes the most of `key`, if that is more than the `cached_len` tokens it matches."""
+        """The owner other than `asker` with the longest common prefix, if that exceeds `cached_len` tokens."""
         keys = self._sorted.get(namespace)
         if keys is None:
             return None

@@ -1,7 +1,6 @@
 """Token ids as `bytes`, the form in which the cache stores and compares them.
 
-A key is the int32 ids in memory order, so that prefixes compare with memcmp: there is no loop over tokens in Python
-anywhere in the cache. The scheduler makes keys; the radix tree and the in-flight table compare them.
+A key is the int32 ids in memory order: memcmp compares prefixes, and the cache never loops over tokens in Python.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ _FIRST_STRIDE: Final = 64
 
 
 def key_of(token_ids: npt.ArrayLike) -> bytes:
-    """The key of token ids, any sequence of ints [n]: 4 n bytes."""
+    """The key of token ids [n]: 4 n bytes."""
     return np.asarray(token_ids, dtype=np.int32).tobytes()
 
 
 def common_prefix(left: bytes, right: bytes, start: int, unit: int) -> int:
-    """How many bytes, in whole multiples of `unit`, `left` and `right[start:]` have in common from their beginning.
+    """Length of the common prefix of `left` and `right[start:]` in bytes, rounded down to `unit`.
 
-    Gallops: compares strides of doubling size until one differs, then bisects that one. So it costs O(result), and
-    a few microseconds for thousands of tokens.
+    Gallops with doubling strides, then bisects: O(result), a few microseconds for thousands of tokens.
     """
     limit = min(len(left), len(right) - start)
     limit -= limit % unit

@@ -1,7 +1,7 @@
-"""The proof that no page is lost or owned twice, and that the radix tree's bookkeeping is what a full count gives.
+"""Proves that every page has one owner and that the radix tree's counters are true.
 
-It reads the pool and the tree, changes nothing, and reports what is wrong instead of raising: tests fail on it, a
-server may log it. It costs a walk over the whole tree, so it is for tests and idle moments, not for every step.
+It changes nothing and reports problems instead of raising. It walks the whole tree, so it is for tests and idle
+moments.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sgl.runtime.cache.radix import Node, RadixCache
 def check(
     pool: PagePool, cache: RadixCache, private: Iterable[Int32Array], locked: Iterable[Node] | None = None
 ) -> list[str]:
-    """What is wrong, one sentence each; empty when all is well.
+    """Problems, one sentence each.
 
-    `private` are the pages of every live request's private tail, `locked` the node of every lock that is held, once
-    for each. Without `locked`, locks are only checked for consistency along the tree.
+    `private`: the pages of every live request's private tail. `locked`: one node for each held lock; without it,
+    locks are only checked for consistency along the tree.
     """
     nodes = list(_walk(cache.root))
     problems = _check_pages(pool, nodes, list(private))
@@ -42,7 +42,7 @@ def _walk(root: Node) -> Iterator[Node]:
 
 
 def _check_pages(pool: PagePool, nodes: list[Node], private: list[Int32Array]) -> list[str]:
-    """free ⊎ tree ⊎ private ⊎ {dummy} = all, and the pool's owner states say the same."""
+    """free ⊎ tree ⊎ private ⊎ {dummy} = all pages, as the pool's owner states say."""
     claims = {
         DUMMY: [np.zeros(1, np.int32)],
         FREE: [pool.free_pages()],
@@ -117,7 +117,7 @@ def _check_locks(cache: RadixCache, nodes: list[Node], locked: Iterable[Node] | 
 
 
 def _check_lru(cache: RadixCache, nodes: list[Node]) -> list[str]:
-    """The order holds exactly the unlocked nodes, each before its parent."""
+    """The LRU order holds exactly the unlocked nodes, each before its parent."""
     problems = []
     place = {node: at for at, node in enumerate(cache.lru)}
     for node in nodes:

@@ -1,7 +1,7 @@
-"""The pool of KV pages: which page is free, and what kind of owner holds the others.
+"""The pool of KV pages: which are free, and which kind of owner holds the others.
 
-It knows page numbers only, neither tokens nor requests nor the KV memory itself. The scheduler takes pages for a
-request's private tail and gives them back; the radix tree adopts private pages and releases them on eviction.
+It knows page numbers, but no tokens, requests or KV memory. The scheduler allocates and frees a request's private
+tail; the radix tree adopts private pages and releases them on eviction.
 
     alloc            adopt
     FREE ──────────▶ PRIVATE ──────────▶ TREE          DUMMY: page 0, where padded rows write; never leaves
@@ -27,10 +27,10 @@ OWNER_NAMES: Final = ("free", "private", "in the tree", "the dummy page")
 
 
 class PagePool:
-    """`num_pages` pages of `page_size` tokens, counting the dummy page 0, which is never handed out.
+    """`num_pages` pages of `page_size` tokens, including the dummy page 0, which is never handed out.
 
-    Every method costs a handful of NumPy calls, whatever the size of the pool. Asking for a move that the page's
-    owner forbids (a double free, a page listed twice) is a broken invariant: it asserts before anything changed.
+    Each method costs a few NumPy calls, whatever the pool's size. Forbidden moves (a double free, a page listed
+    twice) assert before anything changes.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -44,10 +44,10 @@ class PagePool:
         self.owner[0] = DUMMY
         self._stack: Int32Array = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # the first num_free are free
         self._order: Int32Array = np.arange(num_pages, dtype=np.int32)
-        self._seen_at: Int32Array = np.zeros(num_pages, np.int32)  # scratch: where a page last stood in a list
+        self._seen_at: Int32Array = np.zeros(num_pages, np.int32)  # scratch: a page's last index in a list
 
     def alloc(self, num_pages: int) -> Int32Array | None:
-        """Hand out `num_pages` pages as PRIVATE, int32 [num_pages], or None, and nothing, if fewer are free."""
+        """`num_pages` PRIVATE pages, int32 [num_pages], or None if fewer are free."""
         if num_pages > self.num_free:
             return None
         top = self.num_free - num_pages
@@ -57,11 +57,11 @@ class PagePool:
         return pages
 
     def free(self, pages: Int32Array) -> None:
-        """Take back a request's PRIVATE pages."""
+        """Take back PRIVATE pages."""
         self._push(pages, PRIVATE)
 
     def adopt(self, pages: Int32Array) -> None:
-        """Pass a request's PRIVATE pages to the tree. Only the radix cache calls it."""
+        """Pass PRIVATE pages to the tree. Only the radix cache calls it."""
         self._check(pages, PRIVATE)
         self.owner[pages] = TREE
 
@@ -77,7 +77,7 @@ class PagePool:
         self._check(pages, owner)
         self.owner[pages] = FREE
         top = self.num_free + len(pages)
-        self._stack[self.num_free : top] = pages[::-1]  # neighbours are handed out as neighbours again
+        self._stack[self.num_free : top] = pages[::-1]  # neighbours stay neighbours
         self.num_free = top
 
     def _check(self, pages: Int32Array, owner: int) -> None:

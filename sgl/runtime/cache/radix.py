@@ -1,17 +1,17 @@
-"""The radix tree of cached KV pages: which stored prefix a prompt shares, who holds it, what goes first when pages
-run out.
+"""The radix tree of cached KV pages: finds a prompt's stored prefix, counts its holders, and evicts the least
+recently used.
 
-It knows keys (the bytes of int32 token ids) and page numbers, neither requests nor KV memory. Only the scheduler's
-thread calls it. All namespaces live in one tree: the edge that leaves the root carries the namespace.
+It knows keys (bytes of int32 token ids) and page numbers, but no requests or KV memory. Only the scheduler's thread
+calls it. All namespaces share one tree: edges from the root carry the namespace.
 
-What holds, and what the rest relies on:
-- A node spans one or more whole pages. Its tokens never change while it lives; it may only be cut shorter at its
-  end, by eviction, while nobody holds it. `length`, the tokens from the root to its end, is 0 once it is gone.
-- A split puts a new node *above*: the old object keeps its end, its children and its `length`. So a node that
-  somebody keeps (a match, a lock) goes on meaning the same prefix, and a lock taken before is released properly.
-- `lock_ref` counts the holders at or below a node. The unlocked nodes are therefore closed downwards.
-- `lru` lists exactly the unlocked nodes by last access, and an access reaches a node before its parent. The oldest
-  of them is therefore always a leaf, and eviction takes from the front: exact LRU order, O(1) a node, no heap.
+Invariants:
+- A node spans one or more whole pages. Its tokens never change; only eviction may cut its end, while nobody holds it.
+  `length`, the tokens from the root to its end, becomes 0 when the node is removed.
+- A split adds a new node *above*: the old object keeps its end, children and `length`. A match or lock that refers to
+  it therefore keeps its meaning.
+- `lock_ref` counts holders at or below a node, so all descendants of an unlocked node are unlocked.
+- `lru` lists exactly the unlocked nodes by last access, each before its parent. The oldest is therefore a leaf, and
+  eviction in exact LRU order is O(1) a node, without a heap.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix
 from sgl.runtime.cache.pages import PagePool
 
 Edge = bytes | tuple[str | None, bytes]
-"""Under which a parent knows a child: the child's first page of tokens; below the root with the namespace."""
+"""How a parent finds a child: the child's first page of tokens; below the root with the namespace."""
 
 _NO_PAGES: Final[Int32Array] = np.empty(0, np.int32)
 
 
 class Node:
-    """A stretch of whole pages in the tree. Callers read it; only the cache writes it.
+    """Whole pages in the tree. Only the cache writes it.
 
-    Follow `parent` for the prefixes of a node (the root's is None); `id` is unique, rises with creation and never
-    changes, for a stable order among nodes.
+    `parent` leads to shorter prefixes (the root's is None). `id` is unique, ascending and stable.
     """
 
     __slots__ = ("children", "edge", "id", "key", "length", "lock_ref", "pages", "parent")
@@ -44,9 +43,9 @@ class Node:
         self.id = node_id
         self.parent = parent
         self.edge = edge
-        self.key = key  # of the node's own tokens
+        self.key = key  # the node's own tokens
         self.pages = pages  # int32 [len(key) / 4 / page_size]
-        self.length = length  # tokens from the root to the node's end; 0 for the root and for a node that is gone
+        self.length = length  # tokens from the root to the node's end; 0 for the root and for removed nodes
         self.lock_ref = 0
         self.children: dict[Edge, Node] = {}
 
@@ -54,7 +53,8 @@ class Node:
         return f"<node {self.id}: {self.length} tokens, {len(self.pages)} pages, lock_ref {self.lock_ref}>"
 
     def pages_from(self, start: int = 0) -> Int32Array:
-        """The pages of tokens `start` … `length` - 1, a fresh int32 array; `start` is the length of an ancestor."""
+        """The pages of tokens `start` to `length` - 1, a fresh int32 array. `start` must be the length of an
+        ancestor."""
         parts = []
         node = self
         while node.length > start and node.parent is not None:
@@ -65,44 +65,44 @@ class Node:
 
 
 class Match(NamedTuple):
-    """The longest stored prefix of a key, as it was when it was looked up."""
+    """The longest stored prefix of a key at the time of the look-up."""
 
-    node: Node  # where the prefix ends; lock it before anything may evict
+    node: Node  # lock it before anything may evict
     length: int  # tokens, a multiple of the page size
     namespace: str | None
-    next_edge: Edge | None  # a child known under this would lengthen the match; None: the key has no further page
+    next_edge: Edge | None  # a child under this edge would lengthen the match; None: the key has no further page
 
     @property
     def pages(self) -> Int32Array:
-        """The prefix's pages, int32 [length / page_size]: safe to use only while the node is locked."""
+        """The prefix's pages, int32 [length / page_size]. Safe only while the node is locked."""
         assert self.node.length == self.length, f"{self.node} has lost some of the {self.length} tokens matched"
         return self.node.pages_from(0)
 
 
 class Inserted(NamedTuple):
-    """What became of the pages handed in: `pages` takes the place of the first, the rest is now the tree's."""
+    """The result of an insertion: `pages` replaces the caller's first pages, the tree has taken the rest."""
 
-    node: Node  # where the inserted key ends
-    num_matched_tokens: int  # of the key that was handed in: these were stored before
-    pages: Int32Array  # [num_matched_tokens / page_size] the tree's pages for them
-    duplicates: Int32Array  # the caller's pages that these make superfluous: still PRIVATE, for the caller to free
+    node: Node  # the end of the inserted key
+    num_matched_tokens: int  # of the inserted key, stored before
+    pages: Int32Array  # [num_matched_tokens / page_size] the tree's pages for these
+    duplicates: Int32Array  # the caller's pages for these, still PRIVATE: the caller frees them
 
 
 class Watcher(Protocol):
-    """Who keeps matches and wants to know which of them may be longer."""
+    """Learns which kept matches may have grown."""
 
     def grown(self, node: Node, edge: Edge) -> None:
-        """A child was added to a node under this edge."""
+        """`node` has a new child under this edge."""
 
     def split(self, node: Node, upper: Node) -> None:
-        """A node was split: `upper` is new, above it."""
+        """`upper` is new, above `node`."""
 
 
 class RadixCache:
-    """Prefixes of whole pages in a tree, over `pool`. Costs grow with the key and the nodes on its path, never with
-    the tree: `num_nodes`, `evictable_pages` and `locked_pages` are kept up to date, not counted.
+    """A tree of whole-page prefixes over `pool`. Costs depend on the key and its path, never on the tree:
+    `num_nodes`, `evictable_pages` and `locked_pages` are kept current.
 
-    `version` changes whenever some match may have become longer or shorter: while it stands, all matches do.
+    While `version` stays the same, every match stays valid.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -121,17 +121,16 @@ class RadixCache:
     # ── lookup ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, key: bytes, namespace: str | None = None) -> Match:
-        """The longest stored prefix of `key` in whole pages. Splits the node in which it ends, if any; besides,
-        changes nothing but access times."""
+        """The longest stored prefix of `key` in whole pages. May split a node; otherwise changes only access times."""
         return self._match_from(self.root, key, namespace)
 
     def is_current(self, match: Match) -> bool:
-        """Whether `match` is still the longest stored prefix of its key. Exact, for the price of one look-up."""
+        """Whether `match` is still the longest stored prefix of its key. Exact, in one look-up."""
         return match.node.length == match.length and match.next_edge not in match.node.children
 
     def refresh(self, match: Match, key: bytes) -> Match:
-        """The match of the same `key` as of now. `match` itself, without touching access times, if that is still
-        current; otherwise looks on from what is left of it."""
+        """The current match of the same `key`: `match` itself, without touching access times, if still current.
+        Otherwise the search continues from what is left of it."""
         if self.is_current(match):
             return match
         start = match.node if match.node.length else self.root
@@ -143,7 +142,7 @@ class RadixCache:
         return Match(node, node.length, namespace, self._edge(node, key, node.length * TOKEN_BYTES, namespace))
 
     def _walk(self, node: Node, key: bytes, start: int, namespace: str | None) -> Node:
-        """Descend from `node` along `key[start:]` for as many whole pages as are stored; split where that ends."""
+        """Descend from `node` along `key[start:]` for as many whole pages as are stored, and split there."""
         edge = self._edge(node, key, start, namespace)
         while edge is not None and (child := node.children.get(edge)) is not None:
             if not key.startswith(child.key, start):
@@ -154,7 +153,7 @@ class RadixCache:
         return node
 
     def _edge(self, node: Node, key: bytes, start: int, namespace: str | None) -> Edge | None:
-        """Under which `node` knows the child that continues `key` at byte `start`; None without a whole page."""
+        """The edge that continues `key` at byte `start`; None without a whole page."""
         page = key[start : start + self._page_bytes]
         if len(page) < self._page_bytes:
             return None
@@ -165,12 +164,12 @@ class RadixCache:
     def insert(
         self, key: bytes, pages: Int32Array, namespace: str | None = None, after: Node | None = None
     ) -> Inserted:
-        """Store `key`, whose KV lies in `pages` (int32, one a page of `key`), from the root or below `after`.
+        """Store `key`, whose KV lies in `pages` (int32, one for each page of `key`), below the root or `after`.
 
-        What is stored already stays with the tree's pages, and the caller's own for it are reported as duplicates:
-        rewrite the page table, then free them. Pages of the rest pass from PRIVATE to the tree. Nothing is locked:
-        lock the returned node before anything may evict. With `after`, a node that the caller has locked, `key` and
-        `pages` are what follows it, so the cost does not depend on how much was stored before.
+        Stored pages stay; the caller's pages for the same tokens are returned as duplicates: rewrite the page
+        table, then free them. The rest pass from PRIVATE to the tree. Nothing is locked: lock the returned node
+        before anything may evict. `after` is a node that the caller has locked; `key` and `pages` then follow it,
+        so the cost does not depend on what comes before.
         """
         assert len(key) == len(pages) * self._page_bytes, f"{len(pages)} pages do not hold {len(key)} bytes of key"
         base = self.root if after is None else after
@@ -205,7 +204,7 @@ class RadixCache:
         return leaf
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut `node` after `at` bytes, whole pages, of its key: a new node above it takes these and is returned."""
+        """Cut `node` after `at` bytes (whole pages) of its key. Returns the new node above, which takes these."""
         num_pages = at // self._page_bytes
         parent = node.parent
         assert parent is not None, "the root spans nothing that could be split"
@@ -219,7 +218,7 @@ class RadixCache:
         node.pages = node.pages[num_pages:].copy()
         upper.children[node.edge] = node
         if not upper.lock_ref:
-            self.lru[upper] = None  # in order, since only an access that ends here or passes through here splits
+            self.lru[upper] = None  # in LRU order, since only an access that ends or passes here splits
         self.num_nodes += 1
         if self.watcher is not None:
             self.watcher.split(node, upper)
@@ -238,11 +237,11 @@ class RadixCache:
     # ── locks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def lock(self, node: Node) -> None:
-        """Hold the prefix that ends at `node`, up to the root: nothing of it is evicted until `unlock(node)`."""
+        """Protect the prefix that ends at `node` from eviction until `unlock(node)`."""
         self._lock_up_to(None, node)
 
     def unlock(self, node: Node) -> None:
-        """Give back one `lock(node)`. What nobody holds any more counts as used just now."""
+        """Undo one `lock(node)`. Pages without holders count as used just now."""
         above: Node | None = node
         while above is not None:
             assert above.lock_ref > 0, f"{above} is unlocked more often than it was locked"
@@ -254,13 +253,13 @@ class RadixCache:
             above = above.parent
 
     def move_lock(self, old: Node, new: Node) -> None:
-        """Like `lock(new)`, then `unlock(old)`, at the cost of the nodes between them when `new` is below `old`."""
+        """`lock(new)`, then `unlock(old)`; visits only the nodes between them if `new` is below `old`."""
         if not self._lock_up_to(old, new):
             self.unlock(old)
 
     def _lock_up_to(self, held: Node | None, node: Node) -> bool:
-        """Count one holder more from `node` up to the root, or up to below `held`, whose lock serves for the rest.
-        Returns whether it came upon `held`."""
+        """Add one holder from `node` up to the root, or up to below `held`, whose lock covers the rest. Returns
+        whether it reached `held`."""
         assert node.length or node is self.root, f"{node} cannot be locked: it is gone from the tree"
         above: Node | None = node
         while above is not None and above is not held:
@@ -275,7 +274,7 @@ class RadixCache:
     # ── eviction ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def alloc(self, num_pages: int) -> Int32Array | None:
-        """Private pages from the pool, evicting what is missing. If even that is too little: None, none evicted."""
+        """Allocate private pages, evicting as needed; None, without evicting, if there are too few."""
         missing = num_pages - self.pool.num_free
         if missing > self.evictable_pages:
             return None
@@ -284,8 +283,8 @@ class RadixCache:
         return self.pool.alloc(num_pages)
 
     def evict(self, num_pages: int) -> int:
-        """Free that many pages, or everything unlocked if it is less, least recently used leaves first, each from
-        its end. Returns how many it freed."""
+        """Free that many pages, or all unlocked ones if fewer: least recently used leaves first, each from its end.
+        Returns how many it freed."""
         missing = wanted = min(num_pages, self.evictable_pages)
         freed: list[Int32Array] = []
         while missing > 0:
@@ -306,7 +305,7 @@ class RadixCache:
         return wanted
 
     def reset(self) -> int:
-        """Evict everything that nobody holds. Returns how many pages stay because they are locked."""
+        """Evict everything that nobody holds. Returns how many pages remain locked."""
         self.evict(self.evictable_pages)
         return self.locked_pages
 
