@@ -1,7 +1,7 @@
-"""Whether one more request fits: a simulation of when running requests grow and when they let go of pages.
+"""Whether one more request fits: simulates how running requests grow and when they release pages.
 
-The simulation is exact in time and rounds growth up by at most a page a request. What it cannot know is how long
-an output will be; `OutputLengths` learns that from the requests that finished.
+Time is exact, growth is rounded up by at most a page for each request. `OutputLengths` estimates output lengths
+from finished requests.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ _ENOUGH = 8  # ratios
 
 
 class OutputLengths:
-    """Expects an output to reach the 0.9 quantile of the recent ratios output / max_new_tokens."""
+    """Expects outputs to reach the 0.9 quantile of recent ratios output / max_new_tokens."""
 
     def __init__(self, conservativeness: float = 1.0) -> None:
         self._conservativeness = conservativeness
         self._ratios: deque[float] = deque(maxlen=_WINDOW)
-        self._known_ratio: float | None = _FIRST_GUESS  # None: to be found
+        self._known_ratio: float | None = _FIRST_GUESS  # None: to be computed
         self._penalty = 1.0
 
     def finished(self, output_len: int, max_new_tokens: int) -> None:
-        """Learn from a request that ended by itself."""
+        """Learn from a request that was not aborted."""
         self._ratios.append(output_len / max(max_new_tokens, 1))
         self._penalty = max(1.0, self._penalty * 0.99)
         if len(self._ratios) >= _ENOUGH:
-            self._known_ratio = None  # found when it is asked for: many may end in one step
+            self._known_ratio = None  # computed on demand: many may end in one step
 
     def retracted(self) -> None:
         """Expect more for a while: a guess was too low."""
         self._penalty = min(self._penalty * 1.25, 1.0 / max(self._ratio, 0.01))
 
     def remaining(self, output_len: int, max_new_tokens: int, *, exact: bool) -> int:
-        """Tokens still expected of a request that has output_len; exact: it will use all of max_new_tokens."""
+        """Expected further tokens after output_len; exact: it will use all of max_new_tokens."""
         left = max_new_tokens - output_len
         if exact:
             return left
@@ -52,7 +52,7 @@ class OutputLengths:
 
 
 class ReleaseSimulation:
-    """Walks through the moments at which running requests end, and counts the pages that are free at each."""
+    """Counts free pages at each moment at which a running request ends."""
 
     def __init__(self, available_pages: int, page_size: int) -> None:
         self._available = available_pages
@@ -61,11 +61,11 @@ class ReleaseSimulation:
         self._slack: list[int] = []
         self._released: list[int] = []
         self._needed: list[int] = []
-        self._most_grown = 0  # pages, if nobody let go of any before all have ended
+        self._most_grown = 0  # pages, if none are released before all have ended
 
     def add(self, remaining: int, known_len: int, held_pages: int, released_pages: int) -> None:
-        """A request that will compute its known_len tokens at once and then `remaining` more one by one; it
-        holds held_pages now, and lets go of released_pages of them (and of all that it grows) at its end."""
+        """Add a request that computes its known_len tokens at once, then `remaining` more one by one. It holds
+        held_pages now; at its end it releases released_pages of them and all that it grew."""
         needed = max(0, -(-known_len // self._page_size) - held_pages)
         self._available -= needed
         self._needed.append(needed)
@@ -76,10 +76,10 @@ class ReleaseSimulation:
         self._released.append(released_pages + needed)
 
     def is_feasible(self) -> bool:
-        """Whether at no moment more pages are needed than are free."""
+        """Whether free pages suffice at every moment."""
         if self._available < 0:
             return False
-        if self._available >= self._most_grown:  # as most often; what follows takes 50 µs
+        if self._available >= self._most_grown:  # the usual case; the rest takes 50 µs
             return True
         remaining = np.array(self._remaining, np.int64)
         order = np.argsort(remaining, kind="stable")
@@ -87,7 +87,7 @@ class ReleaseSimulation:
         slack, released = np.array(self._slack)[order], np.array(self._released)[order]
         alive = np.arange(len(order), 0, -1)
         slack_alive = np.cumsum(slack[::-1])[::-1]
-        # Each of the alive requests grew by ceil((t - slack) / page_size) pages, less than one page over:
+        # Each live request grew by ceil((t - slack) / page_size) pages, rounded up by less than one page:
         grown = (alive * (remaining + self._page_size - 1) - slack_alive) // self._page_size
         freed = np.cumsum(released) - released
         return bool((self._available + freed - grown >= 0).all())
@@ -97,11 +97,11 @@ class ReleaseSimulation:
         self._available -= pages
 
     def drop_last(self) -> None:
-        """Take back the latest `add`."""
+        """Undo the latest `add`."""
         self._most_grown -= self._growth(self._remaining.pop(), self._slack.pop())
         self._available += self._needed.pop()
         self._released.pop()
 
     def _growth(self, remaining: int, slack: int) -> int:
-        """Pages for that many tokens, `slack` of which have room in those that are held."""
+        """Pages for that many tokens, `slack` of which fit into held pages."""
         return max(0, -(-(remaining - slack) // self._page_size))

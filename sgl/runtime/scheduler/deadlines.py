@@ -1,4 +1,4 @@
-"""Which requests' time is up: a heap of their next deadlines."""
+"""A heap of requests by their next deadline."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from heapq import heapify, heappop, heappush
 from sgl.runtime.scheduler.request import Phase, Request
 
 MAX_EXPIRED = 256
-"""Requests whose time is up that are named at once."""
+"""Requests that one call returns at most."""
 
 
 class Deadlines:
-    """Of the requests that have one. Ended requests are dropped when they come up, or when most are."""
+    """Watches requests with a deadline. Ended ones leave lazily: when they reach the top, or when they outnumber
+    the rest."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
-        self._num_live = 0  # requests in it that have not ended
+        self._num_live = 0  # requests in the heap that have not ended
 
     def add(self, request: Request) -> None:
-        """Watch a request that came, if it is timed."""
+        """Watch a request, if it has a deadline."""
         if request.is_timed:
             self._num_live += 1
             self._watch(request)
@@ -28,7 +29,7 @@ class Deadlines:
         self._num_live -= request.is_timed
 
     def expired(self, now: float, most: int) -> list[Request]:
-        """At most so many whose deadline has passed; each is named once."""
+        """Up to `most` requests whose deadline has passed; each is returned once."""
         late: list[Request] = []
         while self._heap and self._heap[0][0] <= now and len(late) < most:
             _, _, request = heappop(self._heap)
@@ -41,7 +42,7 @@ class Deadlines:
         return late
 
     def __len__(self) -> int:
-        """How many are kept, some of which have ended."""
+        """Entries, including ended requests."""
         return len(self._heap)
 
     def _watch(self, request: Request) -> None:
@@ -52,7 +53,7 @@ class Deadlines:
 
 
 def _next_deadline(request: Request) -> float:
-    """When the request times out next: in the queue before its first row, or over all."""
+    """The queue deadline applies until the first row, the other always."""
     deadline = request.deadline if request.deadline is not None else float("inf")
     if request.queue_deadline is not None and request.phase is Phase.WAITING and not request.num_retractions:
         return min(deadline, request.queue_deadline)

@@ -1,7 +1,7 @@
-"""Holds on cached prefixes by those who do not run: a program that waits for its client keeps its pages this way.
+"""Locks on cached prefixes for those who do not run: a waiting program keeps its pages this way.
 
-A lease is one lock on a tree node. It gives way to whoever runs: the scheduler drops leases, oldest first, before
-it retracts a request or turns one away. Who holds a lease looks at `lost` to learn whether it still does.
+Running requests have precedence: the scheduler drops the oldest leases before it retracts or refuses a request. A
+holder reads `lost` to learn whether its lease still stands.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from sgl.runtime.cache.radix import Node, RadixCache
 
 
 class Lease:
-    """A locked prefix. `num_holders` may share it, so handing it on costs nothing."""
+    """One lock on a tree node, shared by `num_holders`."""
 
     __slots__ = ("lost", "node", "num_holders", "num_pages")
 
     def __init__(self, node: Node, num_pages: int) -> None:
         self.node = node
-        self.num_pages = num_pages  # pages that nobody else held when it was taken
+        self.num_pages = num_pages  # pages that nobody else held then
         self.num_holders = 1
         self.lost: Literal["expired", "evicted"] | None = None
 
 
 class Leases:
-    """Every lease on one cache. One thread uses it."""
+    """All leases on one cache. Single-threaded."""
 
     def __init__(self, cache: RadixCache) -> None:
         self.num_pages = 0
-        """Sum of the leases' `num_pages`: about what would become evictable if all of them went."""
+        """Sum of the leases' `num_pages`: roughly what would become evictable without them."""
         self._cache = cache
         self._leases: dict[Lease, None] = {}  # oldest first
 
@@ -37,11 +37,11 @@ class Leases:
         return len(self._leases)
 
     def nodes(self) -> Iterator[Node]:
-        """The node of every lease, for the ledger."""
+        """One node for each lease, for the ledger."""
         return (lease.node for lease in self._leases)
 
     def take(self, key: bytes, namespace: str | None) -> Lease | None:
-        """Lock what is cached of a key; None if that is nothing."""
+        """Lock the cached prefix of a key; None if there is none."""
         match = self._cache.match(key, namespace)
         if not match.length:
             return None
@@ -53,19 +53,19 @@ class Leases:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """One holder is done with it."""
+        """One holder gives it up."""
         lease.num_holders -= 1
         if not lease.num_holders and lease.lost is None:
             self._unlock(lease)
 
     def expire(self, lease: Lease) -> None:
-        """Take it from all its holders, because nobody came back to it in time."""
+        """Take it from all its holders: nobody returned to it in time."""
         if lease.lost is None:
             self._unlock(lease)
             lease.lost = "expired"
 
     def drop_oldest(self) -> bool:
-        """Take the oldest lease from its holders, because its pages are needed; False if there is none."""
+        """Take the oldest lease from its holders because pages are needed; False if there is none."""
         oldest = next(iter(self._leases), None)
         if oldest is None:
             return False

@@ -1,9 +1,8 @@
-"""Which pages every running request holds: its row of the page table, and its place in the radix tree.
+"""The pages of every running request: its row of the page table and its place in the radix tree.
 
-A row's pages are [lent by the tree | shared with it | private tail]. Those of the first `request.tree_len` tokens
-belong to the tree and are kept by one lock on `request.node`; the rest is the request's alone. Changes of the page
-table are collected for the next batch. Nothing here decides who may have pages, but for one thing: those who run
-come before leases.
+A row's pages are [lent by the tree | shared with it | private tail]. The tree owns those of the first
+`request.tree_len` tokens, kept by one lock on `request.node`. Changes of the page table are collected for the next
+batch. The only policy here: running requests come before leases.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sgl.runtime.scheduler.rows import RowTable
 
 
 class RowMemory:
-    """Rows, pages and the tree, for one scheduler. With `share` off the tree stays empty."""
+    """Rows, pages and the tree of one scheduler. Without `share` the tree stays empty."""
 
     def __init__(self, pool: PagePool, num_rows: int, max_pages: int, *, share: bool) -> None:
         self.pool = pool
@@ -37,16 +36,16 @@ class RowMemory:
 
     @property
     def available_pages(self) -> int:
-        """Pages that are free or could be evicted."""
+        """Free or evictable pages."""
         return self.pool.num_free + self.cache.evictable_pages
 
     def pop_page_writes(self) -> Int32Array:
-        """The changes of the page table since the last batch, [n, 3] of (row, index, page), each place once."""
+        """The page table's changes since the last batch, [n, 3] of (row, index, page), each place once."""
         writes, self._page_writes = self._page_writes, []
         return np.concatenate(writes) if writes else np.empty((0, 3), np.int32)
 
     def current_match(self, request: Request) -> Match:
-        """The longest cached prefix that a waiting request may use, looked up again only if it changed."""
+        """The longest cached prefix that a waiting request may use, looked up again only after a change."""
         match = request.match
         if match is None or not self.cache.is_current(match):
             key = request.key()[: 4 * request.match_limit]
@@ -56,18 +55,18 @@ class RowMemory:
         return match
 
     def computed_by(self, request: Request) -> int | None:
-        """The uid of a running request that is about to put the next tokens of this one into the tree."""
+        """The uid of a running request that will soon insert this one's next tokens into the tree."""
         cached_len = self.current_match(request).length
         key = request.key()[: 4 * request.match_limit]
         pending = self._in_flight.find(request.uid, key, cached_len, request.namespace)
         return None if pending is None else pending.owner
 
     def is_in_flight(self, uid: int) -> bool:
-        """Whether that request is still about to put tokens into the tree."""
+        """Whether that request will still insert tokens into the tree."""
         return uid in self._in_flight
 
     def enter(self, request: Request) -> None:
-        """Give a waiting request a row with its cached prefix, whose node the caller has locked for it."""
+        """Give a waiting request a row with its cached prefix, whose node the caller has locked."""
         match = self.current_match(request)
         request.row = self.rows.take()
         self.running[request.row] = request
@@ -79,7 +78,7 @@ class RowMemory:
             self._in_flight.begin(request.uid, request.key(), request.namespace)
 
     def leave(self, request: Request) -> None:
-        """Take the request's row: its whole pages go to the tree, the rest to the free list."""
+        """Take the request's row away. Whole pages go to the tree, the rest to the free list."""
         row = request.row
         assert request.node is not None, "a request with a row has its place in the tree"
         self.share(request)
@@ -92,7 +91,7 @@ class RowMemory:
         self._page_writes = [writes[writes[:, 0] != row] for writes in self._page_writes]
 
     def share(self, request: Request) -> None:
-        """Hand the pages of all that is known and computed of the request to the tree, as far as they are full."""
+        """Hand the request's full pages of known and computed tokens to the tree."""
         held, row = request.node, request.row
         assert held is not None, "a request with a row has its place in the tree"
         first = request.tree_len // self.page_size
@@ -104,17 +103,17 @@ class RowMemory:
         inserted = self.cache.insert(key, mine, request.namespace, after=held)
         self.cache.move_lock(held, inserted.node)
         request.node, request.tree_len = inserted.node, num_pages * self.page_size
-        if len(inserted.duplicates):  # somebody else computed the same tokens meanwhile
+        if len(inserted.duplicates):  # another request computed the same tokens meanwhile
             mine[: len(inserted.pages)] = inserted.pages
             self._page_writes.append(self.rows.writes(row, first, len(inserted.pages)))
             self.pool.free(inserted.duplicates)
 
     def prompt_is_computed(self, request: Request) -> None:
-        """Nobody need wait for this request's prompt any more."""
+        """No other request need wait for this prompt any more."""
         self._in_flight.end(request.uid)
 
     def reach(self, request: Request, end: int) -> int:
-        """Give the request pages for its tokens up to `end`, or as far as pages go; returns how far."""
+        """Give the request pages up to token `end`, or as many as there are; returns the token reached."""
         held = int(self.rows.num_pages[request.row])
         self._reclaim(-(-end // self.page_size) - held)
         end = min(end, (held + self.available_pages) * self.page_size)
@@ -126,7 +125,7 @@ class RowMemory:
         return end
 
     def grow(self, rows: Int32Array) -> bool:
-        """Give each of the rows one page more, or none of them any; returns which."""
+        """Give each row one more page, or none of them; returns whether there were enough."""
         self._reclaim(len(rows))
         pages = self.cache.alloc(len(rows))
         if pages is None:
@@ -138,12 +137,12 @@ class RowMemory:
         return True
 
     def _reclaim(self, num_pages: int) -> None:
-        """Make so many pages available, as far as that takes no more than dropping leases."""
+        """Drop leases until that many pages are available, or no lease is left."""
         while self.available_pages < num_pages and self.leases.drop_oldest():
             pass
 
     def check(self) -> list[str]:
-        """What is wrong with the ownership of pages, if anything: empty when every page has one owner."""
+        """Breaches of page ownership; empty if every page has one owner."""
         private = [self.rows.held(row)[r.tree_len // self.page_size :] for row, r in self.running.items()]
         locked = [request.node for request in self.running.values() if request.node is not None]
         return check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])

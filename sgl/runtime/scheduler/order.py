@@ -1,10 +1,9 @@
-"""One policy's order over requests that wait: who of them goes first.
+"""One policy's order over waiting requests.
 
-No operation looks at all that wait. Requests whose cached prefix ends at the same tree node and that need the same
-page next form a group: what the cache stores or evicts, and who computes that page, concerns a group as a whole. So a
-change of the tree marks one group as stale, and its members are matched again a few each round, the oldest first; a
-group whose next page a running request computes is set aside until that is done. Beyond the stale requests that are
-matched again in a round, "longest prefix" therefore means the longest that is known so far.
+No operation visits all of them. Requests with the same cached prefix (tree node) and the same next page form a
+group, since any change of the cache concerns all of them alike. A change marks one group stale; its members are
+rematched a few each round, oldest first. A group whose next page a running request computes is set aside until
+then. "Longest prefix" therefore means the longest known so far.
 """
 
 from __future__ import annotations
@@ -19,46 +18,46 @@ from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.subtrees import Subtrees
 
-_MUCH_GARBAGE = 64  # entries of a heap that are over, before anybody minds
+_MUCH_GARBAGE = 64  # tolerated dead heap entries
 
 _ORDER_BITS = 48
 _ORDER = (1 << _ORDER_BITS) - 1
 
-Rank: TypeAlias = int  # what the policy looks at, and behind it the order of arrival: the lowest goes first
-Key: TypeAlias = tuple[Node, int, Edge | None]  # of a match: its node and length, and the page that comes next
+Rank: TypeAlias = int  # the policy's criterion, then the order of arrival; lowest first
+Key: TypeAlias = tuple[Node, int, Edge | None]  # of a match: its node, length and next page
 
 
 class Prefixes(Protocol):
-    """What the queue asks of the memory."""
+    """What the queue needs from the memory."""
 
     def current_match(self, request: Request) -> Match:
         """The longest cached prefix that a waiting request may use."""
 
     def computed_by(self, request: Request) -> int | None:
-        """The uid of a running request that is about to put the next tokens of this one into the tree."""
+        """The uid of a running request that will soon insert this one's next tokens into the tree."""
 
     def is_in_flight(self, uid: int) -> bool:
-        """Whether that request is still about to."""
+        """Whether that request still will."""
 
 
 class Group:
-    """Waiting requests with one cached prefix and one page that comes next. `members` holds ranks, which say whose
-    they are: numbers are quick to compare, and garbage collections pass them over."""
+    """Waiting requests with the same cached prefix and next page. `members` holds ranks instead of requests: ints
+    compare fast and the GC skips them."""
 
     __slots__ = ("blocked_by", "is_stale", "key", "length", "members", "size", "stamp")
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.length = key[1]  # tokens of the prefix; a lower bound if it is stale
-        self.members: list[Rank] = []  # a heap, with some that have left
+        self.length = key[1]  # tokens of the prefix; a lower bound if stale
+        self.members: list[Rank] = []  # a heap, including some that left
         self.size = 0
         self.is_stale = False
-        self.blocked_by: int | None = None  # who computes the next page
-        self.stamp = 0  # of its valid entries in the order's heaps; 0: it is in none
+        self.blocked_by: int | None = None  # uid of the request that computes the next page
+        self.stamp = 0  # of its valid heap entries; 0: none
 
 
 class Order:
-    """Those that have a place; `best` is the first of them that may go on."""
+    """Placed requests; `best` is the first that is not set aside."""
 
     def __init__(self, policy: SchedulePolicy, prefixes: Prefixes) -> None:
         self._policy = policy
@@ -66,11 +65,11 @@ class Order:
         self._requests: dict[int, Request] = {}  # by order of arrival
         self._stamps = count(1)
         self._groups: dict[Key, Group] = {}
-        self._offered: dict[int, Group] = {}  # those that are not set aside, by stamp
-        self._heap: list[tuple[Rank, int]] = []  # of their ranks and stamps, with some that are over
+        self._offered: dict[int, Group] = {}  # groups that are not set aside, by stamp
+        self._heap: list[tuple[Rank, int]] = []  # (rank, stamp) of those, including dead entries
         self._subtrees: Subtrees[Group] | None = Subtrees() if policy == "dfs-weight" else None
         self._stale: deque[Group] = deque()
-        self._blocked: dict[int, list[Group]] = {}  # by who computes their next page
+        self._blocked: dict[int, list[Group]] = {}  # by the uid that computes their next page
 
     def place(self, request: Request) -> None:
         """Put a request into its group."""
@@ -100,34 +99,34 @@ class Order:
             self._subtrees.weigh(group.key[0], -1)
 
     def best(self) -> Request | None:
-        """Who is next of those that take part."""
+        """The first request that is not set aside."""
         group = self._top() if self._subtrees is None else self._subtrees.best()
         return None if group is None else self._first(group)
 
     def takes_part(self, request: Request) -> bool:
-        """Whether it has a place, and waits for nobody to compute its next page."""
+        """Whether it has a group that is not set aside."""
         return request.group is not None and request.group.stamp > 0
 
     def is_misplaced(self, request: Request) -> bool:
-        """Whether its match is another than its group's, whose members then are matched again too."""
+        """Whether its match no longer fits its group, which then becomes stale."""
         match = self._prefixes.current_match(request)
         if key_of(match) == request.group.key:
             return False
         group: Group = request.group
-        group.length = match.length  # what is true of one is likely of all
+        group.length = match.length  # likely true of all members
         self._mark_stale(group)
         return True
 
     def set_aside(self, request: Request, owner: int) -> None:
-        """Leave its group out until `owner` computes no more, or a page is added for it."""
+        """Leave its group out until `owner` is done or adds the page."""
         group: Group = request.group
         self._withdraw(group)
         group.blocked_by = owner
         self._blocked.setdefault(owner, []).append(group)
 
     def begin_round(self, budget: int) -> int:
-        """Let those take part again that wait for nobody any more, and put so many requests of stale groups where they
-        belong by now; returns how many fewer it were. Then weights stay as they are until `end_round`."""
+        """Reoffer groups that are no longer blocked and rematch up to `budget` stale requests; returns the budget
+        left. Weights are frozen until `end_round`."""
         self._unblock()
         budget = self._match_again(budget)
         if self._subtrees is not None:
@@ -135,14 +134,14 @@ class Order:
         return budget
 
     def end_round(self) -> None:
-        """Count what has changed."""
+        """Apply the changes of weights."""
         if self._subtrees is not None:
             self._subtrees.thaw()
 
     # ── what the cache tells ────────────────────────────────────────────────────────────────────────────────────
 
     def grown(self, node: Node, edge: Edge) -> None:
-        """A node was added below this one: whoever waits for that page has a longer prefix now."""
+        """`node` has a new child: whoever waits for that page has a longer prefix now."""
         group = self._groups.get((node, node.length, edge))
         if group is not None:
             group.length = max(group.length, group.key[1] + 1)
@@ -151,7 +150,7 @@ class Order:
             self._offer(group)
 
     def split(self, node: Node, upper: Node) -> None:
-        """A node was split: `upper` is new, above it."""
+        """`upper` is new, above `node`."""
         if self._subtrees is not None:
             self._subtrees.split(node, upper)
 
@@ -172,13 +171,13 @@ class Order:
         return request is not None and request.group is group
 
     def _first(self, group: Group) -> Request:
-        """The first member; there is one."""
+        """The first member of a group with any."""
         while not self._is_member(group, group.members[0]):
             heappop(group.members)
         return self._requests[group.members[0] & _ORDER]
 
     def _offer(self, group: Group) -> None:
-        """Let a group take part from now on, at its present rank."""
+        """Let a group take part, at its present rank."""
         self._withdraw(group)
         group.stamp = next(self._stamps)
         self._offered[group.stamp] = group
@@ -198,11 +197,11 @@ class Order:
 
     def _rank(self, group: Group) -> Rank:
         self._first(group)
-        rank = group.members[0]  # of the policies by arrival and by priority
+        rank = group.members[0]  # for fcfs and priority
         return rank - (group.length << _ORDER_BITS) if self._policy == "lpm" else rank
 
     def _top(self) -> Group | None:
-        """The group of the lowest rank. One whose rank rose since it was put there moves back first."""
+        """The group of lowest rank. Groups whose rank rose are moved back first."""
         heap = self._heap
         while heap:
             was, stamp = heap[0]
@@ -235,7 +234,7 @@ class Order:
                 continue
             request = self._first(group)
             if key_of(self._prefixes.current_match(request)) == group.key:
-                group.is_stale = False  # what was added has been evicted again
+                group.is_stale = False  # the addition was evicted again
                 group.length = group.key[1]
                 continue
             budget -= 1
@@ -245,5 +244,5 @@ class Order:
 
 
 def key_of(match: Match) -> Key:
-    """Under which a request of that match is filed."""
+    """The group key of a match."""
     return match.node, match.length, match.next_edge

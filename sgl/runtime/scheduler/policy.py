@@ -1,13 +1,12 @@
 """The waiting queue: who is admitted next.
 
-It gives each call its share and bounds every wait; it does not know whether a request fits. Requests are ranked by how
-many of their call waited when they came: the first `SHARE` of each call, then as many again, and then each time twice
-as many as before. Who is ranked first goes first, and within a rank the policy decides, so a call waits for about twice
-as many of another call's requests as it has itself, and a call of 10^5 holds up nobody who has one. Priorities come
-before ranks.
+It shares fairly between calls and bounds every wait, but does not know whether a request fits. A request's rank
+depends on how many of its call waited when it came: rank 0 for the first `SHARE`, 1 for as many again, then for
+twice as many each time. Priority comes first, then rank, then the policy. A call thus waits for about twice its own
+number of another call's requests, and a call of 10^5 never blocks a single one.
 
-A request is *overtaken* when one of another call that arrived in a later round is admitted before it. Whoever was
-overtaken `patience` times goes first, in order of arrival, and then nobody may pass.
+A request is *overtaken* when a later one of another call is admitted before it. After `patience` times the oldest
+goes first, and nobody may pass.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from sgl.runtime.scheduler.request import Request
 
 DEFAULT_PATIENCE = 256
 SHARE = 64
-"""Requests of one call that wait and are ranked first."""
+"""Waiting requests of one call that get rank 0."""
 _MATCHES_A_ROUND = 64
-_MUCH_GARBAGE = 64  # entries of a heap that are over, before anybody minds
+_MUCH_GARBAGE = 64  # tolerated dead heap entries
 
 
 class WaitingQueue:
-    """Requests without a row; `candidates` gives them in order."""
+    """Requests without a row; `candidates` yields them in order."""
 
     def __init__(self, policy: SchedulePolicy, prefixes: Prefixes, patience: int = DEFAULT_PATIENCE) -> None:
         self._policy = policy
@@ -37,12 +36,12 @@ class WaitingQueue:
         self._patience = patience
         self._requests: dict[int, Request] = {}  # by order of arrival
         self._numbers = count(1)
-        self._arrivals: list[int] = []  # a heap of their orders, with some that have left
+        self._arrivals: list[int] = []  # a heap of orders, including some that left
         self._orders = [Order(policy, prefixes)]  # by rank
-        self._of_call: dict[Hashable, int] = {}  # how many of a call wait
-        self._waiting_for_grammar: dict[int, Request] = {}  # those that cannot go on before they are let go
+        self._of_call: dict[Hashable, int] = {}  # waiting requests of each call
+        self._waiting_for_grammar: dict[int, Request] = {}  # nothing to compute yet
         self._num_waiting_for_grammar = 0
-        self._overtaken = 0  # how often the oldest ones were
+        self._overtaken = 0  # how often the oldest requests were
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -52,11 +51,11 @@ class WaitingQueue:
 
     @property
     def num_waiting_for_grammar(self) -> int:
-        """How many of them are held."""
+        """Waiting requests whose grammar is not ready."""
         return self._num_waiting_for_grammar
 
     def add(self, request: Request) -> None:
-        """Append a request, or give a retracted one its old place back. One that waits already stays where it is."""
+        """Append a request, or return a retracted one to its old place. Harmless if it waits already."""
         if request.order in self._requests:
             return
         request.order = request.order or next(self._numbers)
@@ -75,7 +74,7 @@ class WaitingQueue:
         request.standing.place(request)
 
     def remove(self, request: Request) -> None:
-        """Take out a request that leaves for another reason than admission."""
+        """Remove a request that is not admitted."""
         oldest = self._round(self._oldest())
         del self._requests[request.order]
         self._num_waiting_for_grammar -= request.waits_for_grammar
@@ -89,7 +88,7 @@ class WaitingQueue:
             self._overtaken = 0
 
     def admitted(self, request: Request) -> None:
-        """Take out a request that was given a row, and remember whom it overtook."""
+        """Remove a request that got a row, and count whom it overtook."""
         self.remove(request)
         oldest = self._oldest()
         if (
@@ -100,7 +99,7 @@ class WaitingQueue:
             self._overtaken += 1
 
     def grammar_is_ready(self, request: Request) -> None:
-        """A request that is held may go on."""
+        """The request's constraint is compiled."""
         request.waits_for_grammar = False
         if request.order in self._requests:
             self._num_waiting_for_grammar -= 1
@@ -109,12 +108,12 @@ class WaitingQueue:
                 request.standing.place(request)
 
     def is_aged(self, request: Request) -> bool:
-        """Whether the request waited so long that nobody may pass it any more."""
+        """Whether nobody may pass this request any more."""
         return self._overtaken >= self._patience and self._round(request) == self._round(self._oldest())
 
     def candidates(self) -> Generator[Request, None, None]:
-        """Requests that could go on if they had a row, next first. Whoever takes one from here has it `admitted` before
-        the next, or passes it over for this round; close the iterator before anything else changes."""
+        """Requests that could run if they had a row, best first. The caller has each one `admitted` before the
+        next, or passes it over for this round. Close the iterator before anything else changes."""
         budget = _MATCHES_A_ROUND
         orders = list(self._orders)
         for order in orders:
@@ -149,19 +148,19 @@ class WaitingQueue:
     # ── what the cache tells ────────────────────────────────────────────────────────────────────────────────────
 
     def grown(self, node: Node, edge: Edge) -> None:
-        """A node was added below this one: whoever waits for that page has a longer prefix now."""
+        """`node` has a new child: whoever waits for that page has a longer prefix now."""
         for order in self._orders:
             order.grown(node, edge)
 
     def split(self, node: Node, upper: Node) -> None:
-        """A node was split: `upper` is new, above it."""
+        """`upper` is new, above `node`."""
         for order in self._orders:
             order.split(node, upper)
 
     # ── who is next ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _best(self) -> Request | None:
-        """Who is next of those that take part."""
+        """The next request that is not set aside."""
         if self._overtaken >= self._patience:
             oldest = self._oldest()
             if oldest is not None and oldest.standing.takes_part(oldest):
@@ -176,7 +175,7 @@ class WaitingQueue:
         return found
 
     def _can_compute_nothing(self, request: Request) -> bool:
-        """Of a request whose last known token is not to be computed: it has given way, or all others are cached."""
+        """For a request without its grammar: it was retracted, or all tokens but its last known one are cached."""
         cached_len = self._prefixes.current_match(request).length
         return request.num_retractions > 0 or cached_len == request.num_known - 1
 
@@ -186,7 +185,7 @@ class WaitingQueue:
             self._arrivals = sorted(self._requests)
 
     def _oldest(self) -> Request | None:
-        """Who came first of those that are not held."""
+        """The first arrival that does not wait for its grammar."""
         arrivals = self._arrivals
         while arrivals:
             request = self._requests.get(arrivals[0])
@@ -197,7 +196,7 @@ class WaitingQueue:
 
     @staticmethod
     def _round(request: Request | None) -> tuple[Hashable, ...] | None:
-        """Requests that age as one: those that came in one round; of a call with many, so many of them."""
+        """The requests that age together: arrivals of one scheduling round, in a large call `SHARE` of them."""
         if request is None:
             return None
         if request.call is None:

@@ -1,7 +1,6 @@
-"""The host's tables by request row: how far each row is computed and which pages it holds.
+"""Host tables by request row: how far each row is computed, and its pages.
 
-Rows are what the runner's device tables are indexed by; here are their host twins, in NumPy so that one step over
-hundreds of rows is a handful of array operations.
+They mirror the runner's device tables, in NumPy: a step over hundreds of rows is a few array operations.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from sgl.runtime.batch import Int32Array
 
 
 class RowTable:
-    """State of `num_rows` request rows, each with room for `max_pages` pages."""
+    """`num_rows` request rows with room for `max_pages` pages each."""
 
     def __init__(self, num_rows: int, max_pages: int) -> None:
         self.kv_len: Int32Array = np.zeros(num_rows, np.int32)  # tokens in KV, launched steps included
@@ -23,21 +22,21 @@ class RowTable:
 
     @property
     def num_free(self) -> int:
-        """Rows that nobody occupies."""
+        """Unoccupied rows."""
         return len(self._free)
 
     def take(self) -> int:
-        """Occupy an empty row."""
+        """Occupy a row."""
         row = self._free.pop()
         self.kv_len[row] = self.num_pages[row] = 0
         return row
 
     def give_back(self, row: int) -> None:
-        """Leave a row. Its pages must have found another owner."""
+        """Free a row. Its pages must have another owner."""
         self._free.append(row)
 
     def held(self, row: int) -> Int32Array:
-        """The row's pages, in order of position (a view)."""
+        """The row's pages in order of position (a view)."""
         return self.pages[row, : self.num_pages[row]]
 
     def append(self, row: int, pages: Int32Array) -> Int32Array:

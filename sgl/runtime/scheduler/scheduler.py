@@ -1,7 +1,7 @@
-"""Decides what each step computes: who runs, who waits, who gives way.
+"""Decides what each step computes: who runs, who waits, who is retracted.
 
-Decode rows come first, then prompts that are partly computed, then new prompts, until the step's token budget is
-spent. The scheduler touches plain ints and NumPy only; the loop brings batches to a runner, and results back.
+The step's token budget goes to decodes first, then to started prompts, then to new ones. Plain ints and NumPy only;
+the loop brings batches to a runner and results back.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sgl.runtime.scheduler.packing import Chunk, assemble
 from sgl.runtime.scheduler.policy import WaitingQueue
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 
-_MAX_BYPASSED = 16  # requests that may be found not to fit in one round before it ends
+_MAX_BYPASSED = 16  # requests found not to fit before a round ends
 _NO_BUDGET = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds a scheduler; lengths in tokens."""
+    """Bounds of a scheduler; lengths in tokens."""
 
     max_running_requests: int
     context_length: int
@@ -47,21 +47,21 @@ class Step:
 
     batch: Batch
     requests: list[Request]
-    num_decodes: int  # the first so many rows decode
-    dropped: set[int] = field(default_factory=set)  # uids of requests whose token has been decided otherwise
+    num_decodes: int  # the first rows are decodes
+    dropped: set[int] = field(default_factory=set)  # uids of requests whose sampled token is ignored
 
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the start."""
+    """Counts since the start."""
 
     prompt_tokens: int = 0  # of admitted requests, once each
     cached_tokens: int = 0  # of those, found in the cache
     generated_tokens: int = 0  # sampled
-    forced_tokens: int = 0  # output tokens that followed for certain
-    verified_tokens: int = 0  # output tokens that were drafts, each a step less
-    host_masks: int = 0  # token masks of constrained rows that the host found
-    device_masks: int = 0  # and those that were worked out on the device
+    forced_tokens: int = 0  # output tokens that were certain
+    verified_tokens: int = 0  # accepted drafts, each saving a step
+    host_masks: int = 0  # token masks made on the host
+    device_masks: int = 0  # token masks made on the device
     retractions: int = 0
     aborted: int = 0
     finished: int = 0
@@ -69,7 +69,7 @@ class Counters:
 
 
 class Scheduler:
-    """Owns the queue, the rows and the pages of the pool. One thread uses it."""
+    """Owns the queue, the rows and the pool's pages. Single-threaded."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class Scheduler:
         self._running = self.memory.running
         self._rows = self.memory.rows
         self._clock = clock
-        self._decodes: list[Request] | None = None  # the running requests in DECODE; None: look again
+        self._decodes: list[Request] | None = None  # running requests in DECODE; None: stale
         self._decode_rows: Int32Array = np.empty(0, np.int32)
-        self._flying: list[Step] = []  # launched or about to be, not handled
+        self._flying: list[Step] = []  # scheduled, not yet handled
         self._lengths = OutputLengths(limits.conservativeness)
         self._deadlines = Deadlines()
         self._tick = 0
@@ -108,8 +108,8 @@ class Scheduler:
         self._deadlines.add(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request in any phase, now. Its pages are free or evictable when this returns; a result that is
-        still under way for it will be ignored. Ending twice changes nothing."""
+        """End a request in any phase. On return its pages are free or evictable; a pending result for it will be
+        ignored. Idempotent."""
         if request.phase is Phase.DONE:
             return
         if request.phase is Phase.WAITING:
@@ -128,15 +128,14 @@ class Scheduler:
                 self._lengths.finished(len(request.output_ids), request.max_new_tokens)
 
     def grammar_is_ready(self, request: Request) -> None:
-        """Let the last token of a request that is held be computed."""
+        """The constraint is compiled: compute the request's last known token, too."""
         if request.waits_for_grammar:
             self.queue.grammar_is_ready(request)
 
     def append(self, request: Request, token_ids: Sequence[int], draft: int | None = None) -> None:
-        """Give a request tokens that follow for certain behind its last one: the next step computes them, and
-        samples what comes then; with a draft of that, which is computed as well, perhaps two. For a request that was
-        just advanced. A step under way, which computes that last token, samples for nothing: its token is dropped.
-        A draft alone changes nothing then."""
+        """Append certain tokens to a request that was just advanced: the next step computes them and samples what
+        follows, with a draft perhaps two tokens. A step in flight that computes the previous last token is in vain:
+        its sample is dropped. A draft alone then changes nothing."""
         if not token_ids and self._rows.kv_len[request.row] == request.num_known:
             return
         request.output_ids.extend(token_ids)
@@ -152,7 +151,7 @@ class Scheduler:
             request.target_len += draft is not None
 
     def _extend(self, request: Request) -> None:
-        """Let the known tokens of a request that decodes be computed next."""
+        """Compute the known tokens of a decoding request next."""
         request.phase = Phase.PREFILL
         request.target_len = request.num_known
         self._rows.samples_left[request.row] = request.max_new_tokens - len(request.output_ids)
@@ -175,17 +174,17 @@ class Scheduler:
 
     @property
     def has_held(self) -> bool:
-        """Whether any request waits to be let go."""
+        """Whether any request waits for its grammar."""
         return self.queue.num_waiting_for_grammar > 0 or any(r.waits_for_grammar for r in self._running.values())
 
     def expire(self, most: int = MAX_EXPIRED) -> list[Request]:
-        """Requests whose deadline has passed, for the caller to finish: so many at once, and each is named once."""
+        """Up to `most` requests whose deadline has passed, for the caller to finish; each is returned once."""
         return self._deadlines.expired(self._clock(), most) if self._deadlines else []
 
     # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> Step | None:
-        """Build the next batch, or None when nothing can run before a result or a request arrives."""
+        """Build the next batch; None if nothing can run before a result or request arrives."""
         self._tick += 1
         setups: list[RowSetup] = []
         while True:
@@ -202,22 +201,21 @@ class Scheduler:
             if held and (len(held) < len(stuck) or self.queue.num_waiting_for_grammar < len(self.queue)):
                 self._retract(held[-1])
             elif not held and len(stuck) > 1:
-                self._retract(stuck[-1])  # all wait for pages that only they hold
+                self._retract(stuck[-1])  # all wait for pages that they hold themselves
             else:
                 return None
 
     def launched(self, step: Step) -> None:
-        """To be called once the batch is on its way: what it computes of prompts may be shared from the next
-        step on, since steps run in order."""
+        """Call it after the launch: later steps may share this batch's prompt pages, since steps run in order."""
         for request in step.requests[step.num_decodes :]:
             self.memory.share(request)
             if self._rows.kv_len[request.row] >= request.computable_len:
                 self.memory.prompt_is_computed(request)
 
     def handle(self, step: Step, result: StepResult) -> Iterator[list[Request]]:
-        """Take in a step's result; the requests that have one more output token, or that wanted none and are computed.
-        They come in groups, each request once in one: those whose draft stands come again in the next, unless the
-        caller has ended or appended to them meanwhile. Requests that ended before are passed over."""
+        """Take in a step's result. Yields groups of requests with one more output token, or that wanted none and
+        are computed. A request whose draft is accepted appears again in the next group, unless the caller has ended
+        it or appended to it. Requests that ended before are skipped."""
         for b, logprobs in result.input_logprobs.items():
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
@@ -231,7 +229,7 @@ class Scheduler:
             if phase is not Phase.DONE and request.uid not in step.dropped:
                 request.output_ids.append(token)
                 advanced.append(request)
-                if phase is Phase.WAITING:  # retracted meanwhile: what it may match has changed
+                if phase is Phase.WAITING:  # retracted meanwhile: its match has changed
                     request.match = None
         for b, request in enumerate(step.requests[split:], split):
             if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:
@@ -246,28 +244,28 @@ class Scheduler:
         return _groups(advanced, verified)
 
     def _verified(self, request: Request, check: int, token: int) -> Iterator[Request]:
-        """Advance a request by what was sampled in place of its draft, and if it is that, by what was sampled then."""
+        """Append the token sampled in place of the draft, and if they are equal, the one sampled after it."""
         stands = check == request.draft
-        self._rows.kv_len[request.row] -= not stands  # what was computed of the draft will be written over
+        self._rows.kv_len[request.row] -= not stands  # the draft's KV will be overwritten
         request.draft, request.phase = None, Phase.DECODE
         for number, sampled in enumerate((check, token) if stands else (check,)):
             request.output_ids.append(sampled)
             self.counters.generated_tokens += 1
             self.counters.verified_tokens += number
             yield request
-            if request.phase is not Phase.DECODE:  # it has ended, or was given tokens
+            if request.phase is not Phase.DECODE:  # it has ended or got tokens
                 return
         self._extend(request)
 
     # ── what goes into a batch ──────────────────────────────────────────────────────────────────────────────────
 
     def _prompt_budget(self, num_decodes: int) -> int:
-        """Tokens for prompts in this step: what decodes leave, and always at least one."""
+        """Prompt tokens in this step: what decodes leave, at least one."""
         budget = self.limits.step_budget
         return _NO_BUDGET if budget is None else max(budget - num_decodes, 1)
 
     def _grow_decodes(self) -> list[Request]:
-        """The requests that decode in this step, each with a page to write to; sets _decode_rows alike."""
+        """The requests that decode in this step, each with a page to write to. Sets _decode_rows alike."""
         table, page_size = self._rows, self.memory.page_size
         while True:
             if self._decodes is None:
@@ -282,13 +280,13 @@ class Scheduler:
             if youngest is not None:
                 self._retract(youngest)
                 continue
-            # The only one left waits for the pages of those whose last result is under way.
+            # The only one left waits for pages of requests whose last result is pending.
             writable = [request for request, waits in zip(self._decodes, is_full, strict=True) if not waits]
             self._decodes, self._decode_rows = None, rows[~is_full]
             return writable
 
     def _continue_prompts(self, budget: int) -> list[Chunk]:
-        """Chunks of requests that are admitted and not computed up to their known tokens."""
+        """Chunks of admitted requests with uncomputed known tokens."""
         chunks: list[Chunk] = []
         for request in self._running.values():
             if budget <= 0:
@@ -296,7 +294,7 @@ class Scheduler:
             if request.phase is Phase.PREFILL:
                 start = int(self._rows.kv_len[request.row])
                 end = self.memory.reach(request, min(request.computable_len, start + budget))
-                if request.draft is not None and end < request.target_len:  # it is verified at once or not at all
+                if request.draft is not None and end < request.target_len:  # verified at once or not at all
                     request.draft, request.target_len = None, request.num_known
                 if end > start:
                     chunks.append(Chunk(request, start, end))
@@ -313,7 +311,7 @@ class Scheduler:
         with closing(self.queue.candidates()) as candidates:
             for request in candidates:
                 if request.num_retractions and any(request in step.requests for step in self._flying):
-                    continue  # a token of its own is under way
+                    continue  # its own token is pending
                 if not self._give_row(request, simulation):
                     bypassed += 1
                     if self.queue.is_aged(request) or bypassed > _MAX_BYPASSED:
@@ -344,11 +342,11 @@ class Scheduler:
         )
 
     def _give_row(self, request: Request, simulation: ReleaseSimulation) -> bool:
-        """Give the request a row and its cached prefix if the simulation finds room for it, or nobody else runs."""
+        """Give the request a row and its cached prefix, if the simulation has room or nothing else runs."""
         memory = self.memory
         match = memory.current_match(request)
         before = memory.available_pages
-        memory.cache.lock(match.node)  # so that it counts, and is evicted, as nobody's room
+        memory.cache.lock(match.node)  # so that nobody counts or evicts it as free
         locked = before - memory.available_pages
         lent = match.length // memory.page_size
         simulation.shrink(locked)
@@ -371,12 +369,12 @@ class Scheduler:
         return True
 
     def _drop_leases(self, simulation: ReleaseSimulation, lent: int) -> bool:
-        """Drop as many leases, oldest first, as the simulated requests need; none if all would not be enough.
-        lent: pages that the request in question has locked for itself."""
+        """Drop the oldest leases until the simulation is feasible; none if all would not suffice. lent: pages that
+        this request has locked itself."""
         leases, memory = self.memory.leases, self.memory
         if not len(leases):
             return False
-        # Where pages are shared, either count may miss some.
+        # With shared pages, either count may miss some.
         in_use = lent + sum(request.tree_len for request in self._running.values()) // memory.page_size
         room = max(leases.num_pages, memory.cache.locked_pages - in_use)
         simulation.shrink(-room)
@@ -390,7 +388,7 @@ class Scheduler:
         return would_do
 
     def _commit(self, decodes: list[Request], chunks: list[Chunk], setups: list[RowSetup]) -> Step:
-        """Write the batch down and move every request in it to the phase it has once the batch is launched."""
+        """Build the batch and move its requests to their phases after the launch."""
         page_writes = self.memory.pop_page_writes()
         batch = assemble(self._rows, decodes, self._decode_rows, chunks, setups, page_writes)
         requests = decodes + [chunk.request for chunk in chunks]
@@ -417,8 +415,8 @@ class Scheduler:
         self._decodes = None
 
     def _retract(self, request: Request) -> None:
-        """Take a running request's row and pages back. It waits in its old place, and what is left of its
-        pages in the tree when it returns is a prefix hit."""
+        """Take a running request's row and pages away. It returns to its old place in the queue; pages still in the
+        tree will be a prefix hit."""
         self._leave(request)
         request.phase = Phase.WAITING
         request.draft = None
@@ -428,8 +426,8 @@ class Scheduler:
         self.queue.add(request)
 
     def _youngest(self) -> Request | None:
-        """The running request to retract first: lowest priority, then one whose constraint still compiles, which only
-        holds pages, then latest admitted. Never the only one."""
+        """The request to retract first: lowest priority, then one whose constraint still compiles (it only holds
+        pages), then latest admitted. Never the only one."""
         under_way = Phase.DRAINING, Phase.VERIFY
         candidates = [request for request in self._running.values() if request.phase not in under_way]
         if len(candidates) < 2:
@@ -442,7 +440,7 @@ class Scheduler:
 
 
 def _groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
-    """Those that are advanced with the first of each that are verified, then the next of each."""
+    """All advanced requests with the first of each verified one, then the next of each."""
     group = advanced + [request for each in verified for request in islice(each, 1)]
     while group:
         yield group

@@ -1,8 +1,7 @@
-"""Where in the cache's tree requests wait, and how many below each node: the order of DFS-weight.
+"""Counts waiting requests at and below each tree node: the dfs-weight order.
 
-A walk over the tree that enters the subtree with most waiting requests first (SGLang's paper, arXiv 2312.07104) uses a
-prefix up while it is cached. The counts are kept as requests come and go, at the price of one path to the root each;
-nothing here walks the whole tree.
+Entering the heaviest subtree first (SGLang's paper, arXiv 2312.07104) uses a prefix up while it is cached. Each
+arrival or departure updates one path to the root; nothing walks the whole tree.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _MUCH_GARBAGE = 64
 
 
 class Stamped(Protocol):
-    """A group of requests that wait at one node and may go on while its stamp stands."""
+    """A group of requests at one node; it may go on while its stamp is unchanged."""
 
     stamp: int
 
@@ -26,18 +25,18 @@ Group = TypeVar("Group", bound=Stamped)
 
 
 class _Place(Generic[Group]):
-    """A node at or below which somebody waits."""
+    """A node with waiting requests at or below it."""
 
     __slots__ = ("groups", "heavy", "node", "num_children", "num_offered", "parent", "stamp", "weight")
 
     def __init__(self, node: Node, parent: _Place[Group] | None) -> None:
         self.node = node
         self.parent = parent
-        self.weight = 0  # requests that wait at or below it
+        self.weight = 0  # requests at or below
         self.num_offered = 0  # groups among them that may go on
         self.num_children = 0
         self.stamp = 0  # of its valid entry in the parent's `heavy`
-        self.groups: list[tuple[int, int, Group]] = []  # at the node itself: a heap, with some that are over
+        self.groups: list[tuple[int, int, Group]] = []  # at this node: a heap, including dead entries
         self.heavy: list[tuple[int, int, _Place[Group]]] = []  # children, the heaviest first: likewise
 
 
@@ -48,11 +47,11 @@ class Subtrees(Generic[Group]):
         self._places: dict[Node, _Place[Group]] = {}
         self._root: _Place[Group] | None = None
         self._stamps = count(1)
-        self._changed: set[_Place[Group]] = set()  # those whose entry in the parent's `heavy` is to be renewed
-        self._frozen: dict[Node, int] | None = None  # what is to be added to weights
+        self._changed: set[_Place[Group]] = set()  # those whose entry in the parent's `heavy` is outdated
+        self._frozen: dict[Node, int] | None = None  # weight changes to apply later
 
     def weigh(self, node: Node, number: int) -> None:
-        """So many requests more, or fewer, wait at a node."""
+        """`number` more requests (or fewer) wait at a node."""
         if self._frozen is not None and node in self._places:
             self._frozen[node] = self._frozen.get(node, 0) + number
             return
@@ -72,28 +71,28 @@ class Subtrees(Generic[Group]):
             place = above
 
     def offer(self, node: Node, group: Group, rank: int) -> None:
-        """A group at a node may go on, for as long as its stamp stands: there, the lowest rank first."""
+        """A group at a node may go on while its stamp stands; lowest rank first."""
         place = self._place(node)
         heappush(place.groups, (rank, group.stamp, group))
         self._count(place, 1)
 
     def withdraw(self, node: Node) -> None:
-        """One that was offered there may not any more."""
+        """A group offered there may not any more."""
         self._count(self._places[node], -1)
 
     def freeze(self) -> None:
-        """Leave weights as they are until `thaw`: a round keeps to the subtree that it has entered."""
+        """Keep weights until `thaw`, so that a round stays in its subtree."""
         self._frozen = {}
 
     def thaw(self) -> None:
-        """Count what has changed since `freeze`: who came first, as a place without anybody is forgotten at once."""
+        """Apply the changes since `freeze`, additions first: a place without requests is forgotten at once."""
         changes, self._frozen = self._frozen or {}, None
         for node, number in sorted(changes.items(), key=lambda change: -change[1]):
             if number:
                 self._weigh(node, number)
 
     def split(self, node: Node, upper: Node) -> None:
-        """`upper` is a new node above this one."""
+        """`upper` is new, above `node`."""
         place = self._places.get(node)
         if place is None:
             return
@@ -147,7 +146,7 @@ class Subtrees(Generic[Group]):
             place = place.parent
 
     def _show(self, place: _Place[Group]) -> None:
-        """Give a place a new entry in its parent's list, before anybody looks there."""
+        """Renew a place's entry in its parent's heap before the next look."""
         place.stamp = next(self._stamps)
         self._changed.add(place)
 
@@ -155,7 +154,7 @@ class Subtrees(Generic[Group]):
         above = place.parent
         if above is None or not place.num_offered:
             return
-        # Of equals, the one that changed last: it is being used up.
+        # Among equals the latest change wins: that subtree is being used up.
         heappush(above.heavy, (-place.weight, -place.stamp, place))
         if len(above.heavy) > 2 * above.num_children + _MUCH_GARBAGE:
             above.heavy = [entry for entry in above.heavy if _is_valid(entry, above)]
