@@ -1,6 +1,5 @@
-"""The process that an engine runs in: a forked child has a copy of the engine's objects, but not of its threads, and
-the locks there are as they happened to be. Engines ask before they touch any of it.
-"""
+"""The process an engine runs in. A forked child copies the engine's objects but not its threads, and locks in
+whatever state they had; engines therefore check first."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ class Home:
 
     @classmethod
     def of_engine(cls) -> Home:
-        """For a new engine. Raises EngineDead in a forked child of a process that has, or had, one: what engines need
-        of torch would wait for threads that are not there."""
+        """For a new engine. Raises EngineDead in a forked child of a process that ever had one: torch would wait
+        for threads that are not there."""
         cls._first = cls._first or os.getpid()
         if cls._first != os.getpid():
             raise _forked(cls._first)

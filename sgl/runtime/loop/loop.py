@@ -1,8 +1,8 @@
-"""The engine's one thread: takes requests in, launches steps, turns their results into text and outputs.
+"""The engine's one thread: takes requests, launches steps, and turns results into outputs.
 
-With run-ahead, the result of step N is handled while step N + 1 computes; without, before N + 1 is scheduled. What a
-constrained row may sample is found while the forward pass before it computes. All ways emit the same tokens. The loop
-knows no caller: outputs leave through one `deliver` call a step.
+With run-ahead, step N's result is handled while step N + 1 computes, otherwise before N + 1 is scheduled. Token
+masks are made during the forward pass. All ways emit the same tokens. Outputs leave through one `deliver` call a
+step.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_HELD_SECONDS = 0.02  # between two looks at deadlines, while all that there is waits for what it is constrained to
-_SLICE = 64  # requests of a group that are taken in, or ended, in one go
-_SLICES_SECONDS = 0.003  # before each step, for groups that are longer
-_DRAIN_SECONDS = 0.01  # before each step that is due, for what arrived: one action more than fits at most
+_HELD_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
+_SLICE = 64  # requests of a group handled at once
+_SLICES_SECONDS = 0.003  # before each step, for longer groups
+_DRAIN_SECONDS = 0.01  # before each step, for arrivals; overrun by at most one action
 
 
 class EngineLoop:
-    """Runs a scheduler against a runner in the engine's thread. Every method is safe from any thread."""
+    """Runs a scheduler and a runner in the engine's thread. Every method is safe from any thread."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class EngineLoop:
         stream_interval: int = 1,
         check_ledger: bool = False,
     ) -> None:
-        """jump_cost: what it adds to a step, in steps, that one of its rows has several tokens to compute."""
+        """jump_cost: by how many steps a step is longer if one of its rows computes several tokens."""
         self.scheduler = scheduler
         self.timers = Timers()
-        """What is to be done between two steps, for the loop's own thread."""
+        """Actions between steps, for the loop's own thread."""
         self._runner = runner
         self._deliver = deliver
         self._overlap = overlap
@@ -81,7 +81,7 @@ class EngineLoop:
         self._stopping = False
         self._death: BaseException | None = None
         self._round_began: float | None = None  # monotonic seconds; None: waiting for work
-        self._gate = threading.RLock()  # nothing enters the inbox after the loop looked for the last time
+        self._gate = threading.RLock()  # nothing enters the inbox after the loop's last look
         self._thread = thread
         self.home = Home()
 
@@ -93,7 +93,7 @@ class EngineLoop:
         self._thread.close()
 
     def submit(self, submissions: list[Submission]) -> None:
-        """Queue requests of one call, all of them in the same scheduling round. Raises EngineDead."""
+        """Queue the requests of one call in one scheduling round. Raises EngineDead."""
         now = time.monotonic()
         call = object() if len(submissions) > 1 else None
         for submission in submissions:
@@ -103,14 +103,14 @@ class EngineLoop:
         self.post(lambda: self._add(by_uid))
 
     def abort(self, uids: Collection[int] | None, then: Callable[[], None] | None = None) -> None:
-        """Ask to end requests, for None all there are, those that run first. Each still sends its last output, after
-        which nothing more comes of it and its pages are free; unknown and finished ones are passed over. `then` is
-        called on the loop's thread when all have ended; it must not raise. Raises EngineDead."""
+        """Ask to abort requests (None: all), running ones first. Each sends one last output, after which its pages
+        are free; unknown and finished ones are ignored. `then` is called on the loop's thread when all have ended
+        and must not raise. Raises EngineDead."""
         chosen = None if uids is None else frozenset(uids)
         self.post(lambda: self._abort(chosen, then))
 
     def abort_and_wait(self, uids: Collection[int] | None) -> None:
-        """`abort`, and return when all have ended. Raises EngineDead."""
+        """`abort`, and wait until all have ended. Raises EngineDead."""
         ended: Future[None] = Future()
         self.abort(uids, partial(ended.set_result, None))
         self._result_of(ended, None)
@@ -134,7 +134,7 @@ class EngineLoop:
                     raise
 
     def stop(self) -> None:
-        """End every request and the thread. Idempotent; returns when it has ended. Does nothing in a forked child."""
+        """End every request and wait for the thread to end. Idempotent. Does nothing in a forked child."""
         if self.home.is_elsewhere:
             return
         with self._gate:
@@ -148,15 +148,15 @@ class EngineLoop:
         return self._death is None and not self._stopping and self._thread.is_alive
 
     def heartbeat_age(self) -> float:
-        """For how many seconds the loop has been in its present round: 0 while it waits for work, infinite when
-        it serves no more. A long round is a long step, or a device that hangs."""
+        """Seconds since the present round began: 0 while idle, infinite when dead. A long round is a long step or a
+        hanging device."""
         began = self._round_began
         if not self.is_alive:
             return math.inf
         return 0.0 if began is None else time.monotonic() - began
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run an action between two steps, after those posted before; it must not raise. Raises EngineDead."""
+        """Run an action between two steps, in order; it must not raise. Raises EngineDead."""
         self.home.check()
         with self._gate:
             if self._stopping or self._death is not None:
@@ -180,7 +180,7 @@ class EngineLoop:
             self._close()
 
     def _drain(self) -> None:
-        """Take in what arrived, for as long as a step may wait; wait for something when there is nothing to do."""
+        """Run arrived actions for a bounded time; block for one when idle."""
         has_nothing = self._is_held or not self.scheduler.has_work
         idle = self._flying is None and not self._outputs and not self._slices and has_nothing
         try:
@@ -205,7 +205,7 @@ class EngineLoop:
             launched = self._runner.forward(step.batch)
             self.scheduler.launched(step)
             masks = None
-            if self._num_constrained:  # what they may sample hangs on the tokens of the step before
+            if self._num_constrained:  # masks depend on the previous step's tokens
                 if flying is not None:
                     self._handle(*flying)
                     flying = None
@@ -225,7 +225,7 @@ class EngineLoop:
             raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
 
     def _find_masks(self, step: Step) -> TokenMasks | None:
-        """What the rows of a step may sample; what those do that have ended nobody will read."""
+        """The masks of a step's rows; rows of ended requests get none."""
         batch, counters = step.batch, self.scheduler.counters
         masks: list[TokenMask | None] = []
         for b, comes_draft in zip(*map(np.ndarray.tolist, batch.sampling), strict=True):
@@ -248,13 +248,13 @@ class EngineLoop:
                 submission.first_step = submission.first_step or now
 
     def _handle(self, step: Step, pending: PendingStep) -> None:
-        """Bring a step's result to the requests, and end those that are complete."""
+        """Hand a step's result to its requests and end complete ones."""
         for requests in self.scheduler.handle(step, pending.wait()):
             self._go_on(requests)
 
     def _go_on(self, requests: list[Request]) -> None:
-        """Take in the latest token of each request, and what follows it for certain. All such text is encoded in one
-        call, on all cores: one by one it would take longer than the step, where many rows jump at once."""
+        """Read each request's latest token and what certainly follows. All forced text is tokenised in one call on
+        all cores: one by one it would take longer than the step."""
         jumping: list[tuple[Submission, RequestMatcher, Foreseen]] = []
         for request in requests:
             submission: Submission = request.owner
@@ -265,7 +265,7 @@ class EngineLoop:
                     if foreseen is not None:
                         jumping.append((submission, submission.matcher, foreseen))
                         continue
-            except SglError as error:  # of this request alone: a stop regex that runs away
+            except SglError as error:  # this request's alone: a stop regex that runs away
                 reason = FinishReason("abort", error=error)
             if reason is not None or submission.stream:
                 self._tell(submission, reason)
@@ -273,18 +273,18 @@ class EngineLoop:
             self._jump_all(jumping)
 
     def _jump_all(self, jumping: list[tuple[Submission, RequestMatcher, Foreseen]]) -> None:
-        """Give each request the tokens of what was foreseen for it, and end those that are complete with them."""
+        """Append the forced tokens to each request, and end those that are complete."""
         cuts = cut([foreseen for _, _, foreseen in jumping], jumping[0][1].encode)
         for (submission, matcher, foreseen), ids in zip(jumping, cuts, strict=True):
             try:
                 room = submission.request.max_new_tokens - len(submission.request.output_ids)
                 reason = self._jump(submission, matcher, matcher.forced(foreseen, ids, room))
-            except SglError as error:  # of this request alone: a grammar that grew too large
+            except SglError as error:  # this request's alone: a grammar that grew too large
                 reason = FinishReason("abort", error=error)
             self._tell(submission, reason)
 
     def _tell(self, submission: Submission, reason: FinishReason | None) -> None:
-        """End a request, where there is a reason; else send what its stream is due."""
+        """End a request if there is a reason; else send its stream what is due."""
         if reason is not None:
             self._end(submission, reason)
             return
@@ -293,18 +293,17 @@ class EngineLoop:
             self._outputs.append(submission.take(None))
 
     def _may_jump(self, request: Request) -> bool:
-        """Not where every token is to be scored or counted by the sampler."""
+        """Not if the sampler must score or count every token."""
         return self._jump_forward and request.top_logprobs < 0 and not request.params.has_penalties
 
     def _jump(self, submission: Submission, matcher: RequestMatcher, jump: Jump) -> FinishReason | None:
-        """Append the tokens that follow for certain and try a draft, where that is worth it; the reason if they end the
-        request."""
+        """Append the forced tokens and try a draft, if that pays; returns the reason if they end the request."""
         request = submission.request
         room = request.max_new_tokens - len(request.output_ids)
         forced = jump.token_ids[:room]
-        # With run-ahead, a row whose draft is verified would sit out the step that it might save.
+        # With run-ahead, a row with a draft would miss the very step that it may save.
         draft = None if self._overlap or len(forced) + 2 > room else jump.draft
-        # Each saves its row a step, but for one that the step under way would have sampled.
+        # Each token saves a step, except the one that the step in flight samples.
         saved = len(forced) + (draft is not None)
         if saved <= self._overlap + self._jump_cost * self.scheduler.num_running:
             matcher.pin(forced)
@@ -351,7 +350,7 @@ class EngineLoop:
                 if self._stopping:
                     return
             request, matcher = submission.request, submission.matcher
-            if request.is_done:  # aborted on its way
+            if request.is_done:  # aborted before it entered
                 continue
             request.owner = submission
             request.waits_for_grammar = matcher is not None
@@ -374,12 +373,12 @@ class EngineLoop:
             self.post(partial(self._begin_constrained, submission, matcher))
 
     def _begin_constrained(self, submission: Submission, matcher: RequestMatcher) -> None:
-        """Let a request go on whose constraint is compiled, or end it if that failed."""
+        """Continue a request whose constraint is compiled, or end it if compiling failed."""
         if submission.request.is_done:
             return
         try:
             matcher.start()
-        except Exception as error:  # whatever it is, it is this request's
+        except Exception as error:  # any error is this request's alone
             self._end(submission, FinishReason("abort", error=error))
         else:
             self.scheduler.grammar_is_ready(submission.request)
@@ -389,7 +388,7 @@ class EngineLoop:
 
     def _end_all(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> Iterator[None]:
         chosen = list(self._live) if uids is None else list(uids)
-        if len(chosen) > _SLICE:  # pages first
+        if len(chosen) > _SLICE:  # first those that hold pages
             running = [request.uid for request in self.scheduler.memory.running.values()]
             chosen[:0] = [uid for uid in running if uids is None or uid in uids]
         for number, uid in enumerate(chosen):
@@ -420,7 +419,7 @@ class EngineLoop:
             while True:
                 self._inbox.get_nowait()()  # late submissions are answered below
         while self._slices:
-            self._slices.work_off(0.0)  # each sees that all is over
+            self._slices.work_off(0.0)  # each sees _stopping
         error = EngineDead(self._note())
         error.__cause__ = self._death
         for submission in list(self._live.values()):

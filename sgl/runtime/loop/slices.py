@@ -1,4 +1,4 @@
-"""Work on long groups, done a slice at a time: what one caller asks for holds up nobody else."""
+"""Long work in slices, so that one caller's large request delays nobody else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Slices:
-    """Iterators that do a bounded piece of work at each turn, taken in turn. One thread uses it."""
+    """Iterators that do a bounded piece of work at each `next`, taken in turn. Single-threaded."""
 
     def __init__(self) -> None:
         self._left: deque[Iterator[None]] = deque()
@@ -17,12 +17,12 @@ class Slices:
         return bool(self._left)
 
     def begin(self, work: Iterator[None]) -> None:
-        """Do the first slice now, and leave the others to `work_off`."""
+        """Do the first slice now and leave the rest to `work_off`."""
         if next(work, work) is None:
             self._left.append(work)
 
     def work_off(self, seconds: float) -> None:
-        """Get on for so long, by a slice of each in turn; at least one."""
+        """Do slices in turn for that long, at least one."""
         end = time.monotonic() + seconds
         while self._left:
             self.begin(self._left.popleft())

@@ -1,4 +1,4 @@
-"""What goes into the engine's loop and what comes out of it: requests with their texts, and outputs, step by step."""
+"""Inputs and outputs of the engine's loop: requests with their texts, and outputs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sgl.runtime.text.output import TextOutput
 
 
 class Detail(NamedTuple):
-    """What an output carries besides tokens: with the first, the last, and any that has logprobs."""
+    """What an output carries besides tokens: present with the first, the last, and any with logprobs."""
 
     output_logprobs: list[Logprobs]
-    input_logprobs: list[Logprobs]  # all of them, with the first output that follows the prompt
+    input_logprobs: list[Logprobs]  # all of them, with the first output after the prompt
     cached_len: int
     num_retractions: int
-    num_forced: int  # output tokens so far that followed for certain and were not sampled
+    num_forced: int  # output tokens so far that were certain and not sampled
     queue_seconds: float  # from submission to the first step
     prefill_seconds: float  # from there to the first output token
 
@@ -37,26 +37,26 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class Submission:
-    """A request on its way into the loop, and the loop's record of it afterwards."""
+    """A request on its way into the loop, and then the loop's record of it."""
 
     request: Request
     text: TextOutput | None  # None: token ids only
-    matcher: RequestMatcher | None = None  # where the output stands in its constraint
+    matcher: RequestMatcher | None = None  # the output's position in its constraint
     stream: bool = False
     submitted: float = 0.0  # monotonic seconds
     first_step: float = 0.0
     first_token: float = 0.0
-    emitted: int = 0  # output tokens that left
+    emitted: int = 0  # output tokens sent
     emitted_logprobs: int = 0
-    pieces: str = ""  # text that did not leave yet
+    pieces: str = ""  # text not sent yet
     has_entered: bool = False  # the scheduler knows it
-    is_incremental: bool = False  # whether tokens are read as text one by one, as they come
+    is_incremental: bool = False  # whether tokens become text one by one
 
     def __post_init__(self) -> None:
         self.is_incremental = self.text is not None and (self.stream or self.text.has_stops)
 
     def advance(self) -> FinishReason | None:
-        """Read the latest token; the reason if it ends the request."""
+        """Read the latest token; returns the reason if it ends the request."""
         request = self.request
         self.first_token = self.first_token or time.monotonic()
         if not request.max_new_tokens:
@@ -67,7 +67,7 @@ class Submission:
         return reason or (FinishReason("length") if len(request.output_ids) >= request.max_new_tokens else None)
 
     def read(self, token: int) -> FinishReason | None:
-        """Follow the output by one token, in its text and its constraint; the reason if it ends the request."""
+        """Advance text and constraint by one token; returns the reason if it ends the request."""
         request, text, matcher = self.request, self.text, self.matcher
         if matcher is not None:
             matcher.check()
@@ -84,7 +84,7 @@ class Submission:
         return None
 
     def take(self, reason: FinishReason | None) -> Output:
-        """What came since the last output; with a reason, the last of them."""
+        """What came since the last output; with a reason, the last one."""
         request = self.request
         if reason is not None and reason.type != "abort":
             self._end_text(reason)

@@ -1,7 +1,7 @@
-"""The thread in which an engine does all that takes torch's threads: loading, and then its steps.
+"""The one thread in which an engine uses torch: for loading, then for its steps.
 
-OpenMP gives every thread that runs a parallel region workers of its own. With two such threads a process has more
-workers than cores; they then sleep between regions, and waking them takes longer than most regions do.
+OpenMP gives every thread that runs a parallel region its own workers. Two such threads have more workers than
+cores, which then sleep between regions; waking them takes longer than most regions.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _Work = queue.SimpleQueue[Callable[[], object] | None]
 
 
 class EngineThread:
-    """A daemon thread that runs one function after the other, until it is closed or dropped. It takes as many of
-    torch's threads as the one that makes it: left alone, it would take what another engine set for a small step."""
+    """A daemon thread that runs functions in turn until it is closed or dropped. It sets torch's number of threads
+    to its creator's; otherwise another engine's setting for a small step would apply."""
 
     def __init__(self) -> None:
-        import torch  # here: the server's own process imports this file, and does without
+        import torch  # here: the server's process imports this file without torch
 
         self._work: _Work = queue.SimpleQueue()
         self._thread = threading.Thread(
@@ -38,8 +38,8 @@ class EngineThread:
         return future
 
     def call(self, function: Callable[[], T]) -> T:
-        """The result of a function that is run there. If it raises, or waiting for it does, the thread ends first: an
-        interpreter that exits beside it would abort."""
+        """Run a function there and return its result. If it raises or waiting is interrupted, the thread ends
+        first: an interpreter that exits beside it would abort."""
         try:
             return self.start(function).result()
         except BaseException:
@@ -48,11 +48,11 @@ class EngineThread:
             raise
 
     def close(self) -> None:
-        """End when all that was asked for is done. Idempotent."""
+        """End after the functions queued so far. Idempotent."""
         self._work.put(None)
 
     def join(self) -> None:
-        """Wait for its end; not in the thread itself."""
+        """Wait for its end; does nothing in the thread itself."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -63,7 +63,7 @@ class EngineThread:
 
 
 def settle(future: Future[T], function: Callable[[], T]) -> None:
-    """Run a function and put into the future what it ends in."""
+    """Run a function and put its result or error into the future."""
     try:
         future.set_result(function())
     except BaseException as error:
@@ -73,8 +73,8 @@ def settle(future: Future[T], function: Callable[[], T]) -> None:
 def _run(queued: _Work, num_threads: int) -> None:
     import torch
 
-    torch.get_num_threads()  # a thread's first use of torch takes the process's number
+    torch.get_num_threads()  # a thread's first use of torch resets its number
     torch.set_num_threads(num_threads)
     for work in iter(queued.get, None):
         work()
-        del work  # and what it holds, while there is nothing to do
+        del work  # free what it holds while idle

@@ -1,7 +1,7 @@
-"""What is to be done at a time, in the engine's thread.
+"""Actions due at a time, for the engine's thread.
 
-Knows no thread and does not wait: the loop asks how long it may, and runs what is due between two steps. Programs set
-timers for their leases and deadlines.
+Starts no thread and never waits: the loop asks how long it may wait and runs due actions between steps. Programs
+set timers for leases and deadlines.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _MANY_CANCELLED = 64
 
 @dataclass(slots=True, order=True)
 class Timer:
-    """Something to be done at a time; see `Timers.call_at`."""
+    """An action due at a time; see `Timers.call_at`."""
 
     when: float  # monotonic seconds
     number: int
-    action: Callable[[], None] | None = field(compare=False)  # None: cancelled, or over
+    action: Callable[[], None] | None = field(compare=False)  # None: cancelled or done
 
 
 class Timers:
-    """Actions by the time at which they are due. One thread uses it."""
+    """Actions ordered by time. Single-threaded."""
 
     def __init__(self) -> None:
         self._heap: list[Timer] = []
@@ -35,8 +35,8 @@ class Timers:
         self._num_cancelled = 0  # of those in the heap
 
     def call_at(self, when: float, action: Callable[[], None]) -> Timer:
-        """Run an action at `when` in monotonic seconds or soon after. It must not raise. Raises ValueError for what is
-        no time: a NaN compares with nothing, so at the root of a heap it would keep all others from their turn."""
+        """Run an action at `when` (monotonic seconds) or soon after. It must not raise. Raises ValueError unless
+        `when` is finite: a NaN at the heap's root would block all others."""
         if not math.isfinite(when):
             raise ValueError(f"a timer needs a finite time, not {when!r}")
         timer = Timer(when, next(self._numbers), action)
@@ -44,7 +44,7 @@ class Timers:
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Forget a timer, if it is not over."""
+        """Forget a timer, unless it has run."""
         if timer.action is not None:
             timer.action = None
             self._num_cancelled += 1
@@ -54,11 +54,11 @@ class Timers:
                 self._num_cancelled = 0
 
     def seconds_left(self) -> float:
-        """Until the next is due; not positive if one is."""
+        """Seconds until the next timer; not positive if one is due."""
         return self._heap[0].when - time.monotonic() if self._heap else threading.TIMEOUT_MAX
 
     def run_due(self) -> None:
-        """Run what is due, in order."""
+        """Run due actions in order."""
         while self._heap and self._heap[0].when <= time.monotonic():
             timer = heapq.heappop(self._heap)
             action, timer.action = timer.action, None
