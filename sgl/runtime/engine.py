@@ -1,4 +1,4 @@
-"""The engine as users hold it: text or token ids in, results out, from several threads and event loops at once."""
+"""The engine that users hold: text or token ids in, results out. Safe from several threads and event loops at once."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class CandidateScore:
-    """How likely one candidate is after its prefix; see Engine.score."""
+    """The log-probabilities of one candidate after its prefix; see Engine.score."""
 
     token_ids: list[int]
-    logprobs: list[float | None]  # of each token given all before it; None only for the first token of all
+    logprobs: list[float | None]  # of each token given all before it; None only at position 0
 
 
 _JUMP_COST = 0.45
-"""What a step costs without a CUDA graph, in steps with one, less 1: 5.9 ms to 4.1 on an H200 (4 rows,
+"""By how many steps a step without CUDA graph is longer than one with it: 5.9 ms to 4.1 on an H200 (4 rows,
 Llama-3.1-8B)."""
 
 
 class Engine:
-    """A model, ready to generate.
+    """A loaded model.
 
-    `Engine(model_path=…, **options)` loads it; options are the fields of EngineConfig. Close it with `shutdown`, or
-    use it as a context manager. Raises ConfigError and ModelError. In a process that is forked from its own, every
-    method raises EngineDead, as does making another, and closing it does nothing.
+    `Engine(model_path=…, **options)` takes the fields of EngineConfig. Close it with `shutdown`, or use it as a
+    context manager. Raises ConfigError and ModelError. In a forked child, every method and every new engine raises
+    EngineDead, and closing does nothing.
     """
 
     def __init__(self, model_path: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -101,7 +101,7 @@ class Engine:
         startup.freeze(started)
         self._profiler = StepProfiler()
         self._rids: dict[Rid, list[int]] = {}
-        self._rids_lock = threading.RLock()  # a dropped stream is released wherever garbage is collected
+        self._rids_lock = threading.RLock()  # reentrant: garbage collection may release a dropped stream anywhere
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
         self._loop.start()
         self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._builder)
@@ -117,15 +117,15 @@ class Engine:
     ) -> Any:
         """Generate for one prompt (text, or token ids) or a list of them.
 
-        Returns a result {"text", "output_ids", "meta_info"}; a list of them for a list of prompts or n > 1, in
-        order of prompts and then samples. GenerateOptions says what the options mean.
+        Returns a result {"text", "output_ids", "meta_info"}; for several prompts or n > 1 a list, ordered by
+        prompt, then sample. GenerateOptions lists the options.
 
-        stream: returns an iterator of events instead. An event is a result whose text and output_ids are those so
-        far and whose output logprobs are the new ones; with several requests it also has their "index". Closing
-        the iterator aborts what is not finished.
+        stream: returns an iterator of events. An event is a result with all text and output_ids so far, the new
+        output logprobs, and an "index" if there are several requests. Closing the iterator aborts what is
+        unfinished.
 
-        Raises InvalidRequest, QueueFull and EngineDead. All prompts of a list are read before any is queued: where one
-        is wrong, none runs.
+        Raises InvalidRequest, QueueFull and EngineDead. All prompts are checked before any is queued: if one is
+        wrong, none runs.
         """
         check_options(options)
         call = self.prepare(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids, **options)
@@ -155,8 +155,7 @@ class Engine:
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Any:
-        """Like `generate`, in an event loop; with stream, awaiting it returns an asynchronous iterator. Cancelling
-        aborts."""
+        """`generate` for event loops. With stream, awaiting it returns an asynchronous iterator. Cancelling aborts."""
         check_options(options)
         self._home.check()
         if not self._finalizer.alive:
@@ -183,9 +182,9 @@ class Engine:
     ) -> list[CandidateScore]:
         """Exact log-probabilities of every candidate's tokens after the prefix, in order of candidates.
 
-        The prefix is computed once and its KV shared; the candidates follow in one batch. Texts are tokenised
-        together with the prefix; where a candidate's beginning merges with the prefix's end into one token, all
-        candidates are scored from the last token boundary that they have in common with the prefix.
+        The prefix is computed once; the candidates share its KV in one batch. Texts are tokenised together with the
+        prefix. If a token spans the border, all candidates are scored from their last common token boundary with
+        the prefix.
         """
         self._home.check()
         full, start = self._candidate_ids(prefix, candidates)
@@ -201,9 +200,9 @@ class Engine:
         return scores
 
     def abort(self, rid: str | None, owner: str | None = None) -> None:
-        """End the requests that were given this rid, or all for None, those of programs too; with an owner, none but
-        that one's. Unknown ones are passed over. When it returns, no token of theirs will follow and their pages are
-        free. Their callers get what there was, finish_reason "abort"; a gen of a program fails with RequestAborted."""
+        """Abort the requests with this rid, or all for None, those of programs too; owner: only that owner's.
+        Unknown ones are ignored. On return, their pages are free and no token follows. Callers get what there was
+        with finish_reason "abort"; a gen of a program fails with RequestAborted."""
         self._home.check()
         if rid is None and owner is None:
             self._loop.abort_and_wait(None)
@@ -216,14 +215,14 @@ class Engine:
             self._loop.abort_and_wait(list({uid for its in found for uid in its}))
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
-        """Start a program beside the scheduler: segments in, events out (`sgl.lang.ir.nodes`). The sink is called on
+        """Start a program next to the scheduler: segments in, events out (`sgl.lang.ir.nodes`). The sink runs on
         the engine's thread and must not block. Raises InvalidRequest."""
         self._home.check()
         return ProgramSession(self._program_services, program, sink)
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The template that came with the model, if one did."""
+        """The template that came with the model, if any."""
         tokenizer = self.tokenizer
         if tokenizer is None or not tokenizer.has_chat_template:
             return None
@@ -252,17 +251,17 @@ class Engine:
     # ── the rest of the surface ─────────────────────────────────────────────────────────────────────────────────
 
     def flush_cache(self) -> bool:
-        """Forget all cached prefixes that no running request holds; whether that was all of them."""
+        """Evict all cached prefixes that no running request holds; returns whether the cache is empty now."""
         return self._loop.call(self._scheduler.memory.cache.reset) == 0
 
     def get_tokenizer(self) -> Any:
-        """The transformers tokenizer. Raises InvalidRequest if the engine runs without one."""
+        """The transformers tokenizer. Raises InvalidRequest without one."""
         if self.tokenizer is None:
             raise InvalidRequest("this engine runs without a tokenizer (skip_tokenizer_init)")
         return self.tokenizer.hf
 
     def get_server_info(self) -> dict[str, Any]:
-        """Options as they were resolved, and what the engine has done and holds right now."""
+        """The resolved options, counters and current state."""
         scheduler = self._scheduler
 
         def look() -> dict[str, Any]:
@@ -286,19 +285,19 @@ class Engine:
         }
 
     def start_profile(self) -> None:
-        """Record what steps spend their time on until `stop_profile`. Raises InvalidRequest if that is under way."""
+        """Record steps until `stop_profile`. Raises InvalidRequest while recording."""
         self._loop.call(self._profiler.start)
 
     def stop_profile(self) -> str:
-        """The path of a trace for Chrome or Perfetto. Raises InvalidRequest if nothing was recorded."""
+        """Returns the path of a trace for Chrome or Perfetto. Raises InvalidRequest if nothing was recorded."""
         return self._loop.call(self._profiler.stop)
 
     def heartbeat_age(self) -> float:
-        """For how many seconds the engine has been at its present step: 0 when idle, infinite when it is dead."""
+        """Seconds since the present step began: 0 when idle, infinite when dead."""
         return self._loop.heartbeat_age()
 
     def check_ledger(self) -> list[str]:
-        """What is wrong with the ownership of KV pages, if anything: empty when each page has one owner."""
+        """Breaches of KV page ownership; empty if each page has one owner."""
         return self._loop.call(self._scheduler.memory.check)
 
     def shutdown(self) -> None:
@@ -314,7 +313,7 @@ class Engine:
     # ── from arguments to submissions ───────────────────────────────────────────────────────────────────────────
 
     def prepare(self, **arguments: Any) -> PreparedCall:
-        """The requests of a call of `generate` with these arguments, checked and tokenised, for `submit`."""
+        """Check and tokenise the arguments of `generate` into requests for `submit`."""
         self._home.check()
         call = PreparedCall(has_list_of_prompts(arguments))
         for wanted in self._builder.requests(arguments):
@@ -336,7 +335,7 @@ class Engine:
             raise
 
     def release(self, call: PreparedCall) -> None:
-        """Forget a call; what is not finished of it is aborted."""
+        """Forget a call and abort its unfinished requests."""
         if self._home.is_elsewhere:
             return
         with self._rids_lock:
@@ -350,7 +349,7 @@ class Engine:
                 self._loop.abort(unfinished)
 
     def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
-        """The tokens of prefix + candidate, and from where they are scored."""
+        """The tokens of prefix + candidate, and the index of the first scored token."""
         if not candidates:
             raise InvalidRequest("score needs at least one candidate", param="candidates")
         if any(isinstance(candidate, str) != isinstance(prefix, str) for candidate in candidates):
@@ -380,7 +379,7 @@ class Engine:
 
 
 class _Events(Iterator[Result]):
-    """The events of a call, which is released when they are used up, closed or dropped."""
+    """The events of a call. Exhausting, closing or dropping it releases the call."""
 
     def __init__(self, call: PreparedCall, sink: ThreadSink, release: Callable[[PreparedCall], None]) -> None:
         self._call = call
@@ -400,14 +399,14 @@ class _Events(Iterator[Result]):
             raise
 
     def close(self) -> None:
-        """Abort what is not finished. Idempotent."""
+        """Abort unfinished requests. Idempotent."""
         self._finalizer()
 
 
 def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, builder: RequestBuilder) -> None:
-    if loop.home.is_elsewhere:  # whose it all is
+    if loop.home.is_elsewhere:  # it belongs to the parent process
         return
     builder.close()
     loop.stop()
     pool.shutdown(wait=False)
-    gc.unfreeze()  # what the start-up froze may be garbage now
+    gc.unfreeze()  # what start-up froze may be garbage now

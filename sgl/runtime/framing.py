@@ -1,7 +1,7 @@
-"""Messages between processes of this program, as frames on a stream of bytes.
+"""Messages between our processes, as frames on a byte stream.
 
-A frame is a header, the sizes of its parts, a pickle, and the buffers of its arrays, which are not copied into the
-pickle and stay where they were read.
+A frame is a header, the sizes of its parts, a pickle, and the buffers of arrays, which are neither copied into the
+pickle nor out of the frame.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-_HEADER = struct.Struct("<qq")  # the number of parts, and all bytes behind the header
+_HEADER = struct.Struct("<qq")  # number of parts; bytes after the header
 _ALIGNMENT = 16  # bytes, of each part
 
 
@@ -28,13 +28,13 @@ def packed(message: object) -> bytes:
 
 
 class Frames:
-    """Puts frames together again."""
+    """Reassembles frames."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Callable[[], Any]]:
-        """What unpacks each message that these bytes complete."""
+        """Yields a function for each completed message that unpickles it."""
         self._rest += data
         while len(self._rest) >= _HEADER.size:
             num_parts, size = _HEADER.unpack_from(self._rest)

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of one server, and the families that a scrape of Prometheus gets of them."""
+"""Counters, gauges and histograms of one server, and their Prometheus metric families."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Histogram:
-    """Counts of values by upper bounds, and their sum; six times as fast as Prometheus' own, once for each streamed
-    token."""
+    """Counts values by upper bounds. Six times as fast as prometheus-client's, since each streamed token is
+    observed."""
 
     def __init__(self, bounds: tuple[float, ...] = _SECONDS) -> None:
         self.bounds = bounds
@@ -32,7 +32,7 @@ class Histogram:
         self.sum += value
 
     def quantile(self, share: float) -> float | None:
-        """About what that share of all values lies below (linear between bounds); None before the first value."""
+        """Estimates a quantile, linear between bounds; None before the first value."""
         wanted = share * sum(self.counts)
         if not wanted:
             return None
@@ -44,13 +44,13 @@ class Histogram:
         return lower
 
     def buckets(self) -> list[tuple[str, float]]:
-        """How many values lie at or below each bound, which is written as Prometheus does."""
+        """Cumulative counts by upper bound, bounds spelled as Prometheus does."""
         return list(zip((*map(str, self.bounds), "+Inf"), itertools.accumulate(self.counts), strict=True))
 
 
 @dataclass
 class ServerMetrics:
-    """What the server counts itself; the engine's own numbers join them when they are read."""
+    """The server's own counts; a scrape adds the engine's."""
 
     time_to_first_token: Histogram = field(default_factory=Histogram)
     inter_token_latency: Histogram = field(default_factory=Histogram)
@@ -60,10 +60,10 @@ class ServerMetrics:
     responses: dict[tuple[str, int], int] = field(default_factory=dict)  # by path and status
     open_requests: int = 0
     startup_seconds: float = 0.0  # from the command to the ready line
-    _generated: tuple[float, int] = (0.0, 0)  # when the throughput was last asked for, and the tokens until then
+    _generated: tuple[float, int] = (0.0, 0)  # time and token count of the last call of `throughput`
 
     def answered(self, path: str, status: int) -> None:
-        """A response left, or 499: the client did."""
+        """A response was sent; 499: the client left."""
         self.responses[path, status] = self.responses.get((path, status), 0) + 1
 
     def finished(self, meta: Mapping[str, Any]) -> None:
@@ -76,7 +76,7 @@ class ServerMetrics:
             histogram.observe(spent)
 
     def throughput(self, generated: int) -> float:
-        """Generated tokens a second since this was last asked for; `generated`: all of them up to now."""
+        """Generated tokens a second since the last call. `generated`: all so far."""
         now, (then, before) = time.monotonic(), self._generated
         self._generated = now, generated
         return max(0.0, (generated - before) / (now - then)) if then else 0.0
@@ -114,7 +114,7 @@ _COUNTERS = {
     "device_token_masks_total": ("device_masks", "Token masks of constrained rows that the device computed."),
     "evicted_tokens_total": ("evicted_tokens", "Tokens of KV that the prefix cache gave up."),
 }
-# What SGLang's servers count alike.
+# SGLang's servers have these, too.
 _SGLANG = """time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds queue_time_seconds
 max_total_num_tokens num_used_tokens token_usage gen_throughput num_running_reqs num_queue_reqs kv_available_tokens
 kv_evictable_tokens cache_hit_rate prompt_tokens_total cached_tokens_total generation_tokens_total num_requests_total
@@ -125,7 +125,7 @@ _Family = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
 
 @dataclass(frozen=True)
 class Scrape(Collector):
-    """All of a server's families at one moment. `engine`: the engine's internal state, by name."""
+    """All metric families at one moment. `engine`: the engine's internal state by name."""
 
     server: ServerMetrics
     model: str
@@ -133,7 +133,7 @@ class Scrape(Collector):
     engine: Mapping[str, Any]
 
     def collect(self) -> Iterator[Metric]:
-        """Each family under `sgl:`, and under `sglang:` as well where SGLang counts the same."""
+        """Each family under `sgl:`, and under `sglang:` where SGLang has it."""
         theirs = _SGLANG.split()
         for kind, name, text, labels, samples in self._families():
             for prefix in ("sgl:", "sglang:") if name in theirs else ("sgl:",):
@@ -143,7 +143,7 @@ class Scrape(Collector):
                 yield family
 
     def _families(self) -> Iterator[tuple[_Family, str, str, tuple[str, ...], list[tuple[Any, ...]]]]:
-        """Kind, name, text, labels and samples (a label's values and what `add_metric` takes) of each."""
+        """Kind, name, text, labels and samples (label values and the arguments of `add_metric`) of each."""
         server, engine = self.server, self.engine
         yield GaugeMetricFamily, "model_info", "1; its label names the model.", (), [((), 1)]
         for name, text in _HISTOGRAMS.items():

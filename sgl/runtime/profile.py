@@ -1,4 +1,4 @@
-"""Records what steps spend their time on, with torch's profiler, as a trace that Chrome and Perfetto show."""
+"""Records steps with torch's profiler, as a trace for Chrome and Perfetto."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sgl.errors import InvalidRequest
 
 
 class StepProfiler:
-    """Records between `start` and `stop`. Both are called on the thread that is to be recorded."""
+    """Records between `start` and `stop`, both called on the thread to record."""
 
     def __init__(self) -> None:
         self._profile: Any = None
 
     def start(self) -> None:
-        """Begin. Raises InvalidRequest if it has begun."""
+        """Raises InvalidRequest if it has begun."""
         if self._profile is not None:
             raise InvalidRequest("the profiler is running already: stop it first")
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -28,8 +28,8 @@ class StepProfiler:
         self._profile.start()
 
     def stop(self) -> str:
-        """End, and write the trace to a new temporary folder; returns the file's path. Raises InvalidRequest if none
-        was begun."""
+        """Write the trace to a new temporary folder and return its path. Raises InvalidRequest if nothing was
+        begun."""
         if self._profile is None:
             raise InvalidRequest("the profiler is not running: start it first")
         profile, self._profile = self._profile, None

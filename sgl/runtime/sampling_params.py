@@ -1,5 +1,4 @@
-"""How one request wants its tokens chosen and when it wants to stop: names, types, ranges and defaults. Knows no
-tokenizer, model or device."""
+"""The sampling parameters of one request: names, types, ranges and defaults. Knows no tokenizer, model or device."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.ir.sampling import MAX_SECONDS
 
 GREEDY_BELOW = 1e-6
-"""A temperature under this is taken as 0: the likeliest token, no draw."""
+"""Lower temperatures count as 0."""
 
 MAX_SAMPLES = 1024
 MAX_STOPS = 32
@@ -24,11 +23,11 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGIT_BIAS = 100.0
 
 CONSTRAINTS = ("regex", "json_schema", "ebnf", "structural_tag")
-"""The parameters that constrain an output; one at most is given."""
+"""The parameters that constrain an output; at most one may be set."""
 
 
 class LogitBias(Mapping[int, float]):
-    """Token id → what is added to its logit: checked, immutable, hashable, in rising order of ids."""
+    """Token id → number added to its logit: checked, immutable, hashable, ascending by id."""
 
     __slots__ = ("_values",)
 
@@ -65,18 +64,18 @@ class LogitBias(Mapping[int, float]):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters of one request, checked: a value out of range or of the wrong type raises InvalidRequest.
+    """Checked sampling parameters of one request. A value of the wrong type or range raises InvalidRequest.
 
-    A bool is no number and "5" is not 5. Lists, tuples and sets are accepted where tuples are stored; duplicates
-    are dropped. `stop` and `stop_regex` may be one string. Equal parameters are equal and hash alike.
+    A bool is no number, and "5" is not 5. Lists, tuples and sets become tuples without duplicates; `stop` and
+    `stop_regex` may be one string. Equal parameters hash alike.
     """
 
     max_new_tokens: int = 128
     """0 computes the prompt only."""
     min_new_tokens: int = 0
-    """Until so many tokens exist, those that would end the request cannot be sampled."""
+    """Before that many tokens, those that would end the request cannot be sampled."""
     n: int = 1
-    """Independent samples for one prompt."""
+    """Independent samples of one prompt."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     stop_regex: tuple[str, ...] = ()
@@ -84,19 +83,19 @@ class SamplingParams:
     """Below 1e-6: greedy."""
     top_p: float = 1.0
     top_k: int = -1
-    """-1 (0 is read as -1): off."""
+    """-1 or 0: off."""
     min_p: float = 0.0
     frequency_penalty: float = 0.0
-    """Subtracted from a logit once per time that its token was generated."""
+    """Subtracted from a token's logit once for each time it was generated."""
     presence_penalty: float = 0.0
-    """Subtracted once if its token was generated at all."""
+    """Subtracted once if the token was generated at all."""
     repetition_penalty: float = 1.0
-    """Divides a positive and multiplies a negative logit of a token of the prompt or the output."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output."""
     logit_bias: Mapping[int, float] = field(default_factory=lambda: LogitBias({}))
-    """Keys may be digit strings, which is all that JSON has."""
+    """Keys may be digit strings, for JSON."""
     ignore_eos: bool = False
     seed: int | None = None
-    """Any 64-bit integer; the same request with the same seed draws the same tokens in any batch."""
+    """Any 64-bit integer. The same request and seed draw the same tokens in any batch."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
@@ -110,7 +109,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """The parameters of a request body: a null means the default, an unknown name raises InvalidRequest."""
+        """From a request body: null means the default, an unknown name raises InvalidRequest."""
         if not isinstance(values, Mapping):
             raise InvalidRequest(
                 f"sampling_params must be an object of names and values, not {_kind(values)}",
@@ -157,22 +156,22 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken and seed, top_k, top_p and min_p play no part."""
+        """Whether the likeliest token is taken; seed, top_k, top_p and min_p then have no effect."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the tokens so far change the logits of the next."""
+        """Whether earlier tokens change the logits."""
         return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property
     def constraint(self) -> tuple[str, str] | None:
-        """Name and text of the constraint on the output, if there is one."""
+        """Name and text of the constraint, if any."""
         given = ((name, getattr(self, name)) for name in CONSTRAINTS)
         return next((pair for pair in given if pair[1] is not None), None)
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raise InvalidRequest if an id of `logit_bias` is not below `vocab_size`; those of `stop_token_ids` may be."""
+        """Raise InvalidRequest if `logit_bias` has ids outside the vocabulary; `stop_token_ids` may."""
         largest = max(self.logit_bias, default=-1)
         if largest >= vocab_size:
             raise InvalidRequest(
@@ -200,7 +199,7 @@ _JSON_CONSTRAINTS = ("json_schema", "structural_tag")
 
 
 def integer(param: str, value: object, lowest: int, highest: int, *, what: str = "") -> int:
-    """The whole number that a value is. Raises InvalidRequest for any other; `what`: how the message calls it."""
+    """Check a whole number. Raises InvalidRequest; `what`: its name in the message."""
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise InvalidRequest(f"{what or param} must be an integer, not {_kind(value)}", param=param)
@@ -215,7 +214,7 @@ def integer(param: str, value: object, lowest: int, highest: int, *, what: str =
 def _number(
     param: str, value: object, lowest: float, highest: float, *, above: bool = False, what: str = ""
 ) -> float:
-    """A finite number in [lowest, highest], or in (lowest, highest] if `above`."""
+    """Check a finite number in [lowest, highest], or (lowest, highest] if `above`."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise InvalidRequest(f"{what or param} must be a number, not {_kind(value)}", param=param)
@@ -235,7 +234,7 @@ def _number(
 
 
 def checked_seconds(param: str, value: object) -> float:
-    """A positive and finite number of seconds. Raises InvalidRequest."""
+    """Check a positive, finite number of seconds. Raises InvalidRequest."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SECONDS:
         wanted = f"a number of seconds above 0 and at most {MAX_SECONDS:g}"
         raise InvalidRequest(f"{param} must be {wanted}, not {short(value)}", param=param)
@@ -277,7 +276,7 @@ def _items(name: str, value: object, wanted: str) -> Collection[Any]:
 
 
 def _from_digits(key: object) -> object:
-    """The number that a string of plain digits spells; anything else as it is."""
+    """A string of digits as a number; anything else unchanged."""
     return int(key) if isinstance(key, str) and len(key) <= 10 and key.isascii() and key.isdigit() else key
 
 
@@ -289,7 +288,7 @@ def _json_text(name: str, value: Mapping[str, Any]) -> str:
 
 
 def _utf8(name: str, text: str) -> int:
-    """The text's length in bytes; a lone surrogate has none, and no generated text could ever match it."""
+    """The text's length in bytes. Lone surrogates are refused: no generated text could match them."""
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
@@ -297,14 +296,14 @@ def _utf8(name: str, text: str) -> int:
 
 
 def _kind(value: object) -> str:
-    """How an error message calls a value of the wrong type."""
+    """A value of the wrong type, for messages."""
     if value is None:
         return "null"
     return f"{short(value)} ({type(value).__name__})"
 
 
 def short(value: object) -> str:
-    """A value as a message shows it."""
+    """A value's repr, cut for messages."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of thousands of digits

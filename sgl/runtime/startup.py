@@ -1,4 +1,4 @@
-"""Turns options into a model on a device with its KV pages: decides every "auto", once, and says what it chose."""
+"""Turns options into a model on a device with KV pages. Decides and logs every "auto"."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from sgl.runtime.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _Backend = Literal["torch", "cpu", "flashinfer", "triton"]
-_BEST: tuple[_Backend, ...] = ("flashinfer", "cpu")  # where they can serve the model
+_BEST: tuple[_Backend, ...] = ("flashinfer", "cpu")  # if they can serve the model
 _DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
 _CPU_BUDGET = 2048  # tokens a step
-_TILE_TOKENS = 64  # for each multiprocessor: the tiles of most products then fill every round of them
-_LARGE, _MOST_TILES = 8_000_000_000, 4  # models of fewer weights take more: else launching a step takes as long
+_TILE_TOKENS = 64  # for each multiprocessor: most products then fill whole waves of tiles
+_LARGE, _MOST_TILES = 8_000_000_000, 4  # smaller models take more: launching would take as long as the step
 _DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
 _DEFAULT_PAGE_SIZE = {"cuda": 16, "cpu": 8}
 _GRAMMAR_PACKAGES: dict[GrammarBackend, tuple[str, tuple[str, ...]]] = {  # extra and modules
@@ -48,15 +48,15 @@ _GRAMMAR_PACKAGES: dict[GrammarBackend, tuple[str, tuple[str, ...]]] = {  # extr
     "llguidance": ("ebnf", ("llguidance",)),
 }
 _MAX_GRAPH_ROWS = 512
-_ADDRESS_FRACTION = 0.5  # of the address space that `ulimit -v` leaves, once weights are loaded, for KV
-_MIN_TOKENS_A_ROW = 64  # fewer rows than asked for by default rather than less KV than this for each
+_ADDRESS_FRACTION = 0.5  # of what `ulimit -v` leaves after loading weights, for KV
+_MIN_TOKENS_A_ROW = 64  # by default fewer rows, rather than less KV for each
 
 
 @dataclass(slots=True)
 class Started:
-    """A loaded model, ready to be driven by a loop."""
+    """A loaded model, ready for a loop."""
 
-    config: EngineConfig  # without any None that was to be decided
+    config: EngineConfig  # every None resolved
     model_config: ModelConfig
     tokenizer: Tokenizer | None
     runner: ModelRunner
@@ -66,7 +66,7 @@ class Started:
     kv_bytes: int
 
     def facts(self) -> dict[str, Any]:
-        """What there is to know beside the options."""
+        """Facts for users beside the options."""
         return {
             "kv_bytes": self.kv_bytes,
             "eos_token_ids": sorted(self.eos_ids),
@@ -76,7 +76,7 @@ class Started:
 
 
 def start(config: EngineConfig) -> Started:
-    """Load the model and its tokenizer and allocate the KV pages. Raises ConfigError and ModelError."""
+    """Load the model and tokenizer and allocate KV pages. Raises ConfigError and ModelError."""
     device = _device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(min(torch.get_num_threads(), num_processors()))
@@ -85,7 +85,7 @@ def start(config: EngineConfig) -> Started:
             return _start(config, device)
         except MemoryError as error:
             raise _out_of_memory(str(error) or "the system gave none") from error
-        except RuntimeError as error:  # as torch says it of a CPU
+        except RuntimeError as error:  # torch's way to say it on a CPU
             if "not enough memory" not in str(error):
                 raise
             raise _out_of_memory(str(error)) from error
@@ -169,7 +169,7 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     )
     if device.type == "cuda":
         runner.warm_up(step_tokens)
-        # Small tensors of all later steps at once: torch keeps what is freed.
+        # Allocate small tensors for all later steps now: torch keeps freed memory.
         [torch.empty(1 << 19, dtype=torch.uint8, device=device) for _ in range(32)]
     limits = Limits(
         max_running_requests=config.max_running_requests,
@@ -185,8 +185,7 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
 
 
 def freeze(started: Started) -> None:
-    """Exclude what a GPU's engine has loaded from garbage collections: each takes 100 to 300 ms and stops all
-    threads."""
+    """Exclude a GPU engine's objects from garbage collections, which would stop all threads for 100 to 300 ms."""
     if str(started.config.device).startswith("cuda"):
         gc.unfreeze()
         gc.collect()
@@ -194,7 +193,7 @@ def freeze(started: Started) -> None:
 
 
 def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfig, AttentionBackend]:
-    """The attention backend, and the options that it decides."""
+    """The attention backend, and the options it decides."""
     name, reason = _attention_backend(config, shape)
     asked_for = config.attention_backend is not None or config.prefill_kernel is not None
     if config.prefill_kernel is not None and name != "flashinfer":
@@ -228,7 +227,7 @@ def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfi
     graphs = f"CUDA graphs for decodes of up to {graph_rows} rows" if graph_rows else "no CUDA graphs, as asked for"
     config = replace(config, attention_backend=name, cuda_graph_max_bs=graph_rows or None)
     if name == "triton":
-        # Imported where it is wanted: a CPU may have no Triton.
+        # a CPU may have no Triton
         from sgl.kernels.attention.triton import TritonAttention
 
         logger.info("attention: triton (%s); %s", reason, graphs)
@@ -292,7 +291,7 @@ def _not(name: _Backend, obstacle: str | None) -> str:
 
 
 def _device_name(device: torch.device) -> str:
-    """Of the GPU, or of the processor with the number of its cores that are ours."""
+    """The GPU's name, or the processor's with our number of cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
@@ -318,7 +317,7 @@ def _device(name: str | None) -> torch.device:
 
 
 def _kv_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:
-    """Of keys and values, if not the model's."""
+    """The dtype of keys and values, if not the model's."""
     if config.kv_cache_dtype == "auto":
         return None
     _check_fp8("kv_cache_dtype", config.kv_cache_dtype, device)
@@ -351,7 +350,7 @@ def _check_fp8(option: str, value: str, device: torch.device) -> None:
 
 
 def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes: int) -> tuple[EngineConfig, int]:
-    """How many pages of KV there will be, the dummy page included, and the limits that follow."""
+    """The number of KV pages including the dummy page, and the limits that follow."""
     device = model.device
     page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
     weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
@@ -363,7 +362,7 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes
     else:
         available = _total_memory(device) * fraction - weight_bytes
         if device.type == "cpu" and (left := address_space_left()) is not None:
-            available = min(available, left * _ADDRESS_FRACTION)  # threads and compilers take some, too
+            available = min(available, left * _ADDRESS_FRACTION)  # threads and compilers need some, too
         num_pages = min(int(available // page_bytes), rows * -(-context // page_size))
     if num_pages < 1:
         raise ConfigError(
