@@ -1,7 +1,7 @@
-"""Where one output stands in its constraint, for a runtime: what may come next, and what follows for certain.
+"""The state of one output in its constraint.
 
-Two kinds: one asks a matcher, which works masks out itself; one walks a finished automaton and leaves masks to whoever
-holds its arrays, until the token budget comes near.
+`MatcherCursor` computes masks itself. `FinishedCursor` walks a finished automaton and leaves masks to the device,
+until the token budget is nearly used up.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from sgl.time_limit import check_time, collection_time, time_limit
 
 Int32Array = npt.NDArray[np.int32]
 ALLOWANCE: Final = 1.0
-"""Seconds of CPU time that one output may take of its thread at once."""
+"""CPU seconds of its thread that one output may use at once."""
 SECONDS_A_TOKEN: Final = 0.02
 _TOO_LONG = f"the constraint takes more than {ALLOWANCE:g} s of the engine's time: make it simpler"
 _MOST_MARGIN = 16  # tokens
 
 
 class Cursor(Protocol):
-    """Where one output stands in its constraint."""
+    """The state of one output in its constraint."""
 
     def mask(self, remaining: int) -> Int32Array | Standing:
-        """What the next token may be, with so many to come (see `Matcher.fill_mask`): a packed mask, not to be
-        written to, or a place. Raises GrammarError."""
+        """The mask of the next token, with `remaining` tokens to come (see `Matcher.fill_mask`): packed and
+        read-only, or a place in an automaton. Raises GrammarError."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; False, and nothing changed, if it is not allowed."""
+        """Advance by a token; False, without a change, if it is not allowed."""
 
     def accept_all(self, token_ids: Sequence[int]) -> bool:
-        """Go on by tokens that `forced` told."""
+        """Advance by tokens that `forced` returned."""
 
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
-        """The text that follows the output; None where there is none to be cut into tokens. See `jump.py`."""
+        """The forced text that follows the output; None if there is none to tokenise. See `jump.py`."""
 
     def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
-        """The tokens that follow the output, from what was foreseen where the cursor still stands, and the ids that
-        `jump.cut` made of it: as far as masks would allow them, if no more than `remaining` are to come. Raises
-        GrammarError."""
+        """The forced tokens that follow the output. `foreseen` comes from the cursor's present state, `ids` from
+        `jump.cut`. The tokens stop where masks would forbid them with `remaining` to come. Raises GrammarError."""
 
     def behind(self, draft: int) -> Cursor | None:
-        """A cursor behind a token that `forced` drafted and what it told; None if that is not allowed."""
+        """A cursor after `forced`'s tokens and its draft; None if the draft is not allowed."""
 
     def is_complete(self) -> bool:
-        """Whether the output matches and nothing can follow it."""
+        """Whether the output matches and nothing can follow."""
 
 
 class MatcherCursor:
-    """A cursor that works masks out itself. What one output takes of its thread is bounded: by ALLOWANCE seconds of
-    its CPU time, and SECONDS_A_TOKEN more with each token; beyond that, any method raises GrammarTooLarge.
+    """A cursor that computes masks itself. Each output has ALLOWANCE seconds of CPU time and gains SECONDS_A_TOKEN
+    with each token; when they are used up, any method raises GrammarTooLarge.
 
-    text: what was read before, which the grammar allows."""
+    text: an allowed beginning, read before.
+    """
 
     def __init__(self, grammar: Grammar, text: bytes = b"") -> None:
         self._seconds_left = ALLOWANCE
@@ -111,7 +111,7 @@ class MatcherCursor:
             return self._within(jump(self._vocabulary, foreseen, ids), remaining)
 
     def within(self, found: Jump, remaining: int | None) -> Jump:
-        """What follows, as far as masks allow it if no more than `remaining` are to come. Raises GrammarError."""
+        """Cut forced tokens where masks would forbid them. Raises GrammarError."""
         with self._on_time():
             return self._within(found, remaining)
 
@@ -141,7 +141,7 @@ class MatcherCursor:
 
 
 class FinishedGrammar:
-    """A constraint with a finished automaton over one vocabulary; what masks take on a host is made when asked for."""
+    """A finished automaton over one vocabulary. The host's grammar is built on demand."""
 
     def __init__(self, finished: FinishedAutomaton, vocabulary: Vocabulary, build: Callable[[], Grammar]) -> None:
         self.automaton = finished
@@ -152,11 +152,11 @@ class FinishedGrammar:
 
     @property
     def num_bytes(self) -> int:
-        """Of its arrays, and of what masks took on the host."""
+        """Of the automaton, and of the host's grammar if it was built."""
         return self.automaton.nbytes + (0 if self._grammar is None else self._grammar.num_bytes)
 
     def grammar(self) -> Grammar:
-        """The constraint for walks on the host; one thread may ask."""
+        """The grammar for masks on the host. Single-threaded."""
         if self._grammar is None:
             self._grammar = self._build()
         return self._grammar
@@ -166,9 +166,9 @@ _turns = itertools.count()
 
 
 class FinishedCursor:
-    """A cursor in a finished automaton. Where the stack is deep, or so few tokens may come that the text could be left
-    without its end, it becomes a `MatcherCursor`: some a little earlier than they have to, so that those that began
-    together do not all read their texts again within one step."""
+    """A cursor in a finished automaton. It falls back to a `MatcherCursor` when the stack is deep or the budget
+    nearly used up, jittered by up to 16 tokens, so that requests that started together do not all replay in one
+    step."""
 
     def __init__(self, grammar: FinishedGrammar) -> None:
         self._grammar = grammar
@@ -225,7 +225,8 @@ class FinishedCursor:
         return True
 
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
-        """See `Cursor`. Found in the automaton, where others found it before, also once a matcher finds the masks."""
+        """See `Cursor`. Uses the automaton even after falling back to the host: earlier outputs may have found the
+        text."""
         if self._is_finished or self._automaton.only_byte[self._place.state] < 0:
             return None
         return self._grammar.runs.foresee(self._place, output_ids)
@@ -240,7 +241,7 @@ class FinishedCursor:
         return found if remaining > self._automaton.needed(self._place, 1) else Jump([])  # one byte opens one frame
 
     def behind(self, draft: int) -> None:
-        """See `Cursor`: nothing is drafted here."""
+        """See `Cursor`. Never drafts."""
 
     def is_complete(self) -> bool:
         """See `Cursor`."""

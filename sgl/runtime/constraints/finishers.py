@@ -1,8 +1,8 @@
-"""Finishes automata in processes side by side, all of them looked after by one thread.
+"""Finishes automata in parallel processes, managed by one thread.
 
-A thread for each would be so many that want the interpreter's lock whenever the scheduler's thread lets go of it, which
-torch does at every launch. Where that thread launches hundreds of kernels one by one, this one leaves answers packed:
-unpacking one takes a millisecond, for which the other would wait at every launch.
+One thread for each process would compete for the GIL, which torch releases at every launch. While the scheduler
+launches kernels one by one, answers also stay packed: unpacking one takes a millisecond and would delay the next
+launch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sgl.time_limit import OutOfTime
 
 Answer = FinishedAutomaton | BaseException | None
 
-_LOOK_SECONDS = 0.003  # between two looks whether somebody still launches
-_LONGEST_WAIT = 0.2  # seconds, of an answer for somebody who launches
+_LOOK_SECONDS = 0.003  # between checks whether launching is over
+_LONGEST_WAIT = 0.2  # seconds that an answer waits for launching to end
 
 
 @dataclass(slots=True, eq=False)
@@ -36,22 +36,21 @@ class _Job:
     ended: Callable[[Answer], None]
     came_late: Callable[[Answer], None]
     is_late: bool = False
-    patient_until: float = 0.0  # monotonic seconds; from when a process takes it up
+    patient_until: float = 0.0  # monotonic seconds, counted from when a process starts on it
     until: float = math.inf
     answer: Callable[[], Answer] = lambda: None  # unpacks it
     answered: float = 0.0  # monotonic seconds
 
     @property
     def due(self) -> float:
-        """When it is to be looked at, answered or not."""
+        """When to look at it, answered or not."""
         return self.until if self.is_late else min(self.patient_until, self.until)
 
 
 class Finishers:
-    """`num_processes` processes; seconds: `deadline` for one constraint, `patience` that anybody waits for it. Both
-    count from when a process takes it up, the deadline from when that is ready. What a process answers is told when
-    nobody `is_launching`, or a fifth of a second later; that it takes longer than `patience` is told at once. Safe from
-    any thread."""
+    """`num_processes` processes that finish automata. Seconds count from when a process takes a constraint up: at
+    most `deadline` for one constraint (from when the process is ready), `patience` for its caller. Answers are
+    delivered when nobody `is_launching`, or 0.2 s later; lateness is reported at once. Safe from any thread."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Finishers:
         self._busy: dict[GrammarProcess, _Job] = {}
         self._channels: dict[GrammarProcess, Channel] = {}  # of busy ones
         self._waiting: deque[_Job] = deque()
-        self._answered: deque[_Job] = deque()  # and nobody was told yet
+        self._answered: deque[_Job] = deque()  # answers not yet delivered
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
         for end in (self._woken, self._wake):
@@ -82,23 +81,22 @@ class Finishers:
         self._thread.start()
 
     def start(self) -> None:
-        """Start the processes, which would otherwise start when they are first needed."""
+        """Start the processes now instead of on first use."""
         for process in self._processes:
             process.start()
 
     def finish(
         self, constraint: Constraint, ended: Callable[[Answer], None], came_late: Callable[[Answer], None]
     ) -> None:
-        """Begin to finish the automaton of a constraint. `ended` is called once in the thread of this object, and must
-        not raise: with the finished automaton, with what it failed with, or with None if it is too large or takes
-        longer than anybody waits; then `came_late` is called once with what comes of it."""
+        """Finish the automaton of a constraint. `ended` is called once in this object's thread, and must not raise:
+        with the automaton, the error, or None if it is too large or exceeds `patience`. In the latter case
+        `came_late` is called once with the later answer."""
         self._waiting.append(_Job(constraint, ended, came_late))
-        if self._sleeps and self._at_rest:  # else it will look; a system call would let others have the interpreter
+        if self._sleeps and self._at_rest:  # else it looks anyway, and a system call would release the GIL
             self._rouse()
 
     def close(self) -> None:
-        """End the thread and the processes. Nothing is called from then on, but for what is just being called. Nothing
-        in a forked child: they are the parent's."""
+        """End thread and processes; no further callbacks start. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         self._is_over = True
@@ -116,11 +114,11 @@ class Finishers:
                 self._ask(self._at_rest.pop(), self._waiting.popleft())
             may_tell = self._may_tell()
             self._sleeps = True
-            if self._waiting and self._at_rest:  # what came before that was set
+            if self._waiting and self._at_rest:  # arrived before _sleeps was set
                 continue
             ready = self._selector.select(0.0 if may_tell else self._seconds_left())
             self._sleeps = False
-            now = monotonic()  # what answers while these are read is not late
+            now = monotonic()  # answers that arrive from here on are not late
             for key, _ in ready:
                 if key.data is None:
                     with contextlib.suppress(BlockingIOError):
@@ -142,7 +140,7 @@ class Finishers:
         return not self._is_launching() or monotonic() - self._answered[0].answered > _LONGEST_WAIT
 
     def _seconds_left(self) -> float | None:
-        """Until there is something to do, if nothing happens; None: nothing."""
+        """Until the next due time; None: nothing is due."""
         dues = [job.due for job in self._busy.values()]
         left = max(min(dues) - monotonic(), 0.0) if dues else None
         if self._answered:
@@ -165,7 +163,7 @@ class Finishers:
             self._get_on(process)
 
     def _get_on(self, process: GrammarProcess) -> None:
-        """Send and read what can be sent and read."""
+        """Send and read without blocking."""
         try:
             answer = process.answer(self._deadline)
         except NotToBlame:
@@ -192,7 +190,7 @@ class Finishers:
             job.ended(None)
 
     def _end(self, process: GrammarProcess, answer: Callable[[], Answer]) -> None:
-        """Let the process rest; what came of its job is told later."""
+        """Free the process; its answer is delivered later."""
         job, channel = self._busy.pop(process), self._channels.pop(process, None)
         if channel is not None:
             self._selector.unregister(channel)

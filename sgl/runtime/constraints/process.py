@@ -1,7 +1,7 @@
-"""Processes that work on constraints: what a thread cannot be stopped in, and what would hold up other threads.
+"""Disposable processes that compile constraints.
 
-Hostile constraints outlast any check of the time, inside C code or by the memory they take: a process is killed. The
-same processes finish automata (`finished.py`), several side by side.
+A thread cannot be killed, and hostile constraints evade time checks inside C code or by taking memory. The same
+processes finish automata (`finished.py`).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from sgl.time_limit import OutOfTime, time_limit
 
 _WORKER_BYTES = 8 << 30
 _MORE_BYTES = 768 << 20
-"""Address space that a process may take beyond what it has with its vocabulary: what came through is built once more
-in the engine's process."""
-_NICER = 10  # than the engine, while a constraint is tried
+"""Address space beyond what the process has with its vocabulary. What compiled here is compiled again in the
+engine."""
+_NICER = 10  # than the engine, for trials
 MAX_FINISHED_STATES = 5000
-"""Larger automata are not finished: that takes longer than anybody waits, and their arrays too much room."""
+"""Larger automata are not finished: they take too long and too much memory."""
 _FINISHING_SECONDS = 1.0  # of CPU time
 _ANSWER_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
-_COLLECT_AFTER, _COLLECT_ANYWAY = 32, 128  # constraints: garbage of them is looked for while idle, and in any case
+_COLLECT_AFTER, _COLLECT_ANYWAY = 32, 128  # constraints between garbage collections: while idle, in any case
 _IDLE_SECONDS = 0.02
-_START_SECONDS = 120.0  # that a process may take to be ready, which no constraint has to answer for
+_START_SECONDS = 120.0  # for a process to become ready; constraints are not charged for it
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
 
 
 class Channel:
-    """Whole messages over a socket. Of a non-blocking one, `flush` and `receive` do what can be done now."""
+    """Whole messages over a socket. On a non-blocking one, `flush` and `receive` do what they can now."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -59,18 +59,18 @@ class Channel:
         self._received: deque[Callable[[], Any]] = deque()
 
     def put(self, message: object) -> None:
-        """To be sent, behind what is."""
+        """Queue a message."""
         self._out = memoryview(bytes(self._out) + packed(message))
 
     def flush(self) -> bool:
-        """Whether all is sent."""
+        """Send; returns whether all is sent."""
         with contextlib.suppress(BlockingIOError):
             while self._out:
                 self._out = self._out[self._socket.send(self._out) :]
         return not self._out
 
     def receive(self) -> Callable[[], Any] | None:
-        """What unpacks the next message, if that is complete. Raises EOFError if none will come."""
+        """A function that unpickles the next message, if complete. Raises EOFError at the end."""
         with contextlib.suppress(BlockingIOError):
             while not self._received:
                 if not (data := self._socket.recv(_READ_BYTES)):
@@ -84,26 +84,26 @@ class Channel:
 
     @property
     def events(self) -> int:
-        """What to wait for before the next `flush` or `receive`."""
+        """The event to wait for before the next `flush` or `receive`."""
         return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
 
 
 class NotToBlame(Exception):
-    """The process has died of what it had worked on before: ask once more, which starts another."""
+    """The process died of an earlier constraint: ask again, which starts another."""
 
 
 class GrammarProcess:
-    """Works on one constraint at a time; started when it is first needed. It tries them with a vocabulary, or finishes
-    their automata without one. What one leaves behind fails no other: a process that has run out of memory, or has
-    used up half of its own, ends, and only one that had just started is to blame for its end."""
+    """A process, started on first use, that works on one constraint at a time. With a vocabulary it tries
+    constraints, without one it finishes their automata. It exits when memory runs out or half of its allowance is
+    used, so no constraint suffers for an earlier one: only the first one in a process is blamed for its death."""
 
     def __init__(self, vocabulary: Vocabulary | None, *, more_bytes: int = _MORE_BYTES) -> None:
-        """more_bytes: that constraints may take beyond what the process has with its vocabulary."""
+        """more_bytes: the memory that constraints may take."""
         self.vocabulary = vocabulary
         self._more_bytes = more_bytes
-        self._num_asked = 0  # of the process
+        self._num_asked = 0  # since the process started
         self._is_ready = False  # the process
-        self._begun = 0.0  # monotonic seconds: when a ready process was asked, or one that was asked was ready
+        self._begun = 0.0  # monotonic seconds, from which the constraint's time counts
         self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -116,8 +116,8 @@ class GrammarProcess:
             self._started()
 
     def run(self, constraint: Constraint, until: float, deadline: float) -> FinishedAutomaton | None:
-        """`ask`, and wait for the answer; threads take turns. Raises OutOfTime too, and kills it, where that is not
-        there by `until`, in monotonic seconds, or as much later as it became ready."""
+        """`ask` and wait for the answer; threads take turns. At `until` (monotonic seconds, extended by the
+        process's start-up time) kills the process and raises OutOfTime."""
         if not self._turn.acquire(timeout=max(until - monotonic(), 0.0)):
             raise OutOfTime(deadline)
         try:
@@ -140,8 +140,8 @@ class GrammarProcess:
         return answer()
 
     def ask(self, constraint: Constraint, seconds: float) -> Channel:
-        """Begin to work for so long on a constraint: whenever the channel is ready for what it waits for, `answer` gets
-        on. Raises GrammarTooLarge if it cannot be started."""
+        """Start on a constraint, for `seconds`. Call `answer` whenever the channel is ready. Raises GrammarTooLarge
+        if no process can be started."""
         try:
             channel = self._started()
             self._num_asked += 1
@@ -153,20 +153,19 @@ class GrammarProcess:
         return channel
 
     def due(self, seconds: float) -> float:
-        """When what was asked last has taken so long, in monotonic seconds; a process that still starts has longer."""
+        """When the latest constraint's time is up, in monotonic seconds; later if the process is still starting."""
         return self._begun + seconds + (0.0 if self._is_ready else _START_SECONDS)
 
     def answer(self, deadline: float) -> Callable[[], FinishedAutomaton | None] | None:
-        """A callable that returns the finished automaton, or None if that was too large or the constraint was only to
-        be tried, and raises the GrammarError that it ended in, or OutOfTime where the process noticed the deadline
-        itself. None as long as there is no answer. Never waits. If the process has died, raises GrammarTooLarge where
-        the constraint was its first, and NotToBlame otherwise."""
+        """Never blocks; None if there is no answer yet. Otherwise a function that returns the finished automaton,
+        or None if it is too large or the constraint was only tried, and raises the compiler's GrammarError or
+        OutOfTime. If the process has died, raises GrammarTooLarge for its first constraint, else NotToBlame."""
         channel = self._channel
         try:
             if channel is None:
                 raise EOFError
             received = channel.receive() if channel.flush() else None
-            if received is not None and not self._is_ready:  # the first message says that it is
+            if received is not None and not self._is_ready:  # the first message only says so
                 self._is_ready, self._begun = True, monotonic()
                 received = channel.receive()
         except (EOFError, OSError) as died:
@@ -177,7 +176,7 @@ class GrammarProcess:
         return None if received is None else partial(_found, received, deadline)
 
     def kill(self, *, for_good: bool = True) -> None:
-        """End the process, whatever it does."""
+        """Kill the process."""
         with self._lock:
             self._is_closed |= for_good
             process, self._process = self._process, None
@@ -190,12 +189,12 @@ class GrammarProcess:
             if self._is_closed:
                 raise EOFError
             if self._process is None or self._channel is None or self._process.poll() is not None:
-                # Not by multiprocessing, which would run the user's main module again.
+                # multiprocessing would run the user's main module again
                 ours, theirs = socket.socketpair()
                 ours.setblocking(False)
-                # An answer in few pieces, so that reading it takes few turns of the interpreter's lock
+                # a large buffer: reading in few pieces takes the GIL seldom
                 theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ANSWER_BYTES)
-                # A trial may be hostile; what is finished is waited for.
+                # a trial may be hostile; finishing has somebody waiting
                 nicer = 0 if self.vocabulary is None else _NICER
                 numbers = f"{theirs.fileno()}, {nicer}, {self._more_bytes}"
                 arguments = command(f"from {__name__} import serve; serve({numbers})")
@@ -222,18 +221,18 @@ def _found(received: Callable[[], Any], deadline: float) -> FinishedAutomaton | 
 
 
 def serve(descriptor: int, nicer: int, more_bytes: int) -> None:
-    """The process, which ends with its parent: says that it is ready, and answers each constraint that comes through
-    the socket as `GrammarProcess.answer` says."""
+    """The process's main function. Reports readiness, then answers constraints as `GrammarProcess.answer`
+    describes; ends with its parent."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
     os.nice(nicer)
     serve_channel(Channel(socket.socket(fileno=descriptor)), _Memory(more_bytes))
 
 
 class _Memory:
-    """Of a process: what works on constraints fails alone, where it asks for too much."""
+    """Bounds a process's memory, so that only a too large constraint fails."""
 
     def __init__(self, more_bytes: int | None) -> None:
-        """more_bytes: beyond what is used when it is bounded; None: any number."""
+        """more_bytes: allowed growth from now; None: unbounded."""
         self._more_bytes = more_bytes
         self._enough: float = math.inf
 
@@ -246,7 +245,7 @@ class _Memory:
         self._enough = (used + limit) / 2
 
     def is_short(self) -> bool:
-        """Whether constraints have left too much behind for the next one."""
+        """Whether earlier constraints left too little memory for the next."""
         if (_used_bytes() or 0) <= self._enough:
             return False
         gc.collect()
@@ -254,7 +253,7 @@ class _Memory:
 
 
 def _used_bytes() -> int | None:
-    """Address space of this process; None where that cannot be told."""
+    """Address space of this process; None if unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -263,7 +262,7 @@ def _used_bytes() -> int | None:
 
 
 def serve_channel(channel: Channel, memory: _Memory | None = None) -> None:
-    """`serve`, without bounds on the process unless there is a `memory`."""
+    """`serve`, bounded only if there is a `memory`."""
     with contextlib.suppress(EOFError, OSError, MemoryError):
         _answer_all(channel, memory or _Memory(None))
 
@@ -274,10 +273,10 @@ def _answer_all(channel: Channel, memory: _Memory) -> None:
         vocabulary.work_out()
     memory.bound()
     gc.freeze()
-    gc.disable()  # a fifth of the time otherwise
+    gc.disable()  # collections take a fifth of the time
     channel.put("ready")
     channel.flush()
-    num_since = 0  # garbage was looked for, which takes longer than anybody waits for an answer
+    num_since = 0  # since the last collection, which would delay an answer
     is_first = True
     while not memory.is_short():
         if num_since >= _COLLECT_AFTER:
@@ -300,15 +299,15 @@ def _answer_all(channel: Channel, memory: _Memory) -> None:
             answer = _too_much_memory()
         except GrammarError as error:
             answer = error
-        except Exception as error:  # not everything can be pickled
+        except Exception as error:  # not every error can be pickled
             answer = GrammarError(f"the constraint cannot be compiled: {type(error).__name__}: {error}"[:500])
-        if is_out and not is_first:  # perhaps for what others left: it will be asked of another process
+        if is_out and not is_first:  # perhaps because of earlier constraints: another process will try
             return
         channel.put(answer)
         channel.flush()
         if is_out:
             return
-        is_first, answer = False, None  # with an error's traceback lives what was being built
+        is_first, answer = False, None  # an error's traceback holds what was being built
 
 
 def _next(channel: Channel) -> Any:
@@ -318,10 +317,10 @@ def _next(channel: Channel) -> Any:
 
 
 def with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
-    """The grammar, the mask at its beginning found. Raises GrammarError if no token can begin."""
+    """The grammar, with its first mask computed. Raises GrammarError if no token can begin."""
     grammar = build(constraint, vocabulary)
     mask = np.zeros(vocabulary.words, np.int32)
-    grammar.matcher().fill_mask(mask, FAR)  # with what is known of ends by then
+    grammar.matcher().fill_mask(mask, FAR)  # with a budget, so that completion lengths are computed, too
     if not mask.any():
         raise GrammarError(f"no token of the model's vocabulary can begin what {constraint.kind} allows")
     return grammar

@@ -1,7 +1,7 @@
-"""From a request's constraint to a compiled grammar, and from there to what each of its tokens may be.
+"""Compiles a request's constraint and follows its output.
 
-Compiling happens where requests are taken in and stops no step: the caller waits, up to a deadline. A grammar that was
-handed out is walked by the loop's thread alone.
+Compiling runs where requests come in and delays no step; the caller waits up to a deadline. Only the loop's thread
+uses a grammar afterwards.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
 
-_MAX_FINISHERS = 14  # processes; each is a Python of its own
-_KNOWN_TEXTS = 1 << 14  # whose tokens are kept: what follows for certain comes again
+_MAX_FINISHERS = 14  # processes, each its own Python
+_KNOWN_TEXTS = 1 << 14  # cached tokenisations: forced texts recur
 
 
 class RequestMatcher:
-    """Follows one request's output through its constraint, once that is compiled and `start` was called."""
+    """Follows one request's output through its constraint, after compiling and `start`."""
 
     def __init__(self, flight: Future[Grammar | FinishedGrammar], encode: Encode) -> None:
         self.flight = flight
         self.encode = encode
-        """The tokenizer's, the same for all matchers of an engine."""
+        """The tokenizer's; all matchers of an engine share it."""
         self._cursor: Cursor
         self._failure: GrammarError | None = None
-        self._pinned: list[int] = []  # the tokens that follow for certain, last first
+        self._pinned: list[int] = []  # forced tokens, last first
         self._was_pinned = False
         self._draft = -1
-        self._behind: RequestMatcher | None = None  # where the draft leads
+        self._behind: RequestMatcher | None = None  # the state after the draft
 
     def start(self) -> None:
-        """Take up the grammar, for which it waits. Raises what compiling ended in."""
+        """Take the compiled grammar. Raises the error of compiling."""
         grammar = self.flight.result()
         if isinstance(grammar, FinishedGrammar):
             self._cursor = FinishedCursor(grammar)
@@ -56,8 +56,8 @@ class RequestMatcher:
             self._cursor = MatcherCursor(grammar)
 
     def next(self, remaining: int) -> TokenMask | None:
-        """What the next token may be, with `remaining` tokens to come; None, after which `accept` raises, if no token
-        of the vocabulary is possible or the grammar grew too large."""
+        """The mask of the next token, with `remaining` to come. None if no token is possible or the grammar grew
+        too large; `accept` then raises."""
         if self._pinned:
             return self._pinned[-1]
         try:
@@ -71,12 +71,12 @@ class RequestMatcher:
         return mask
 
     def check(self) -> None:
-        """Raises the GrammarError in which finding the mask of a token ended: it may have been any."""
+        """Raise the GrammarError of the last mask: the sampled token was unconstrained."""
         if self._failure is not None:
             raise self._failure
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token. Raises GrammarError where it may not be."""
+        """Advance by a token. Raises GrammarError if it is not allowed."""
         behind, self._behind = self._behind, None
         if behind is not None and token_id == self._draft:
             self._cursor, self._failure = behind._cursor, behind._failure
@@ -87,7 +87,7 @@ class RequestMatcher:
             self._pinned.pop()
 
     def accept_all(self, token_ids: Sequence[int]) -> None:
-        """Go on by tokens that `forced` told, at once."""
+        """Advance by tokens that `forced` returned."""
         self.check()
         self._behind = None
         if not self._cursor.accept_all(token_ids):
@@ -95,10 +95,10 @@ class RequestMatcher:
         self._was_pinned = False
 
     def next_behind(self, draft: int, remaining: int) -> TokenMask | None:
-        """As `next`, behind a draft that will be the next token, or not."""
+        """`next` for the position after a draft."""
         try:
             cursor = self._cursor.behind(draft)
-        except GrammarError:  # it may not be, as far as can be told
+        except GrammarError:  # probably not allowed
             cursor = None
         if cursor is None:
             return None
@@ -107,22 +107,21 @@ class RequestMatcher:
         return self._behind.next(remaining)
 
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
-        """The text that follows the output, to be cut into tokens (`grammar.jump.cut`); None if there is none, and
-        behind a token that was pinned: a run is cut in the same places whether it is appended or sampled. Raises
-        GrammarError."""
+        """The forced text that follows, to be tokenised by `grammar.jump.cut`; None if there is none, or after a
+        pinned token: a run must be cut alike whether it is appended or sampled. Raises GrammarError."""
         return None if self._was_pinned else self._cursor.foresee(output_ids)
 
     def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int) -> Jump:
-        """The tokens that follow the output, from what was just foreseen and the ids that it was cut into, with so many
-        tokens to come. Raises GrammarError."""
+        """The forced tokens that follow, from the latest `foresee` and its ids, with `remaining` to come. Raises
+        GrammarError."""
         return self._cursor.forced(foreseen, ids, remaining)
 
     def pin(self, token_ids: Sequence[int]) -> None:
-        """Let these be the next tokens, if there are any: what `forced` returned."""
+        """Make `forced`'s tokens the next ones sampled; without any, earlier pins stay."""
         self._pinned = list(reversed(token_ids)) or self._pinned
 
     def is_complete(self) -> bool:
-        """Whether the output matches and nothing can follow it."""
+        """Whether the output matches and nothing can follow."""
         try:
             return self._cursor.is_complete()
         except GrammarError as error:
@@ -131,7 +130,7 @@ class RequestMatcher:
 
 
 class Constraints:
-    """Compiles for one engine's vocabulary. Safe from any thread."""
+    """Compiles constraints for one engine's vocabulary. Safe from any thread."""
 
     def __init__(
         self,
@@ -146,8 +145,8 @@ class Constraints:
         on_device: bool = False,
         is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
-        """deadline: seconds that compiling may take. on_device: masks are walked by the runner, in automata that are
-        finished. is_launching: see `ModelRunner`."""
+        """deadline: seconds for compiling. on_device: the runner computes masks, from finished automata.
+        is_launching: see `ModelRunner`."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
@@ -162,11 +161,11 @@ class Constraints:
         self._encode = KnownTexts(self._tokens_of, _KNOWN_TEXTS)
 
     def warm_up(self) -> tuple[Vocabulary, Standing]:
-        """Start what would otherwise start with the first constraint. The vocabulary, and a place to try masks at.
-        For engines with a tokenizer whose masks are walked on a device."""
+        """Start processes and build tables now, not with the first constraint. Returns the vocabulary and a place
+        to try masks at. Needs a tokenizer and masks on a device."""
         service = self._started()
         service.start()
-        service.vocabulary.work_out()  # this and the next take half a second each the first time
+        service.vocabulary.work_out()  # this and the next take half a second each
         self._encode(["{"])
         grammar = compile_grammar(json_schema=True, vocabulary=service.vocabulary)
         assert grammar.automaton is not None, "it was made from a schema"
@@ -176,13 +175,13 @@ class Constraints:
         return service.vocabulary, Standing(finished, finished.start)
 
     def matchers(self, params: SamplingParams) -> list[RequestMatcher | None]:
-        """The matcher of each of a request's n samples; None where it is free. Raises as `announce`."""
+        """The matcher of each of the n samples; None if unconstrained. Raises as `announce`."""
         flight = self.announce(params)
         return [None if flight is None else RequestMatcher(flight, self._encode) for _ in range(params.n)]
 
     def announce(self, params: SamplingParams) -> Future[Grammar | FinishedGrammar] | None:
-        """Compile the constraint of a request, unless that is done or under way; None if it has none. The future raises
-        GrammarError for one that cannot be compiled. Raises InvalidRequest without a tokenizer."""
+        """The shared compilation of a request's constraint; None if it has none. The future raises GrammarError if
+        compiling fails. Raises InvalidRequest without a tokenizer."""
         if params.constraint is None:
             return None
         kind, text = params.constraint
@@ -197,14 +196,14 @@ class Constraints:
         return self._started().submit(constraint)
 
     def _prepare(self, grammar: FinishedGrammar) -> None:
-        """Find how all of its texts begin: many requests would look for that within one step."""
+        """Cache how its texts begin: many requests would need that in one step."""
         cursor = FinishedCursor(grammar)
         if (foreseen := cursor.foresee([])) is not None:
             [ids] = cut([foreseen], self._encode)
             cursor.forced(foreseen, ids)
 
     def close(self) -> None:
-        """End what compiles."""
+        """End threads and processes."""
         if self._service is not None:
             self._service.close()
 
@@ -213,7 +212,7 @@ class Constraints:
         return self._tokenizer.encode_all(texts, add_special_tokens=False, allow_special=False)
 
     def _started(self) -> CompileService:
-        """The service; it and the vocabulary are made for the first constraint."""
+        """The service, made with the vocabulary for the first constraint."""
         assert self._tokenizer is not None
         with self._lock:
             if self._service is None:

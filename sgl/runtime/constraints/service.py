@@ -1,12 +1,11 @@
-"""Compiles constraints for an engine: one flight for each, a deadline, and a bounded memory of grammars and failures.
+"""Compiles constraints for an engine: once each, with a deadline and a bounded cache of grammars and failures.
 
-Almost every constraint is compiled in a few milliseconds, in a thread of the service, and what takes long checks the
-time as it goes. That is not enough for hostile ones: work in a thread holds up the scheduler's, and no check stands
-inside C code or bounds memory. So what is not done within a moment, and what is large, is first tried in a process
-(`process.py`); only what came through there is compiled here. A trial of more than a second is given up and begun again
-in another process, behind others that take as long: a few hostile constraints hold up each other, and nobody else.
+Almost all compile in a few milliseconds in a thread, which checks the time. But a thread holds the GIL, and no
+check reaches into C code or bounds memory. Whatever is large or takes longer than a moment is therefore tried in a
+process (`process.py`) first, then compiled here. A trial of more than a second starts again in a second process,
+where slow constraints delay only each other.
 
-For walks that cannot stop to ask for more, all of an automaton is worked out, in processes as well (`finishers.py`).
+For masks on a device, the whole automaton is finished (`finishers.py`).
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from sgl.time_limit import OutOfTime, resting, time_limit
 
 logger = logging.getLogger(__name__)
 
-_LARGE = 64 << 10  # characters: a larger constraint is tried in a process at once
-_SHORT_TRIAL = 1.0  # seconds, of a first trial; who takes longer waits for others that do
-_LOOKS = 16  # new constraints, between two looks at how large all grammars are
+_LARGE = 64 << 10  # characters: tried in a process at once
+_SHORT_TRIAL = 1.0  # seconds; slower trials queue behind each other
+_LOOKS = 16  # new constraints between checks of the cache's size
 MAX_BYTES = 256 << 20
-"""Of all grammars that the service keeps, as far as they are known to have."""
+"""Bound of all cached grammars' known bytes."""
 
 Flight = Future[Grammar | FinishedGrammar]
 
 
 class CompileService:
-    """Hands out compiled grammars. Safe from any thread; `close` ends its threads and processes."""
+    """Hands out compiled grammars. Safe from any thread; `close` ends threads and processes."""
 
     def __init__(
         self,
@@ -58,11 +57,10 @@ class CompileService:
         prepare: Callable[[FinishedGrammar], None] = lambda _: None,
         is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Seconds: `deadline` for one constraint, `moment` of CPU time that it may take in a thread before it is
-        tried in a process, `failures_kept` for which a failure is remembered. With `num_finishers`, so many processes
-        finish automata, and grammars that are small enough come as FinishedGrammar; where that takes longer than
-        `patience`, only to those who ask later. `prepare` is called with each of these before anybody has it.
-        is_launching: see `Finishers`."""
+        """Seconds: `deadline` for one constraint; `moment` of CPU time in a thread before it is tried in a process;
+        `failures_kept` for which failures are cached. With `num_finishers` processes, small grammars come as
+        FinishedGrammar; if that takes longer than `patience`, only for later requests. `prepare` is called with
+        each of them first. is_launching: see `Finishers`."""
         self.vocabulary = vocabulary
         self.deadline = deadline
         self.moment = moment
@@ -86,14 +84,15 @@ class CompileService:
             self._finishers = Finishers(
                 num_finishers, deadline=deadline, patience=patience, is_launching=is_launching
             )
-            # Its thread keeps it in use; so would this, and with it who waits and who launches, if it were not called
+            # The thread keeps it alive, and until it is called so does this finalizer, along with the callbacks it
+            # holds
             self._end_finishers = weakref.finalize(self, self._finishers.close)
 
     def submit(self, constraint: Constraint) -> Flight:
-        """The grammar, finished or its first mask worked out; the same future for the same constraint.
+        """The grammar, finished or with its first mask; the same future for the same constraint.
 
-        Ends in GrammarTooLarge past the deadline, which counts from when a thread or a process of the service takes it
-        up, and in EngineDead once the service is closed.
+        Fails with GrammarTooLarge after the deadline, which counts from when a thread or process takes it up, and
+        with EngineDead once the service is closed.
         """
         with self._lock:
             if self._is_closed:
@@ -115,8 +114,8 @@ class CompileService:
             return flight
 
     def _make_room(self) -> None:
-        """Forget what was asked for least recently, beyond `max_grammars` or MAX_BYTES. Bytes are added up at times: a
-        look at each grammar for each new one would take longer than finishing it."""
+        """Evict the least recently used beyond `max_grammars` or MAX_BYTES. Sizes are checked only at times: adding
+        them up for each new grammar would take longer than finishing it."""
         self._num_new += 1
         if self._num_new % _LOOKS == 0:
             self._forget_large()
@@ -135,7 +134,7 @@ class CompileService:
             left, size = left - 1, size - number
 
     def close(self) -> None:
-        """End the threads and the processes; flights under way end in EngineDead."""
+        """End threads and processes; unfinished compilations fail with EngineDead."""
         with self._lock:
             self._is_closed = True
             under_way, self._under_way = self._under_way, set()
@@ -149,7 +148,7 @@ class CompileService:
             self._end_finishers()
 
     def start(self) -> None:
-        """Start the processes that finish automata, which would otherwise start when they are first needed."""
+        """Start the finishing processes now instead of on first use."""
         if self._finishers is not None:
             self._finishers.start()
 
@@ -172,12 +171,12 @@ class CompileService:
     def _finishing_came_late(self, constraint: Constraint, answer: Answer) -> None:
         with self._lock:
             flight = self._flights.get(constraint)
-        # What the constraint's own flight ends in is what counts: it may end after this.
+        # the constraint's own future decides, and may end later
         if isinstance(answer, FinishedAutomaton) and flight is not None:
             flight.add_done_callback(partial(self._replace, constraint, answer))
 
     def _replace(self, constraint: Constraint, finished: FinishedAutomaton, flight: Flight) -> None:
-        """Hand out the finished automaton to those who ask from now on."""
+        """Hand out the finished automaton from now on."""
         if flight.exception() is not None:
             return
         later: Flight = Future()
@@ -187,8 +186,7 @@ class CompileService:
                 self._flights[constraint] = later
 
     def _compile(self, flight: Flight, constraint: Constraint) -> None:
-        """Compile what takes but a moment; leave the rest to the trials, of which those that take long hold up no
-        others."""
+        """Compile what takes but a moment; leave the rest to trials, long ones apart."""
         if len(constraint.source) <= _LARGE and can_be_stopped(constraint):
             try:
                 grammar = self._compile_in_time(constraint)
@@ -206,7 +204,7 @@ class CompileService:
             self._try(self._long_trials, self._trial, self.deadline, flight, constraint)
 
     def _compile_in_time(self, constraint: Constraint) -> Grammar:
-        """Raises OutOfTime where that takes more than a moment."""
+        """Raises OutOfTime after a moment."""
         self.vocabulary.work_out()  # once, for all constraints
         with time_limit(min(self.moment, self.deadline), thread_time), resting():
             return with_first_mask(constraint, self.vocabulary)
@@ -240,7 +238,7 @@ class CompileService:
             _abandoned(flight)
 
     def _build(self, constraint: Constraint) -> Grammar:
-        """A grammar that came through its trial."""
+        """Compile a constraint that passed its trial."""
         with time_limit(self.deadline, thread_time), resting():
             return with_first_mask(constraint, self.vocabulary)
 
@@ -272,13 +270,13 @@ class CompileService:
         grammar = FinishedGrammar(finished, self.vocabulary, lambda: build(constraint, self.vocabulary))
         try:
             self._prepare(grammar)
-        except Exception:  # it was only to save time later
+        except Exception:  # it would only save time later
             logger.exception("a grammar could not be prepared")
         return grammar
 
 
 def _found(flight: Flight) -> Grammar | FinishedGrammar | None:
-    """What a flight ended in, if it did and not in an error."""
+    """The grammar, unless compiling failed or goes on."""
     has_failed = not flight.done() or flight.cancelled() or flight.exception() is not None
     return None if has_failed else flight.result()
 
@@ -289,7 +287,7 @@ def _num_bytes(flight: Flight) -> int:
 
 
 def _is_worn(flight: Flight) -> bool:
-    """Whether its grammar is made anew for who asks next: texts of others would soon have used up its states."""
+    """Whether to compile again for the next request: the grammar has used up most of its states."""
     found = _found(flight)
     return isinstance(found, Grammar) and found.is_worn
 
