@@ -1,5 +1,5 @@
-"""Keeps the streams of one program going on the engine loop's thread: resumes them, submits their requests together,
-holds their pages under leases, and ends the program. One that waits costs the loop nothing but a timer."""
+"""Runs one program's streams on the engine loop's thread: resumes them, submits their requests together, leases
+their pages and ends the program. A waiting program costs the loop only a timer."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class Services:
     leases: Leases
     pool: Executor  # for work too long for the loop's thread
     template: ChatTemplate | None  # the model's own
-    lease_ttl: float  # seconds, at most
+    lease_ttl: float  # upper bound in seconds
     held: HeldTogether
 
 
 class Machine(Turns[Stream]):
-    """The life of one program."""
+    """Runs one program."""
 
     def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
         super().__init__(sink)
         self._services = services
         self._program = program
         asks = source.get()
-        self._call = asks.batch or object()  # whose share of the waiting queue its requests have
+        self._call = asks.batch or object()  # its requests share one place in the waiting queue
         self.held = Held(services.held, asks.tenant)
         self._leasing: set[Stream] = set()
-        self._submissions: list[Submission] = []  # made in this turn
+        self._submissions: list[Submission] = []  # of this turn
         self._calls: dict[int, NodeRequests] = {}  # by uid
         self._num_away = 0  # pieces of work on other threads
         self._idle_since = 0.0
@@ -74,11 +74,11 @@ class Machine(Turns[Stream]):
     # ---- any thread
 
     def post(self, action: Callable[[], None]) -> None:
-        """Run an action on the loop's thread, then whatever it made possible. Raises EngineDead."""
+        """Run an action on the loop's thread, then what it made possible. Raises EngineDead."""
         self._services.loop.post(partial(self._turn, action))
 
     def cancel(self) -> None:
-        """End the program, in any state. `Done` acknowledges it: the pages are back then and nothing follows."""
+        """End the program in any state. `Done` acknowledges it: pages are free and no event follows."""
         with suppress(EngineDead):
             self.post(self._end)
 
@@ -91,7 +91,7 @@ class Machine(Turns[Stream]):
             self._leasing.add(stream)
 
     def call(self, call: NodeRequests) -> Steps[None]:
-        """Submit the requests and wait for all of them. Raises what ended one of them."""
+        """Submit the requests and wait for all. Raises the first error."""
         uids = call.unfinished
         self._calls.update(dict.fromkeys(uids, call))
         for request in call.requests:
@@ -114,7 +114,7 @@ class Machine(Turns[Stream]):
         return future.result()
 
     def lease(self, stream: Stream, namespace: str | None) -> None:
-        """Hold the pages of the stream's tokens from now on, in place of what it held."""
+        """Lease the pages of the stream's tokens, instead of its old lease."""
         lease = self._services.leases.take(stream.tokens.ids.tobytes(), namespace)
         self.release(stream)
         if lease is not None:
@@ -122,7 +122,7 @@ class Machine(Turns[Stream]):
             self._leasing.add(stream)
 
     def release(self, stream: Stream) -> None:
-        """Hold none of the stream's pages any more."""
+        """Release the stream's lease."""
         if stream.lease is not None:
             self._services.leases.release(stream.lease)
             stream.lease = None
@@ -131,8 +131,8 @@ class Machine(Turns[Stream]):
     # ---- the loop's thread: a turn
 
     def put(self, outputs: list[Output]) -> None:
-        """Take one step's outputs; see router.Sink. The next turn comes before the next step, unless many programs are
-        due."""
+        """Take one step's outputs; see router.Sink. The next turn comes before the next step, unless many programs
+        are due."""
         try:
             self._take(outputs)
             if self._ready:
@@ -158,11 +158,11 @@ class Machine(Turns[Stream]):
 
         try:
             self.post(arrive)
-        except EngineDead as error:  # the loop is gone, and with it whoever else could tell the client
+        except EngineDead as error:  # the loop is dead, and nobody else can tell the client
             self._fail(error)
 
     def _turn(self, action: Callable[[], None]) -> None:
-        """Do something, and what follows from it: until every stream waits, or the others had better have a turn."""
+        """Run an action and what follows, until every stream waits or other programs are due."""
         if self._is_over:
             return
         try:
@@ -194,7 +194,7 @@ class Machine(Turns[Stream]):
     # ---- the loop's thread: leases and the end
 
     def _note_idle(self) -> None:
-        """See to it that leases expire where the program now waits for its client."""
+        """Let leases expire if the program waits for its client."""
         if self._calls or self._num_away or not self._leasing:
             return
         self._idle_since = time.monotonic()
@@ -210,7 +210,7 @@ class Machine(Turns[Stream]):
     def _expire_leases(self) -> None:
         self._lease_timer = None
         if self._calls or self._num_away or self._ready:
-            return  # the next idle turn sets another timer
+            return  # the next idle turn sets a timer
         due = self._idle_since + self._ttl
         if time.monotonic() < due:
             self._lease_timer = self._services.loop.timers.call_at(due, self._expire_leases)
@@ -224,14 +224,14 @@ class Machine(Turns[Stream]):
         self._deadline = self._services.loop.timers.call_at(due, partial(self._fail, late))
 
     def _fail(self, error: Exception) -> None:
-        """Fail the program as a whole."""
+        """Fail the whole program."""
         if not self._is_over:
             with suppress(Exception):
                 self._sink(ir.NodeFailed(None, None, self._known(error)))
             self._end()
 
     def _end(self) -> None:
-        """Give everything back and say so."""
+        """Release everything, then send `Done`."""
         if self._is_over:
             return
         self._is_over = True
@@ -270,4 +270,4 @@ class Machine(Turns[Stream]):
 
 
 def _nothing() -> None:
-    """An action for a turn that only goes on."""
+    """A turn without an action of its own."""

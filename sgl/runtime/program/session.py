@@ -1,5 +1,5 @@
-"""A program on an engine: gens and selects are requests, constants become part of the next one's prompt.
-`sgl.lang.ir.interpreter` has the other nodes; `machine` keeps the streams going."""
+"""A program on an engine: gens and selects become requests, constants join the next prompt.
+`sgl.lang.ir.interpreter` executes the other nodes, `machine` the streams."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
 
 INLINE_CHARACTERS = 512
-"""A text up to so long is encoded on the loop's thread (0.2 ms), a longer one elsewhere."""
+"""Longest text to encode on the loop's thread (0.2 ms)."""
 
 _MAX_LOGPROBS = 1 << 16
-"""Of one gen: they travel in one event, and with streaming are put together on the engine's thread."""
-_FEW_SAMPLES = 8  # of a gen, whose requests are made on the loop's thread
+"""Of one gen: they travel in one event, and streaming assembles them on the engine's thread."""
+_FEW_SAMPLES = 8  # of a gen, handled on the loop's thread
 
 _EXTRA_OPTIONS = ("extra_key", "token_ids_logprob")
 _SCORE = SamplingParams(max_new_tokens=0, temperature=0.0)
@@ -42,12 +42,11 @@ T = TypeVar("T")
 
 
 class ProgramSession(Interpreter[Stream]):
-    """One program on one engine; segments are checked when sent. `cancel` may be called at any time, also twice, and
-    `Done` acknowledges it."""
+    """One program on one engine. Segments are checked when sent. `cancel` is idempotent and acknowledged by `Done`."""
 
     def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
         """Raises InvalidRequest."""
-        is_text = isinstance(program.chat_template, str | None)  # in one process it may be an object
+        is_text = isinstance(program.chat_template, str | None)  # in-process programs may pass an object
         checked = program_from_wire(ir.to_json(program if is_text else replace(program, chat_template=None)))
         chosen = program.chat_template or services.template
         self._machine = Machine(services, checked, sink)
@@ -58,7 +57,7 @@ class ProgramSession(Interpreter[Stream]):
         self._services = services
 
     def cancel(self) -> None:
-        """Give up the whole program and release what it holds. Never blocks."""
+        """Abort the program and release its resources. Never blocks."""
         self._machine.cancel()
 
     def send(self, segment: ir.Segment) -> None:
@@ -101,7 +100,7 @@ class ProgramSession(Interpreter[Stream]):
         if text == results[0]["text"]:
             kept, rest = self._kept(call)
             stream.tokens = tokens.generated(kept)
-        else:  # only the answer stays, without the reasoning that led to it
+        else:  # only the answer stays, without its reasoning
             stream.tokens, rest = tokens, text
         self._held.charge(len(text))
         stream.written.append((text, False))
@@ -120,7 +119,7 @@ class ProgramSession(Interpreter[Stream]):
         return results()
 
     def _count_tokens(self, stream: Stream, tokens: StreamTokens) -> None:
-        """Each stream has its tokens in an array of its own, those included that it shares."""
+        """Streams do not share arrays: each is charged for all its tokens."""
         self._held.charge(max(0, len(tokens.ids) - stream.num_counted), "tokens")
         stream.num_counted = max(stream.num_counted, len(tokens.ids))
 
@@ -128,7 +127,7 @@ class ProgramSession(Interpreter[Stream]):
         return int(node.params.get("n", self._program.defaults.get("n", 1)))
 
     def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
-        """What is asked of the engine for each sample of a gen, but for its prompt."""
+        """The request of each sample of a gen, without its prompt."""
         path = ir.node_path(stream.path, stream.position)
         stops = self._template.stops if self._template is not None and stream.role is not None else ()
         given, seeds = ir.resolve(self._program, node, path, stops)
@@ -148,8 +147,8 @@ class ProgramSession(Interpreter[Stream]):
         return [{**options, "sampling_params": SamplingParams.from_dict(sampling)} for sampling in samplings]
 
     def _notation(self, stream: Stream) -> CallNotation | None:
-        """How calls are written in a turn of the model's own template; other templates may stop at text the constraint
-        forbids."""
+        """The notation of calls in a turn of the model's own template. Other templates may stop at text that the
+        constraint forbids."""
         is_own = self._template is not None and self._template is self._services.template
         return self._services.encoder.call_notation if is_own and stream.role is not None else None
 
@@ -161,13 +160,13 @@ class ProgramSession(Interpreter[Stream]):
         ]
 
     def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:
-        """The result of `prepare`, which encodes the stream's new text."""
+        """Run `prepare`, which encodes the stream's new text."""
         if is_heavy or sum(len(text) for text, _ in stream.unencoded) > INLINE_CHARACTERS:
             return (yield from self._machine.elsewhere(stream, prepare))
         return prepare()
 
     def _listener(self, tell: Callable[[str, dict[str, Any]], None]) -> Callable[[NativeResult], None]:
-        """Tells what is new of a gen's text as it comes."""
+        """Sends a gen's new text as it comes."""
         num_sent = 0
 
         def listen(result: NativeResult) -> None:
@@ -180,7 +179,7 @@ class ProgramSession(Interpreter[Stream]):
         return listen
 
     def _kept(self, call: NodeRequests) -> tuple[list[int], str]:
-        """The generated tokens that stay in the stream, and text at their end that is to be encoded anew."""
+        """The generated tokens that the stream keeps, and trailing text to encode again."""
         ids, reason = call.results[0].output_ids, call.results[0].finish_reason
         matched = None if reason is None else reason.matched
         if isinstance(matched, int):
@@ -250,7 +249,7 @@ class ProgramSession(Interpreter[Stream]):
 
 
 def _common_len(left: Any, right: Any) -> int:
-    """How many tokens two arrays share from their beginning."""
+    """Length of the common prefix in tokens."""
     shorter = min(len(left), len(right))
     differs = left[:shorter] != right[:shorter]
     return int(differs.argmax()) if differs.any() else shorter

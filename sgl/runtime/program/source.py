@@ -1,4 +1,4 @@
-"""Where a program comes from: set by whoever opens it, read by what executes it."""
+"""Where a program comes from. Whoever opens it sets this; its executor reads it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Source(NamedTuple):
     """Who sent a program, and with what."""
 
     tenant: str | None = None
-    """The name under which it takes of what all programs share; None: nobody else is told apart."""
+    """The name charged for shared resources; None: anonymous."""
     batch: Hashable | None = None
-    """Programs that were sent as one have one share of the waiting queue; None: a program has its own."""
+    """Programs of one batch share one place in the waiting queue; None: a place of its own."""
 
 
 _UNKNOWN = Source()
 source: ContextVar[Source] = ContextVar("source", default=_UNKNOWN)
-"""Of the program that is about to be opened."""
+"""Of the program about to be opened."""

@@ -1,4 +1,4 @@
-"""What a running program consists of: its streams, the requests that a node waits for, and what a node cost."""
+"""The parts of a running program: its streams, the requests a node waits for, and the node's usage."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from sgl.runtime.scheduler.leases import Lease
 
 
 class Stream(nodes.Stream):
-    """A stream with its tokens and their pages, which a branch shares."""
+    """A stream with its tokens and lease; branches share both."""
 
     def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
         super().__init__(stream_id, path, parent)
         self.tokens: StreamTokens = NO_TOKENS if parent is None else parent.tokens
-        self.num_counted = 0  # tokens of it that the program has been charged for
+        self.num_counted = 0  # tokens that the program was charged for
         self.unencoded: list[Piece] = [] if parent is None else list(parent.unencoded)
         self.lease: Lease | None = None if parent is None else parent.lease
         if self.lease is not None:
             self.lease.num_holders += 1
 
     def append(self, text: str, *, is_template: bool = False) -> None:
-        """Add text, to be encoded when a request needs it."""
+        """Add text, encoded when a request needs it."""
         super().append(text, is_template=is_template)
         if text:
             self.unencoded.append((text, is_template))
 
 
 class NodeRequests:
-    """The requests that a node waits for, in order."""
+    """The requests of a node, in order."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class NodeRequests:
 
     @property
     def unfinished(self) -> list[int]:
-        """The requests that have not ended."""
+        """Uids of the requests that have not ended."""
         return list(self._by_uid)
 
     def take(self, output: Output) -> bool:
-        """Take in what a request produced; returns whether that was its last."""
+        """Add a request's output; returns whether it was the last."""
         result = self._by_uid[output.uid]
         result.add(output)
         if self._listener is not None:
@@ -73,8 +73,8 @@ class NodeRequests:
         return True
 
     def usage(self, *, forced_tokens: int = 0) -> dict[str, Any]:
-        """What the node cost: tokens summed over its requests, seconds of the slowest. `lease`: what became of the hold
-        on the stream's pages, None without one."""
+        """The node's usage: tokens summed over its requests, seconds of the slowest. `lease` is "held", why it was
+        lost, or None."""
         requests, lease, now = self.requests, self.stream.lease, time.monotonic()
         cached = sum(request.cached_len for request in requests)
         forced = sum(request.num_forced for request in requests)

@@ -1,9 +1,8 @@
-"""The tokens of a stream: text is encoded where it is appended, tokens that were generated stay as they are.
+"""The tokens of a stream: [fixed | run].
 
-A stream's tokens are [fixed | run]. Fixed tokens have been generated, or stand before tokens that were; nothing
-encodes them again. The run is the text appended since, encoded as a whole, as a tokenizer sees a prompt; it is
-encoded anew where text is added to it, so that how a program cuts its text into pieces does not show in its tokens.
-Control tokens come from pieces that a chat template wrote, never from others.
+Fixed tokens were generated, or precede such tokens; they are never encoded again. The run is the text since then,
+encoded as a whole, and again when text is added: how a program cuts its text never shows in its tokens. Only pieces
+of a chat template may contain control tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.text.tokenizer import Tokenizer
 
-_WINDOW = 16  # tokens encoded again where text is added to a long run; half of them must come out as before
-_ANCHORS = ("\n", "\x01", "a", "0")  # what may stand before a text without merging with it
+_WINDOW = 16  # tokens at a long run's end that are encoded again; the first half must not change
+_ANCHORS = ("\n", "\x01", "a", "0")  # texts to put before another that do not merge with it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamTokens:
-    """Immutable, so that branches of a fork share it."""
+    """Immutable: branches share it."""
 
     ids: Int32Array
     num_fixed: int = 0
@@ -37,7 +36,7 @@ class StreamTokens:
     is_joint: bool = True  # whether the run was encoded in one go
 
     def generated(self, ids: Sequence[int]) -> StreamTokens:
-        """With these tokens generated after it."""
+        """With these generated tokens appended."""
         whole = np.concatenate((self.ids, np.array(ids, np.int32)))
         return StreamTokens(whole, len(whole))
 
@@ -46,10 +45,10 @@ NO_TOKENS = StreamTokens(np.empty(0, np.int32))
 
 
 class Encoder:
-    """Appends text to token sequences, for one tokenizer. Safe from any thread."""
+    """Appends text to token sequences. Safe from any thread."""
 
     def __init__(self, tokenizer: Tokenizer, limit: int | None = None) -> None:
-        """limit: see `Tokenizer.encode`, for what is appended to a stream."""
+        """limit: see `Tokenizer.encode`, for each appended text."""
         self._tokenizer = tokenizer
         self._limit = limit
         self._control = sorted(tokenizer.control_tokens, key=len, reverse=True)
@@ -60,12 +59,12 @@ class Encoder:
 
     @cached_property
     def call_notation(self) -> CallNotation | None:
-        """How the model's own chat template writes calls of tools."""
+        """How the model's own chat template writes tool calls."""
         return call_notation(self._tokenizer.apply_chat_template, self._control)
 
     def extend(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> StreamTokens:
-        """The tokens with text appended; the beginning of a stream gets what the tokenizer puts before a text, unless a
-        template opens it. Raises InvalidRequest for what is no text."""
+        """Append text. A stream's start gets the tokenizer's BOS and the like, unless a template opens it. Raises
+        InvalidRequest for text that cannot be encoded."""
         pieces = [piece for piece in pieces if piece[0]]
         if not pieces and len(tokens.ids):
             return tokens
@@ -78,8 +77,8 @@ class Encoder:
         return StreamTokens(ids, tokens.num_fixed, run, is_joint)
 
     def num_kept(self, prompt_ids: Int32Array, output_ids: Sequence[int], text: str) -> tuple[int, str]:
-        """How many generated tokens spell a beginning of `text` (the output up to a stop), and the rest of it. Tokens
-        that reach over its end or leave a character incomplete are not kept."""
+        """The number of generated tokens that spell a prefix of `text` (the output up to a stop), and the rest of
+        the text. Tokens that cross its end or leave a character incomplete do not count."""
         detokenizer = self._tokenizer.detokenizer(prompt_ids)
         first_at = {0: 0}  # length of the text → the fewest tokens that give it
         length = 0
@@ -116,7 +115,7 @@ class Encoder:
         return np.concatenate(parts)
 
     def _continued(self, text: str, allow_special: bool) -> Int32Array:
-        """The tokens of a text in the middle: without the space that some tokenizers put before each text."""
+        """The tokens of a text in the middle: without the leading space that some tokenizers add."""
         encode = self._tokenizer.encode
         alone = encode(text, add_special_tokens=False, allow_special=allow_special, limit=self._limit)
         if not self._prepends:
@@ -130,13 +129,12 @@ class Encoder:
         return alone
 
     def _spliced(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> Int32Array | None:
-        """The tokens after an addition to a long run, of which only the end is encoded again; None if more may
-        change."""
+        """The tokens after an addition to a long run, encoding only its end again; None if more may change."""
         old, is_first = tokens.pieces, tokens.num_fixed == 0
         if len(tokens.ids) - tokens.num_fixed <= 4 * _WINDOW or not tokens.is_joint or self._table is None:
             return None
         if is_first and any(new for _, new in pieces) and not any(before for _, before in old):
-            return None  # a template takes away what the tokenizer puts before a text
+            return None  # a template removes the tokenizer's prefix
         end = tokens.ids[-_WINDOW:]
         spelled = self._spelled(end) or b""
         added = "".join(text for text, _ in pieces)
@@ -154,7 +152,7 @@ class Encoder:
         return np.concatenate((tokens.ids[:-_WINDOW], again))
 
     def _is_safe(self, pieces: Sequence[Piece]) -> bool:
-        """Whether every control token that the pieces spell together lies within a template's piece."""
+        """Whether all control tokens in the joined text lie within a template's piece."""
         text = "".join(text for text, _ in pieces)
         if not any(token in text for token in self._control):
             return True
@@ -166,12 +164,12 @@ class Encoder:
         return True
 
     def _spelled(self, ids: Int32Array) -> bytes | None:
-        """The bytes of tokens; None if the tokenizer has no table of them."""
+        """The bytes of tokens; None without a token table."""
         table = self._table
         return None if table is None else b"".join([table[token_id] for token_id in ids.tolist()])
 
 
 def merged(pieces: Sequence[Piece], whole: int = 0) -> list[Piece]:
-    """Neighbours of one kind as one piece, but for the first `whole` pieces."""
+    """Join neighbours of one kind, except for the first `whole` pieces."""
     kinds = groupby(pieces[whole:], key=itemgetter(1))
     return [*pieces[:whole], *(("".join(text for text, _ in group), kind) for kind, group in kinds)]

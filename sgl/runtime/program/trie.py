@@ -1,9 +1,9 @@
-"""Scores candidates that continue one prefix, with as few rows as their token trie allows.
+"""Scores candidates after one prefix with as few rows as their token trie allows.
 
-A candidate's last token need not be computed: the logits before it say how likely it is. So a row of the batch is
-needed only for each path from the root of the trie to a deepest node that has children; all other candidates read
-their log-probabilities off the rows that pass them. Candidates of one token each, or with one common beginning,
-take a single row. The rows are ordinary requests, which share the prefix's pages through the radix cache.
+The logits before a candidate's last token score it, so that token is not computed. Only paths to the deepest inner
+nodes of the trie need a row; shorter candidates read their log-probabilities from a row that passes them.
+Candidates of one token each take a single row. Rows are ordinary requests that share the prefix through the radix
+cache.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True)
 class TrieRow:
-    """A path that is computed, and the tokens whose log-probabilities are wanted at each of its positions."""
+    """A computed path, and the token ids whose log-probabilities are wanted at every position."""
 
     path: Tokens
     last_tokens: list[int] = field(default_factory=list)
 
 
 class CandidateTrie:
-    """Candidates (each at least one token) after `prefix`. Without a prefix nothing is known of first tokens."""
+    """Candidates (at least one token each) after `prefix`. Without a prefix, first tokens have no score."""
 
     def __init__(self, prefix: Int32Array, candidates: Sequence[Tokens]) -> None:
         self._prefix = prefix
         self._candidates = candidates
-        self._first = 0 if len(prefix) else 1  # the first token of a candidate that has a log-probability
+        self._first = 0 if len(prefix) else 1  # index of the first scored token of a candidate
         paths = sorted({candidate[:-1] for candidate in candidates if len(candidate) > self._first})
         inner = {path for path, after in pairwise(paths) if after[: len(path)] == path}
         self.rows = [TrieRow(path) for path in paths if path not in inner]
@@ -50,7 +50,7 @@ class CandidateTrie:
 
     @property
     def logprob_start(self) -> int:
-        """The prompt position whose logits say how likely the first scored token is."""
+        """The prompt position whose logits score the first token."""
         return max(len(self._prefix) - 1, 0)
 
     def prompts(self) -> list[Int32Array]:
@@ -58,7 +58,7 @@ class CandidateTrie:
         return [np.concatenate((self._prefix, np.array(row.path, np.int32))) for row in self.rows]
 
     def logprobs(self, requests: Sequence[Request]) -> list[list[Any]]:
-        """Each candidate's log-probabilities, from the finished request of each row; None for a first token without a
+        """Each candidate's log-probabilities, from the rows' finished requests; None for first tokens without a
         prefix."""
         chosen, given = [], []
         for request in requests:
@@ -76,5 +76,5 @@ class CandidateTrie:
         return scores
 
     def _row_of(self, candidate: Tokens) -> int:
-        """The row that passes the node before the candidate's last token: the first of the sorted paths from there."""
+        """The row through the node before the candidate's last token: the first sorted path from there."""
         return bisect_left(self._ends, candidate[:-1])
