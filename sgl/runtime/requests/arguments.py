@@ -1,4 +1,4 @@
-"""The arguments of a generation: their names, their types over HTTP, and which may differ from prompt to prompt."""
+"""The arguments of a generation: names, types over HTTP, and whether they may differ between prompts."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ Params = SamplingParams | Mapping[str, Any]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The keyword arguments of Engine.generate, for type checkers and editors. A list holds one value a prompt."""
+    """The keyword arguments of Engine.generate, for type checkers. A list holds one value for each prompt."""
 
     return_logprob: bool | Sequence[bool]
     logprob_start_len: int | Sequence[int] | None
-    """From which prompt position on input logprobs are returned; -1: none."""
+    """First prompt position with input logprobs; -1: none."""
     top_logprobs_num: int | Sequence[int] | None
     token_ids_logprob: Sequence[int] | Sequence[Sequence[int]] | None
     return_text_in_logprobs: bool
     rid: str | Sequence[str] | None
     owner: str | None
-    """In whose name: each owner has rids of its own."""
+    """Each owner has its own rids."""
     priority: int
     extra_key: str | None
-    """Requests share cached prefixes only with those of the same key."""
+    """Only requests with the same key share cached prefixes."""
     timeout: float | None
-    """Seconds until RequestTimeout is raised; of a list, only the late ones end, with finish_reason "abort"."""
+    """Seconds until RequestTimeout; in a list, only the late ones end, with finish_reason "abort"."""
     stream: bool
 
 
 def _one(over_http: Any) -> dict[str, Any]:
-    """Of an argument that is the same for all prompts: its type in a body."""
+    """Metadata of an argument common to all prompts: its type in a body."""
     return {"over_http": over_http, "per_prompt": False}
 
 
 def _each(over_http: Any = None) -> dict[str, Any]:
-    """Of an argument that may be a list of one for each prompt: the type of one in a body, if it has it."""
+    """Metadata of an argument that may be a list: the type of one item in a body, if it has one."""
     return {"over_http": over_http, "per_prompt": True}
 
 
 @dataclass(slots=True)
 class GenerateRequest:
-    """One prompt and what is wanted of it, as the caller put it; see Engine.generate."""
+    """One prompt and its options, unchecked; see Engine.generate."""
 
     prompt: str | None = field(default=None, metadata=_each())
     input_ids: Any = field(default=None, metadata=_each(list[int]))
@@ -63,15 +63,15 @@ class GenerateRequest:
     timeout: float | None = field(default=None, metadata=_one(float))
     stream: bool = field(default=False, metadata=_one(bool))
     limits_logprobs: bool = True
-    """False where they are not told to anyone one by one: of candidates that are only scored."""
-    arrived: float = field(default_factory=time.monotonic)  # from when on the timeout counts
+    """False for candidates that are only scored, whose logprobs are not reported one by one."""
+    arrived: float = field(default_factory=time.monotonic)  # start of the timeout
 
 
 _ARGUMENTS = {each.name: each.metadata for each in fields(GenerateRequest)}
 
 
 def body_fields() -> dict[str, Any]:
-    """The fields of a body that asks for a generation, as pydantic takes them: null means the default."""
+    """The fields of a request body as pydantic takes them: null means the default."""
     found: dict[str, Any] = {}
     for name, argument in _ARGUMENTS.items():
         if (kind := argument.get("over_http")) is not None:
@@ -81,7 +81,7 @@ def body_fields() -> dict[str, Any]:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise TypeError for a keyword that Engine.generate does not have."""
+    """Raise TypeError for an unknown keyword of Engine.generate."""
     for name in options:
         if name not in GenerateOptions.__annotations__:
             hint = nearest_name(name, GenerateOptions.__annotations__)
@@ -94,7 +94,7 @@ def has_list_of_prompts(arguments: Mapping[str, Any]) -> bool:
 
 
 def requests_of(arguments: Mapping[str, Any], most: int) -> list[GenerateRequest]:
-    """A request for each prompt of a call of Engine.generate. Raises InvalidRequest, also for more than `most`."""
+    """One request for each prompt of a call. Raises InvalidRequest, also for more than `most`."""
     if not has_list_of_prompts(arguments):
         return [GenerateRequest(**arguments)]
     if arguments.get("prompt") is not None and arguments.get("input_ids") is not None:
@@ -117,7 +117,7 @@ def requests_of(arguments: Mapping[str, Any], most: int) -> list[GenerateRequest
 
 
 def too_many(number: int, most: int, param: str) -> InvalidRequest:
-    """The error of a call that asks for more requests than one may."""
+    """The error of a call with too many requests."""
     return InvalidRequest(
         f"this call asks for {number} requests (prompts x n), and max_requests_per_call is {most}: send several calls",
         param=param,
@@ -125,12 +125,11 @@ def too_many(number: int, most: int, param: str) -> InvalidRequest:
 
 
 def is_list(value: Any) -> bool:
-    """Whether it is a list, a tuple, an array or the like."""
+    """Whether it is a list, tuple, array or the like."""
     return value is not None and not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__")
 
 
 def _is_per_prompt(name: str, value: Any) -> bool:
-    """Whether an argument holds a value for each prompt."""
     if not _ARGUMENTS[name].get("per_prompt") or not is_list(value):
         return False
     return _ARGUMENTS[name]["over_http"] != list[int] or (len(value) > 0 and is_list(value[0]))

@@ -1,5 +1,5 @@
-"""From a caller's arguments to requests for the loop: defaults, checks, tokens. All mistakes of a caller are found
-here, before anything is queued, as InvalidRequest with the parameter's name."""
+"""Turns a caller's arguments into requests for the loop: defaults, checks, tokens. Every mistake raises
+InvalidRequest with the parameter's name, before anything is queued."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sgl.runtime.text.tokenizer import Tokenizer
 MAX_TOP_LOGPROBS = 1024
 MAX_TOKEN_IDS_LOGPROB = 1024
 MAX_LOGPROBS = 1 << 19
-"""Log-probabilities of one request, or of all requests of one call of a server: 16 MB of JSON."""
+"""Of one request, or of all requests of one HTTP call: 16 MB of JSON."""
 MAX_PRIORITY = 2**31
 MAX_NAME_CHARACTERS = 1024
 """Of a rid or an extra_key."""
@@ -72,13 +72,13 @@ class RequestBuilder:
 
     @property
     def walks_masks(self) -> bool:
-        """Whether token masks are worked out on the device."""
+        """Whether the device computes token masks."""
         on_gpu = str(self._config.device).startswith("cuda")
         return self._tokenizer is not None and on_gpu and self._config.grammar_backend == "sgl"
 
     @property
     def max_requests(self) -> int:
-        """That one call, or a program at once, may ask for."""
+        """Of one call, or of a program at once."""
         return self._config.max_requests_per_call
 
     def warm_up_masks(self) -> tuple[Vocabulary, Standing]:
@@ -86,8 +86,8 @@ class RequestBuilder:
         return self._constraints.warm_up()
 
     def requests(self, arguments: Mapping[str, Any]) -> list[GenerateRequest]:
-        """The requests of a call of Engine.generate, one for each prompt. Raises InvalidRequest before it makes more
-        than a call may have, and QueueFull for more than may ever wait."""
+        """One request for each prompt of a call. Raises InvalidRequest for more than a call may have, and QueueFull
+        for more than may ever wait."""
         params = arguments.get("sampling_params")
         if isinstance(params, Mapping):
             arguments = {**arguments, "sampling_params": self._params(params)}  # checked once for all
@@ -105,8 +105,8 @@ class RequestBuilder:
         return wanted
 
     def submissions(self, wanted: GenerateRequest) -> list[tuple[Submission, NativeResult]]:
-        """A submission and an empty result for each of the n samples. Starts compiling the constraint: a request ends
-        in the GrammarError of that."""
+        """A submission and an empty result for each of the n samples. Starts compiling the constraint, whose
+        GrammarError ends the request."""
         params = self._params(wanted.sampling_params)
         prompt_ids = self.prompt_ids(wanted)
         logprob_start = _logprob_start(wanted, len(prompt_ids))
@@ -149,7 +149,7 @@ class RequestBuilder:
             )
             if wanted.limits_logprobs:
                 check_num_logprobs(params.n * num_logprobs(request, streams=bool(wanted.stream)))
-            rid = wanted.rid if wanted.rid is not None else f"sgl-{secrets.token_hex(12)}"  # nobody else's to guess
+            rid = wanted.rid if wanted.rid is not None else f"sgl-{secrets.token_hex(12)}"  # not guessable
             if params.n > 1:
                 rid = f"{rid}-{sample}"
             text = self._text_output(params, prompt_ids)
@@ -159,7 +159,7 @@ class RequestBuilder:
         return made
 
     def close(self) -> None:
-        """End what compiles."""
+        """End compiling."""
         self._constraints.close()
 
     def prompt_ids(self, wanted: GenerateRequest) -> Int32Array:
@@ -178,7 +178,7 @@ class RequestBuilder:
         return ids
 
     def encode(self, text: str) -> Int32Array:
-        """Tokens of a text prompt. Raises InvalidRequest for an empty one, and without a tokenizer."""
+        """Tokens of a text prompt. Raises InvalidRequest if it is empty or there is no tokenizer."""
         if not isinstance(text, str):
             raise InvalidRequest(f"prompt must be a string or a list of strings, not {text!r}", param="prompt")
         if self._tokenizer is None:
@@ -233,8 +233,8 @@ class RequestBuilder:
 
 
 def num_logprobs(request: Request, *, streams: bool = False) -> int:
-    """The most log-probabilities that a result tells at once; a stream tells the output's as they come. One for each
-    output token does not count: it is no more than the tokens themselves."""
+    """The most log-probabilities that a result carries at once; a stream sends the output's as they come. The one
+    of each output token itself does not count."""
     if request.top_logprobs < 0:
         return 0
     others = request.top_logprobs + (0 if request.token_ids_logprob is None else len(request.token_ids_logprob))
@@ -243,7 +243,7 @@ def num_logprobs(request: Request, *, streams: bool = False) -> int:
 
 
 def check_num_logprobs(number: int, limit: int = MAX_LOGPROBS) -> None:
-    """Raise InvalidRequest if so many log-probabilities are more than an answer holds."""
+    """Raise InvalidRequest above the limit."""
     if number > limit:
         raise InvalidRequest(
             f"this asks for up to {number} log-probabilities, and an answer holds {limit}: each scored token of "
@@ -255,7 +255,7 @@ def check_num_logprobs(number: int, limit: int = MAX_LOGPROBS) -> None:
 
 
 def _token_ids(param: str, given: Any, vocab_size: int) -> Int32Array:
-    """Token ids as an int32 array of its own, each in the vocabulary."""
+    """A copy as int32, checked against the vocabulary."""
     try:
         ids = np.array(given)
     except ValueError:
@@ -273,7 +273,7 @@ def _token_ids(param: str, given: Any, vocab_size: int) -> Int32Array:
 
 
 def _logprob_start(wanted: GenerateRequest, prompt_len: int) -> int | None:
-    """The first prompt position whose logprob is wanted; None: none is."""
+    """The first prompt position with a logprob; None: none."""
     start = wanted.logprob_start_len
     if start is None or (isinstance(start, int) and start == -1):
         return None
@@ -286,7 +286,7 @@ def _logprob_start(wanted: GenerateRequest, prompt_len: int) -> int | None:
 
 
 def _mix_seed(seed: int, sample: int) -> int:
-    """A 63-bit seed for one of a request's samples (splitmix64, Steele et al. 2014)."""
+    """A 63-bit seed for one sample (splitmix64, Steele et al. 2014)."""
     x = (seed * 0x9E3779B97F4A7C15 + (sample + 1) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)

@@ -1,7 +1,7 @@
-"""The native results of requests, put together from the loop's outputs, one by one and call by call.
+"""Assembles the native results of requests and calls from the loop's outputs.
 
-{"text", "output_ids", "meta_info": {"id", "finish_reason", "prompt_tokens", "completion_tokens", …}}.
-A log-probability is a triple [logprob | None, token id, text | None].
+{"text", "output_ids", "meta_info": {"id", "finish_reason", "prompt_tokens", "completion_tokens", …}}. A
+log-probability is a triple [logprob | None, token id, text | None].
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from sgl.runtime.requests.aside import FIELDS, aside
 from sgl.runtime.requests.waiting import check
 from sgl.runtime.scheduler.request import FinishReason, Request
 
-Rid = tuple[str | None, str]  # with whose it is
+Rid = tuple[str | None, str]  # with its owner
 Entry = list[Any] | tuple[Any, ...]  # logprob | None, token id, text | None
 
 
 class Header(NamedTuple):
-    """What a result needs of its request. Between processes it is a plain tuple, a tenth of the work."""
+    """What a result needs of its request. A plain tuple, since pickling one takes a tenth of the time."""
 
     uid: int
     rid: str
     prompt_len: int
-    scored: Int32Array | None  # the prompt's tokens whose logprobs are told
-    top_logprobs: int  # how many of the likeliest tokens are told; -1: no logprobs at all
-    given: Int32Array | None  # tokens whose logprobs are told everywhere
-    with_text: bool = False  # whether logprobs carry their tokens' texts
+    scored: Int32Array | None  # prompt tokens with logprobs
+    top_logprobs: int  # number of likeliest tokens; -1: no logprobs at all
+    given: Int32Array | None  # tokens with logprobs at every position
+    with_text: bool = False  # whether logprobs carry token texts
 
     @classmethod
     def of(cls, request: Request, rid: str, *, with_text: bool = False) -> Header:
-        """The header of a request."""
         start, given = request.logprob_start, request.token_ids_logprob
         scored = None if start is None else request.prompt_ids[start:]
         return cls(request.uid, rid, request.prompt_len, scored, request.top_logprobs, given, with_text)
@@ -45,26 +44,26 @@ class Header(NamedTuple):
 
 @dataclass(slots=True)
 class NativeResult:
-    """Collects the outputs of one request. `text` and `output_ids` are cumulative. `result` has all logprobs, `event`
-    those since the previous event."""
+    """Collects the outputs of one request. `text` and `output_ids` are cumulative; `result` has all logprobs,
+    `event` those since the previous event."""
 
     header: Header
-    token_text: Callable[[int], str] | None  # given if logprobs carry their token's text
+    token_text: Callable[[int], str] | None  # if logprobs carry token texts
     started: float = field(default_factory=time.monotonic)
     as_tuples: bool = False
-    """Whether entries are tuples, for JSON: the garbage collector drops tuples of plain values, but reads a million
-    lists for 0.5 s."""
+    """Whether entries are tuples, for JSON: the GC untracks tuples of plain values but scans a million lists for
+    0.5 s."""
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     _detail: Detail | None = None
     _input: list[Logprobs] = field(default_factory=list)
     _output: list[Logprobs] = field(default_factory=list)
-    _num_sent: int = 0  # output logprobs that events have carried
+    _num_sent: int = 0  # output logprobs already in events
     _has_sent_input: bool = False
 
     def add(self, output: Output) -> None:
-        """Take in the request's next output."""
+        """Add the request's next output."""
         self.text += output.text
         self.output_ids += output.token_ids
         self.finish_reason = output.finish_reason
@@ -78,13 +77,13 @@ class NativeResult:
         return self._as_dict(0, with_input=True)
 
     def event(self) -> dict[str, Any]:
-        """What a stream sends for the outputs since its previous event."""
+        """The stream's event for outputs since the previous one."""
         event = self._as_dict(self._num_sent, with_input=not self._has_sent_input)
         self._num_sent, self._has_sent_input = len(self._output), True
         return event
 
     def num_logprobs(self, *, of_event: bool = False) -> int:
-        """How many log-probabilities `result`, or the next `event`, tells."""
+        """How many log-probabilities `result`, or the next `event`, contains."""
         if self.header.top_logprobs < 0:
             return 0
         scored, output = self.header.scored, len(self._output)
@@ -162,11 +161,11 @@ class NativeResult:
 
 
 class CallResults:
-    """The results of all requests of one call of generate, filled as outputs arrive."""
+    """The results of one call, filled as outputs arrive."""
 
     def __init__(self, is_list: bool) -> None:
-        """is_list: the result is a list even if there is only one."""
-        self.results: dict[int, NativeResult] = {}  # by uid, in the order of prompts and then samples
+        """is_list: return a list even for one result."""
+        self.results: dict[int, NativeResult] = {}  # by uid, ordered by prompt, then sample
         self.unfinished = 0
         self.is_list = is_list
         self._index: dict[int, int] = {}
@@ -180,7 +179,7 @@ class CallResults:
         self.is_list = self.is_list or len(self.results) > 1
 
     def absorb(self, output: Output) -> None:
-        """Add an output to its result. Raises what ended the call as a whole."""
+        """Add an output to its result. Raises errors of the call as a whole."""
         self.results[output.uid].add(output)
         if output.finish_reason is not None:
             self.unfinished -= 1
@@ -191,48 +190,48 @@ class CallResults:
                 raise error
 
     def event(self, uid: int) -> dict[str, Any]:
-        """The event for what a request's result got since the previous one."""
+        """A request's event since its previous one."""
         event = self.results[uid].event()
         if self.is_list:
             event["index"] = self._index[uid]
         return event
 
     def result(self) -> Any:
-        """The result, or the list of results, in the order of the call."""
+        """The result, or the list of results in the call's order."""
         results = [result.result() for result in self.results.values()]
         return results if self.is_list else results[0]
 
     async def async_event(self, uid: int) -> dict[str, Any]:
-        """`event`, for whoever has an event loop to keep going. Nothing may be added meanwhile."""
+        """`event`, without blocking the event loop. Add nothing meanwhile."""
         return await aside(lambda: self.event(uid), self.results[uid].num_logprobs(of_event=True))
 
     async def async_result(self) -> Any:
-        """`result`, in the same way."""
+        """`result`, without blocking the event loop."""
         return await aside(self.result, sum(FIELDS + result.num_logprobs() for result in self.results.values()))
 
 
 class PreparedCall(CallResults):
-    """A call whose requests can be queued, with their results."""
+    """A call ready to be queued, with its results."""
 
     def __init__(self, is_list: bool) -> None:
         """See CallResults."""
         super().__init__(is_list)
         self.submissions: list[Submission] = []
-        self.compiling: list[Future[Any]] = []  # what the requests are constrained to
-        self.rids: dict[Rid, list[int]] = {}  # → uids, of each sample and of all samples of a prompt
+        self.compiling: list[Future[Any]] = []  # the constraints' futures
+        self.rids: dict[Rid, list[int]] = {}  # → uids of each sample, and of all samples of a prompt
 
     @property
     def uids(self) -> list[int]:
-        """Of the requests."""
+        """Of all requests."""
         return [submission.request.uid for submission in self.submissions]
 
     @property
     def deadline(self) -> float | None:
-        """Of all requests, in monotonic seconds."""
+        """Of the whole call, in monotonic seconds."""
         return self.submissions[0].request.deadline
 
     def add_prompt(self, wanted: GenerateRequest, pairs: list[tuple[Submission, NativeResult]]) -> None:
-        """Add the samples of one prompt. Raises InvalidRequest if its rid is there already."""
+        """Add the samples of one prompt. Raises InvalidRequest if its rid is taken."""
         if (wanted.owner, wanted.rid) in self.rids:
             raise InvalidRequest(f"rid {wanted.rid!r} is given to two requests", param="rid")
         for submission, result in pairs:
@@ -245,7 +244,7 @@ class PreparedCall(CallResults):
             self.rids[wanted.owner, wanted.rid] = [submission.request.uid for submission, _ in pairs]
 
     def absorb(self, output: Output) -> None:
-        """Add an output to its result. Raises what ended the call as a whole, be it a constraint."""
+        """Add an output to its result. Raises errors of the call as a whole, including its constraints'."""
         super().absorb(output)
         if output.finish_reason is not None and output.finish_reason.error is not None:
             check(self.compiling)
@@ -256,7 +255,7 @@ def _flat(parts: list[Logprobs]) -> list[float | None]:
 
 
 def failure_of(result: dict[str, Any]) -> SglError | None:
-    """What one result of a list ended in, if it is over and was not aborted on demand."""
+    """The error of one result in a list, unless it goes on or was aborted on demand."""
     reason = result["meta_info"]["finish_reason"] or {}
     match reason.get("status_code"):
         case 400:

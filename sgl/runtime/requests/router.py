@@ -1,4 +1,4 @@
-"""From the loop's thread to whoever waits for an output, in a thread or in an event loop."""
+"""Carries outputs from the loop's thread to callers in threads or event loops."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sgl.errors import EngineDead
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output
 
-_POLL_SECONDS = 1.0  # how often a waiting caller looks whether the loop still lives
+_POLL_SECONDS = 1.0  # between checks whether the loop lives
 
 
 class Sink(Protocol):
-    """Where the outputs of one call go. `put` is called by the loop's thread and must not block."""
+    """Where the outputs of one call go. The loop's thread calls `put`, which must not block."""
 
     def put(self, outputs: list[Output]) -> None:
         """Take outputs of one step."""
@@ -51,7 +51,7 @@ class AsyncSink(Sink):
         self._queue: asyncio.Queue[Output] = asyncio.Queue()
 
     def put(self, outputs: list[Output]) -> None:
-        with contextlib.suppress(RuntimeError):  # the caller's event loop is closed: nobody listens
+        with contextlib.suppress(RuntimeError):  # the caller's event loop is closed
             self._loop.call_soon_threadsafe(self._put_all, outputs)
 
     def _put_all(self, outputs: list[Output]) -> None:
@@ -64,23 +64,23 @@ class AsyncSink(Sink):
 
 
 class OutputRouter:
-    """Carries outputs from the loop's thread to the sinks of the calls that wait for them."""
+    """Maps requests to the sinks of their calls."""
 
     def __init__(self) -> None:
         self._sinks: dict[int, Sink] = {}
 
     def expect(self, uids: list[int], sink: Sink) -> None:
-        """From now on, outputs of these requests go to the sink."""
+        """Send outputs of these requests to the sink."""
         for uid in uids:
             self._sinks[uid] = sink
 
     def forget(self, uids: list[int]) -> None:
-        """Outputs of these requests interest nobody any more."""
+        """Drop outputs of these requests."""
         for uid in uids:
             self._sinks.pop(uid, None)
 
     def deliver(self, outputs: list[Output]) -> None:
-        """Hand out one step's outputs, each sink's together."""
+        """Hand out one step's outputs, grouped by sink."""
         by_sink: dict[Sink, list[Output]] = {}
         for output in outputs:
             sink = self._sinks.get(output.uid)

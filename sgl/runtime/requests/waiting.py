@@ -1,4 +1,4 @@
-"""Waiting for futures without a thread that waits."""
+"""Waits for futures without a waiting thread."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
 
-_LONGEST = 86_400.0  # seconds; compiling has long ended by then
+_LONGEST = 86_400.0  # seconds; compiling ends long before
 
 
 def settled(futures: Sequence[Future[Any]], deadline: float | None) -> Future[None]:
-    """Done when all the futures are, or at the deadline in monotonic seconds. Callbacks may run in any thread, also at
+    """Done when all futures are, or at the deadline in monotonic seconds. Callbacks may run in any thread, even at
     once, and must not block."""
     done: Future[None] = Future()
     waiting = [future for future in futures if not future.done()]
     counted = itertools.count(1)  # its next() is atomic
 
     def settle() -> None:
-        with suppress(InvalidStateError):  # of the last future and the deadline, one comes first
+        with suppress(InvalidStateError):  # last future or deadline: one comes first
             done.set_result(None)
 
     def is_done(_: Future[Any]) -> None:
@@ -41,6 +41,6 @@ def settled(futures: Sequence[Future[Any]], deadline: float | None) -> Future[No
 
 
 def check(futures: Sequence[Future[Any]]) -> None:
-    """Raises what one of those that are done ended in."""
+    """Raise the error of any finished future."""
     for future in filter(Future.done, futures):
         future.result()
