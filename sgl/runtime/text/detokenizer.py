@@ -1,5 +1,5 @@
-"""From the tokens of one request, as they come, to its text: what `decode(prompt + output)` adds to `decode(prompt)`.
-Pieces are never taken back, and a character waits for all of its bytes. Knows nothing of stop strings."""
+"""Streams one request's text: what `decode(prompt + output)` adds to `decode(prompt)`. Pieces are final; a
+character waits for all of its bytes. Knows no stop strings."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
 
 class Detokenizer(ABC):
-    """The text of one request. `prompt_ids` are read when it is made and may be long: only their end counts."""
+    """The text of one request. Only the end of `prompt_ids` is read."""
 
     __slots__ = ("_prompt_text",)
     _prompt_text: str
-    """What decode(prompt) makes of the incomplete character at its end: not part of the output."""
+    """How decode(prompt) shows an incomplete character at its end: not part of the output."""
 
     @abstractmethod
     def feed(self, token_id: int) -> str:
-        """What is known of the text since the last call, perhaps nothing. An id without a token has no text."""
+        """New text, perhaps none. Ids without a token have no text."""
 
     @abstractmethod
     def flush(self) -> str:
-        """The rest, once there are no more tokens: bytes that never became a character are U+FFFD."""
+        """The rest at the end; bytes that never became a character are U+FFFD."""
 
     def _without_prompt(self, text: str) -> str:
         if text and self._prompt_text:
@@ -37,7 +37,7 @@ class Detokenizer(ABC):
 
 
 class ByteDetokenizer(Detokenizer):
-    """Detokenizer over a table of token bytes: a token of whole characters costs a list look-up."""
+    """Uses a table of token bytes: tokens of whole characters cost one look-up."""
 
     __slots__ = ("_at_start", "_is_plain", "_pending", "_pieces", "_skip_special_tokens", "_table")
 
@@ -78,7 +78,7 @@ class ByteDetokenizer(Detokenizer):
         return self._table.bytes_of(token_id, skip_special_tokens=self._skip_special_tokens)
 
     def _tail(self, prompt_ids: TokenIds) -> bytes:
-        """The prompt's last bytes: enough to hold an incomplete character, empty only if the prompt has no text."""
+        """The prompt's last bytes: enough for an incomplete character; empty only for a prompt without text."""
         tail = b""
         for token_id in reversed(prompt_ids):
             tail = self._bytes_of(int(token_id)) + tail
@@ -88,8 +88,8 @@ class ByteDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """Detokenizer for a tokenizer of which only `decode` is known: decodes the last tokens anew for each token, ten
-    times as slow as the table. Text that a later token changes is not taken back."""
+    """For tokenizers of which only `decode` is known: decodes the last tokens again for each token, ten times as
+    slow as the table. Text already sent is final even if a later token changes it."""
 
     __slots__ = ("_decode", "_ids", "_sent", "_skipped_ids")
 
@@ -100,12 +100,12 @@ class WindowDetokenizer(Detokenizer):
         *,
         skipped_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`skipped_ids` are those that `decode` leaves out."""
+        """`skipped_ids`: those that `decode` omits."""
         self._decode = decode
         self._skipped_ids = skipped_ids
         self._ids, text = self._context(self._tail(prompt_ids))
         num_open = _num_open(text)
-        self._sent = text[: len(text) - num_open]  # the part of decode(_ids) that was sent or is the prompt's
+        self._sent = text[: len(text) - num_open]  # the part of decode(_ids) that was sent or belongs to the prompt
         self._prompt_text = text[len(text) - num_open :]
 
     def feed(self, token_id: int) -> str:
@@ -131,7 +131,7 @@ class WindowDetokenizer(Detokenizer):
         return self._without_prompt(_beyond(self._sent, self._decode(self._ids)))
 
     def _context(self, ids: list[int]) -> tuple[list[int], str]:
-        """The last few of the tokens, from one that begins a character, and their text."""
+        """The last few tokens, from one that begins a character, and their text."""
         for length in range(_CONTEXT, _CONTEXT + 4):
             text = self._decode(ids[-length:])
             if not text.startswith("\ufffd"):
@@ -154,12 +154,12 @@ _MAX_WINDOW = 24
 
 
 def _num_open(text: str) -> int:
-    """How many of the last characters may still change: an incomplete character is one U+FFFD, or one for each byte."""
+    """How many of the last characters may change: an incomplete character is one U+FFFD, or one for each byte."""
     return min(3, len(text) - len(text.rstrip("\ufffd")))
 
 
 def _beyond(sent: str, text: str) -> str:
-    """The part of `text` from where it differs from `sent`."""
+    """`text` from where it differs from `sent`."""
     same = 0
     while same < min(len(sent), len(text)) and sent[same] == text[same]:
         same += 1

@@ -1,4 +1,4 @@
-"""A bounded cache of the token ids of texts; constraints keep forced texts in it."""
+"""A bounded cache of token ids by text, for forced texts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 
 
 class KnownTexts:
-    """Encodes texts and remembers those that it met last. Safe from any thread."""
+    """An LRU cache of tokenised texts. Safe from any thread."""
 
     def __init__(self, encode: Callable[[Sequence[str]], list[list[int]]], most: int) -> None:
-        """encode: called once for all texts of a call that are not known. most: texts that are kept."""
+        """encode: called once for all unknown texts of a call. most: texts to keep."""
         self._encode = encode
         self._most = most
-        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # those met last are last
+        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # most recent last
         self._lock = threading.Lock()
 
     def __call__(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """The token ids of each text. Raises what encoding raises, after which nothing has changed."""
+        """The token ids of each text. If encoding raises, nothing has changed."""
         found: dict[str, Sequence[int]] = {}
         with self._lock:
             for text in texts:
@@ -27,7 +27,7 @@ class KnownTexts:
                     found[text] = self._known[text]
         missing = [text for text in dict.fromkeys(texts) if text not in found]
         if missing:
-            # Tuples: a garbage collection does not look at their items.
+            # tuples: the GC does not scan their items
             new = dict(zip(missing, map(tuple, self._encode(missing)), strict=True))
             found.update(new)
             with self._lock:

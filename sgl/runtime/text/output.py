@@ -1,4 +1,4 @@
-"""The text of one output: detokenised, cut at the first stop, never taken back."""
+"""The text of one output: detokenised, cut at the first stop, final once sent."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from sgl.runtime.text.stop import StopMatcher
 
 
 class TextOutput:
-    """Feeds tokens through a detokenizer and a stop matcher; the engine's loop owns one per request."""
+    """Feeds tokens through a detokenizer and a stop matcher."""
 
     __slots__ = ("_detokenizer", "_keep_match", "_min_tokens", "_num_tokens", "_stops", "feed", "matched", "stop")
 
     def __init__(
         self, detokenizer: Detokenizer, stops: StopMatcher | None, *, keep_match: bool = False, min_tokens: int = 0
     ) -> None:
-        """No stop is looked for in the text of the first min_tokens tokens."""
+        """min_tokens: the text of that many tokens is not searched for stops."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._keep_match = keep_match
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self.feed: Callable[[int], str] = detokenizer.feed if stops is None else self._feed_and_scan
-        """feed(token_id): text that is certain now. Raises InvalidRequest if a stop regex takes too long."""
+        """feed(token_id): newly certain text. Raises InvalidRequest if a stop regex takes too long."""
         self.matched: str | None = None
-        """The text that matched a stop, once one did."""
+        """The text that matched a stop, if any."""
         self.stop: str | None = None
-        """That stop: a string, or the source of a regex."""
+        """The stop string, or the source of the stop regex."""
 
     @property
     def has_stops(self) -> bool:
-        """Whether a stop string or stop regex can end the text."""
+        """Whether it has a stop string or stop regex."""
         return self._stops is not None
 
     def flush(self) -> str:
-        """What was held back, once there are no more tokens."""
+        """The withheld rest at the end."""
         text = self._scan(self._detokenizer.flush())
         if self._stops is not None and self.matched is None:
             text += self._stops.flush()

@@ -1,8 +1,7 @@
-"""Ends a request where its text reaches a stop string or a stop regex, and withholds text that may become one.
+"""Finds stop strings and regexes in growing text, and withholds text that may become one.
 
-Knows text only: tokens, end-of-sequence ids and lengths are the caller's. A stop is found at the character that
-completes it, so how the text was cut into pieces changes nothing. The engine's loop feeds it what the detokenizer
-gives. Regexes are `stop_regex`'s.
+Knows text only; tokens and lengths are the caller's. A stop is found at the character that completes it, however
+the text is cut into pieces.
 """
 
 from __future__ import annotations
@@ -20,32 +19,32 @@ MAX_STOP_CHARACTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """What ended the text."""
+    """The stop that ended the text."""
 
     stop: str
     """The stop string, or the source of the stop regex."""
     text: str
-    """What it matched."""
+    """The matched text."""
 
 
 class StopMatcher:
     """The stops of one request.
 
-    A stop arrives with the first character that makes the text so far contain it (for a regex: that makes
-    `re.search` over the text so far succeed, `$` and `\\b` being tried at its end). The earliest arrival wins; of
-    stops that arrive together, the one that starts first, then strings before regexes, then the order given.
+    A stop arrives with the first character after which the text contains it (for a regex: after which `re.search`
+    over the text so far succeeds, `$` and `\\b` tried at its end). The earliest arrival wins; among equals the
+    earliest start, then strings before regexes, then the given order.
     """
 
     def __init__(self, strings: Sequence[str] = (), regexes: Sequence[str] = ()) -> None:
-        """Raises InvalidRequest if a string is empty or too long, or a regex malformed, too large or matches the empty
-        text."""
+        """Raises InvalidRequest if a string is empty or too long, or a regex is malformed, too large or matches the
+        empty text."""
         self._strings = _StringScanner(strings)
         self._regexes = RegexScanner(regexes) if regexes else None
         self._withheld = ""
 
     def feed(self, text: str) -> tuple[str, StopMatch | None]:
-        """Take text; return what can be sent, and the stop if one was reached: nothing behind it is sent, and feed must
-        not be called again. Raises InvalidRequest if a regex takes too long."""
+        """Take text; returns what can be sent, and the stop if reached. Then nothing after it is sent, and feed
+        must not be called again. Raises InvalidRequest if a regex takes too long."""
         if not text or (not self._withheld and self._regexes is None and self._strings.cannot_start_in(text)):
             return text, None
         hit = self._strings.feed(text)
@@ -65,7 +64,7 @@ class StopMatcher:
         return text[:sent], None
 
     def flush(self) -> str:
-        """What was withheld, once there is no more text and no stop was reached."""
+        """The withheld rest, at the end without a stop."""
         text, self._withheld = self._withheld, ""
         return text
 
@@ -73,15 +72,15 @@ class StopMatcher:
 class _StringScanner:
     """All stop strings at once (Aho and Corasick 1975).
 
-    The state is the longest end of the text that starts a stop, which is just what must be withheld. A character
-    costs O(1) amortised, whatever the stops are.
+    The state is the longest suffix of the text that begins a stop: exactly what must be withheld. O(1) amortised a
+    character, for any stops.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
         self._fail = [0]
         self._depth = [0]
-        self._found: list[str | None] = [None]  # the longest stop that ends the state's text
+        self._found: list[str | None] = [None]  # the longest stop that is a suffix of the state's text
         for stop in strings:
             if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
                 raise InvalidRequest(
@@ -95,7 +94,7 @@ class _StringScanner:
 
     @property
     def num_open(self) -> int:
-        """How many of the last characters may be the start of a stop."""
+        """Characters at the end that may begin a stop."""
         return self._depth[self._state]
 
     def cannot_start_in(self, text: str) -> bool:
@@ -125,7 +124,7 @@ class _StringScanner:
         self._found[state] = stop
 
     def _link(self) -> None:
-        """Breadth first: each state falls back to the longest proper end of its text that is a state too."""
+        """Breadth first: each state falls back to its text's longest proper suffix that is a state."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()

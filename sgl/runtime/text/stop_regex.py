@@ -1,9 +1,9 @@
-"""Finds stop regexes in a text that grows, and knows where in it a match may have begun.
+"""Finds stop regexes in growing text, and tracks where a match may have begun.
 
-Patterns come from users and are hostile until bounded: in size before they are compiled, in the text that a match
-may span, and in the time that searching takes. They mean what they mean to Python's `re`, word boundaries, look-behind,
-(?m), back-references and Unicode's `\\w` included, none of which the derivatives of `grammar.regular` have. So `regex`
-compiles them: it can search with a time limit and report matches that more text may complete.
+User patterns may be hostile: bounded are their size before compiling, the text a match may span, and the search
+time. They have the meaning of Python's `re`, with word boundaries, look-behind, (?m), back-references and Unicode's
+`\\w`, which the derivatives of `grammar.regular` lack. The package `regex` compiles them: it has time limits and
+partial matches.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import regex
 from sgl.errors import InvalidRequest
 
 MAX_LOOK_BACK = 512
-"""A match, with what its lookaheads read, may span so many characters: the text before them is sent."""
+"""Characters that a match may span, with what its lookaheads read; earlier text is sent."""
 MAX_UNROLLED = 10_000
-"""Largest regex, in characters and classes, with fixed repeats written out, which is how they are compiled."""
+"""Largest regex in characters and classes, with fixed repeats unrolled, as it is compiled."""
 MAX_SEARCH_SECONDS = 0.05
-"""CPU time that one search may take."""
+"""CPU time of one search."""
 FREE_SECONDS, SECONDS_PER_CHARACTER = 0.25, 50e-6
-"""CPU time that all searches of a request may take: so much, and so much more for each character of its text."""
+"""CPU time of all searches of a request: a base, plus an amount for each character of its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A stop that was reached. Positions count from the start of the text fed last; earlier text is negative."""
+    """A stop that was reached. Positions count from the start of the latest text; earlier text is negative."""
 
     arrival: int
-    """The stop is there once the text up to here is."""
+    """End of the shortest text with the stop."""
     start: int
     end: int
     """Before the arrival only if a lookahead read on."""
@@ -47,18 +47,18 @@ class Hit:
 
 
 class RegexScanner:
-    """The stop regexes of one request over the end of its text. No search starts where no match can start."""
+    """The stop regexes of one request. Searches skip text where no match can start."""
 
     def __init__(self, sources: Sequence[str]) -> None:
         """Raises InvalidRequest if a regex is malformed, too large, or matches the empty text."""
         self._regexes = [StopRegex(source) for source in sources]
-        self._starts = [0] * len(sources)  # per regex: no match starts before, in _text
-        self._text = ""  # the end of the text: what may belong to a match, and what lookbehinds may read
+        self._starts = [0] * len(sources)  # by regex: no match starts before, in _text
+        self._text = ""  # recent text that a match or lookbehind may need
         self._seconds_left = FREE_SECONDS
 
     @property
     def num_open(self) -> int:
-        """How many of the last characters may belong to a match."""
+        """Characters at the end that may belong to a match."""
         return len(self._text) - min(self._starts)
 
     def feed(self, text: str) -> Hit | None:
@@ -71,7 +71,7 @@ class RegexScanner:
         return min(hits, key=lambda hit: hit.key, default=None)
 
     def _advance(self, index: int, known: int) -> Hit | None:
-        """The regex's first match that arrives behind the first `known` characters; moves its start."""
+        """The regex's first match that arrives after `known` characters; moves its start."""
         each, end = self._regexes[index], len(self._text)
         match = self._search(index, each.compiled, end, partial=True) if each.is_monotone else None
         if not each.is_monotone or (match is not None and not match.partial):
@@ -85,7 +85,7 @@ class RegexScanner:
         return None
 
     def _search(self, index: int, compiled: Any, end: int, *, partial: bool) -> Any:
-        """The first match in the text up to `end`; else, if `partial`, the first that more text may complete."""
+        """The first match in the text up to `end`; with `partial`, else the first that more text may complete."""
         start = max(self._starts[index], end - MAX_LOOK_BACK)
         began = time.thread_time()
         is_done = False
@@ -93,7 +93,7 @@ class RegexScanner:
             try:
                 match = compiled.search(self._text, start, end, partial=partial, timeout=MAX_SEARCH_SECONDS)
                 is_done = True
-            except TimeoutError:  # it counts the CPU time of all threads of the process: only ours is to count
+            except TimeoutError:  # counts CPU time of all threads; only ours matters
                 is_done = False
             seconds = time.thread_time() - began
             if seconds > self._seconds_left or not (is_done or seconds < MAX_SEARCH_SECONDS):
@@ -106,7 +106,7 @@ class RegexScanner:
         return match
 
     def _forget(self) -> None:
-        """Drop text that no search and no lookbehind of MAX_LOOK_BACK characters reads."""
+        """Drop text that neither searches nor lookbehinds of MAX_LOOK_BACK characters need."""
         unread = min(self._starts) - MAX_LOOK_BACK
         if unread > MAX_LOOK_BACK:
             self._text = self._text[unread:]
@@ -114,7 +114,7 @@ class RegexScanner:
 
 
 class StopRegex:
-    """One stop regex: compiled, with what is known of how its matches come and go as the text grows."""
+    """One compiled stop regex, with how its matches come and go as the text grows."""
 
     def __init__(self, source: str) -> None:
         """Raises InvalidRequest if the regex is malformed, too large, or matches the empty text."""
@@ -138,9 +138,9 @@ class StopRegex:
             )
         fickle = [(op, args) for op, args in _nodes(tree) if _is_fickle(op, args)]
         self.is_monotone = not fickle
-        """Whether a text that contains a match keeps containing one, however it goes on."""
+        """Whether a text with a match keeps one, whatever follows."""
         self.opening: Any = self.compiled if self.is_monotone else None
-        """Finds, as a partial match only, where a match may have begun; None: that cannot be known."""
+        """Its partial matches show where a match may have begun; None: unknown."""
         if fickle and not any(_is_unknowable(op, args) for op, args in fickle):
             self.opening = regex.compile(_opening(source, tree.state.flags), regex.VERSION0)
 
@@ -156,13 +156,13 @@ _FICKLE = (
 
 
 def _is_fickle(op: Any, args: Any) -> bool:
-    """Whether more text may turn what the node decided at the end of the text."""
+    """Whether more text may reverse the node's decision at the end of the text."""
     return op in _FICKLE or (op is _constants.AT and args not in _AT_BEGINNING)
 
 
 def _is_unknowable(op: Any, args: Any) -> bool:
-    """Whether a fickle node decides by what another decided, so that more text may turn a failure into a match
-    without any character of it having been read."""
+    """Whether a fickle node depends on another, so that more text may turn a failure into a match without reading a
+    character."""
     inside = (node for part in _parts(args) for node in _nodes(part))
     return op is _constants.GROUPREF_EXISTS or any(_is_fickle(*node) for node in inside)
 
@@ -172,16 +172,16 @@ _BOUNDARIES = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\.", re.DOTALL)
 
 
 def _as_regex_reads_it(source: str) -> str:
-    """`regex` takes a brace that starts no repeat for fuzzy matching, `re` for a brace."""
+    """`regex` reads a brace that starts no repeat as fuzzy matching, `re` as a brace."""
     return _BRACES.sub(lambda found: r"\{" if found[0] == "{" else found[0], source)
 
 
 def _opening(source: str, flags: int) -> str:
-    """A pattern that never matches, and matches partially wherever `source` may match with more text.
+    """A pattern that never matches, but matches partially wherever `source` may match with more text.
 
-    `regex` counts a match as partial where it needs a character beyond the end, but decides \\b and \\B there as if
-    nothing followed: here they always hold. A match that is complete at the end needs one more character here, and
-    then fails, so that a complete match elsewhere hides nothing.
+    `regex` reports a partial match where it needs a character beyond the end, but decides \\b and \\B as if nothing
+    followed: here they always hold. A match that is complete at the end must read one more character and then
+    fails, so it hides no other.
     """
     relaxed = _BOUNDARIES.sub(lambda found: "(?:)" if found[0] in (r"\b", r"\B") else found[0], source)
     end_of_comment = "\n" if flags & re.VERBOSE else ""

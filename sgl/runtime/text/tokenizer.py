@@ -1,5 +1,5 @@
-"""Text → token ids and back, over a Hugging Face tokenizer: loads it, keeps users' text from becoming control tokens,
-and applies the model's chat template. Safe from any thread."""
+"""Text → token ids and back: wraps a Hugging Face tokenizer, keeps control tokens out of users' text, and applies
+the chat template. Safe from any thread."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """A tokenizer of the `transformers` library as the runtime uses it."""
+    """A `transformers` tokenizer as the runtime uses it."""
 
     def __init__(self, hf: Any, *, path: str | None = None) -> None:
-        """`hf` is a transformers tokenizer. Fast ones are put in a state in which they never cut or pad."""
+        """`hf`: a transformers tokenizer; fast ones are set never to truncate or pad."""
         self.hf = hf
         self.path = path
         self._backend: Backend | None = getattr(hf, "backend_tokenizer", None)
@@ -39,22 +39,22 @@ class Tokenizer:
         self.table: TokenTable | None = token_table(self._backend) if self._backend is not None else None
         vocabulary = hf.get_vocab()
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        """The largest token id + 1; ids below it need not all exist."""
+        """The largest token id + 1; smaller ids may be missing."""
         if not self.vocab_size:
             raise TokenizerError(f"the tokenizer of {path or hf!r} has no tokens", path=path)
         self.eos_id: int | None = hf.eos_token_id
         added = hf.added_tokens_decoder.items()
         self.special_ids = frozenset(token_id for token_id, token in added if token.special)
-        """The ids that skip_special_tokens leaves out."""
-        self._token_texts: dict[int, str] = {}  # of the ids that were asked for, so no more than there are
+        """The ids that skip_special_tokens omits."""
+        self._token_texts: dict[int, str] = {}  # bounded by the vocabulary
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, vocab_size: int | None = None) -> Tokenizer:
-        """The tokenizer of a model's folder or hub id, checked against the model's number of embedding rows.
+        """Load the tokenizer of a model's folder or hub id and check it against the model's embedding rows.
 
-        Where there is a tokenizer.json it is what counts, with the special tokens and the chat template beside it:
-        the class that tokenizer_config.json or config.json names may rebuild the tokenizer and encode differently.
-        Raises TokenizerError if there is no tokenizer, if it cannot be read, or if it does not fit the model.
+        tokenizer.json takes precedence over the class in tokenizer_config.json or config.json, which may rebuild
+        the tokenizer and encode differently. Raises TokenizerError if the tokenizer is missing, unreadable or does
+        not fit.
         """
         name = os.fspath(path)
         tokenizer = cls(_load_hf(name), path=name)
@@ -63,7 +63,7 @@ class Tokenizer:
         return tokenizer
 
     def check_fits(self, vocab_size: int) -> None:
-        """Raise TokenizerError if the tokenizer has ids for which a model of `vocab_size` rows has no embedding."""
+        """Raise TokenizerError if a token id has no embedding among `vocab_size` rows."""
         if self.vocab_size > vocab_size:
             raise TokenizerError(
                 f"the tokenizer of {self.path or type(self.hf).__name__} does not match the model: its largest "
@@ -74,13 +74,12 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True, limit: int | None = None
     ) -> npt.NDArray[np.int32]:
-        """Token ids of `text`, int32 [n]. Long texts are encoded without the interpreter's lock.
+        """Token ids of `text`, int32 [n]. Long texts release the GIL.
 
-        `add_special_tokens` adds what the tokenizer puts around a text (BOS, most often). `allow_special` says what
-        "<|im_end|>" in the text is: the control token, as in a rendered chat template, or the characters, as in
-        anything that a user wrote. With a `limit`, a text whose beginning has more than twice as many tokens is not
-        read to its end: megabytes that fit nowhere cost no more than what fits. Raises InvalidRequest if the text
-        holds a lone surrogate, and then ContextTooLong.
+        `add_special_tokens` adds what the tokenizer puts around a text (usually BOS). `allow_special` decides
+        whether "<|im_end|>" in the text is the control token, as in a rendered chat template, or characters, as in
+        users' text. With a `limit`, a text whose beginning has more than twice as many tokens is not read further:
+        megabytes cost no more than what fits. Raises InvalidRequest for lone surrogates, and ContextTooLong.
         """
         if limit is not None:
             self._check_beginnings(text, limit)
@@ -90,8 +89,7 @@ class Tokenizer:
     def encode_all(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[list[int]]:
-        """Token ids of each text, as from `encode`, in one call on all cores, without the interpreter's lock. Raises
-        InvalidRequest."""
+        """Token ids of each text as by `encode`, on all cores and without the GIL. Raises InvalidRequest."""
         try:
             if self._backend is None:
                 options = {"add_special_tokens": add_special_tokens, "split_special_tokens": not allow_special}
@@ -103,7 +101,8 @@ class Tokenizer:
             raise InvalidRequest(f"the prompt is not text that can be encoded: {error}", param="prompt") from error
 
     def _check_beginnings(self, text: str, limit: int) -> None:
-        """Longer and longer ones, which together take a third of the last. A cut changes only the tokens around it."""
+        """Encode ever longer beginnings, which cost a third of the last one together. A cut changes only the tokens
+        around it."""
         length = 16 * limit
         while length < len(text):
             found = len(self.encode(text[:length], add_special_tokens=False))
@@ -118,8 +117,8 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """The text of a whole sequence; ids without a token have none. As in transformers, only tokenizers without a
-        Rust backend know spaces_between_special_tokens."""
+        """The text of a whole sequence; ids without a token have none. As in transformers,
+        spaces_between_special_tokens only works without a Rust backend."""
         ids = [int(token_id) for token_id in token_ids]
         if self._backend is not None:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
@@ -133,7 +132,7 @@ class Tokenizer:
         )
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token by itself, control tokens included. Cheap, but for the first time."""
+        """The text of one token, control tokens included. Cached."""
         text = self._token_texts.get(token_id)
         if text is None:
             text = self._token_texts[token_id] = self.decode([token_id], skip_special_tokens=False)
@@ -146,7 +145,7 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> Detokenizer:
-        """The detokenizer of a request whose output follows `prompt_ids`."""
+        """The detokenizer of an output that follows `prompt_ids`."""
         if self.table is not None:
             return ByteDetokenizer(self.table, prompt_ids, skip_special_tokens=skip_special_tokens)
         return WindowDetokenizer(
@@ -165,8 +164,8 @@ class Tokenizer:
         return self.hf.chat_template is not None
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """The conversation as the model's own Jinja template writes it, with `options` for the template; encode it
-        without special tokens. Raises InvalidRequest if there is no template or it refuses the messages."""
+        """Render messages with the model's Jinja template; `options` go to it. Encode the result without special
+        tokens. Raises InvalidRequest if there is no template or it refuses the messages."""
         if not self.has_chat_template and "chat_template" not in options:
             raise InvalidRequest(
                 f"{self.path or 'the model'} has no chat template: send a prompt instead of messages",
@@ -174,24 +173,24 @@ class Tokenizer:
             )
         try:
             return str(self.hf.apply_chat_template(list(messages), tokenize=False, **options))
-        except Exception as error:  # a template is a program: over bad messages it may raise anything
+        except Exception as error:  # a template is a program and may raise anything
             raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from error
 
     @cached_property
     def control_tokens(self) -> frozenset[str]:
-        """The texts that `encode` turns into control tokens unless `allow_special` is off."""
+        """Texts that `encode` makes control tokens of, unless `allow_special` is off."""
         added = self.hf.added_tokens_decoder.values()
         return frozenset(str(token) for token in added if token.special or _MARKER.fullmatch(str(token)))
 
     @cached_property
     def _literal_backend(self) -> Backend:
-        """The same tokenizer, to which control tokens in a text are plain characters."""
+        """The same tokenizer, which reads control tokens as plain characters."""
         assert self._backend is not None, "only a tokenizer with a Rust backend has another"
         return _without_control_tokens(self._backend)
 
 
 def token_table(backend: Backend) -> TokenTable | None:
-    """What the detokenizer reads, compared with the tokenizer's `decode` (some 100 ms); None if its decoder does more
+    """The detokenizer's table, compared with the tokenizer's `decode` (about 100 ms); None if its decoder does more
     than join tokens."""
     try:
         return read_tokens(backend)
@@ -204,12 +203,12 @@ _MARKER = re.compile(r"<\|.*\|>", re.DOTALL)
 
 
 def _without_control_tokens(backend: Backend) -> Backend:
-    """A copy that never turns text into a special token, or into one that is written <|like this|>.
+    """A copy that never turns text into a special token, or one written <|like this|>.
 
-    Other added tokens (runs of spaces, HTML tags) are text in tokenizers that have them. Control tokens get names
-    that nobody writes, in the model's vocabulary as well (whole-word and unigram models would find them there),
-    unless merges need them; they keep their places, from which the ids of the others follow. What the
-    post-processor adds around a text stays.
+    Other added tokens (runs of spaces, HTML tags) are text in tokenizers that have them. Control tokens get
+    unguessable names, also in the model's vocabulary, where whole-word and unigram models would find them. Those
+    that merges need keep theirs. All keep their places, which determine the ids of the others. The post-processor
+    stays.
     """
     from tokenizers import Tokenizer as Backend
 
@@ -226,7 +225,7 @@ def _without_control_tokens(backend: Backend) -> Backend:
         model["vocab"] = [[_renamed(piece, control, kept), score] for piece, score in model["vocab"]]
     else:
         model["vocab"] = {_renamed(piece, control, kept): token_id for piece, token_id in model["vocab"].items()}
-    # What stays in the vocabulary under its own name has its id from there.
+    # tokens kept in the vocabulary have their id from there
     spec["added_tokens"] = [
         {**token, "content": control.get(token["content"], token["content"])}
         for token in spec["added_tokens"]
@@ -240,7 +239,7 @@ def _renamed(piece: str, names: Mapping[str, str], kept: Collection[str | None])
 
 
 def _parts(merge: str | list[str]) -> list[str]:
-    """The two tokens of a merge, and the one they become."""
+    """The two tokens of a merge, and their result."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return [left, right, left + right]
 
@@ -255,7 +254,7 @@ def _load_hf(name: str) -> Any:
         if _has_tokenizer_json(name):
             return PreTrainedTokenizerFast.from_pretrained(name)
         return AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # tokenizers raises plain Exception, and transformers what its many readers raise
+    except Exception as error:  # tokenizers raises plain Exception; transformers' readers raise anything
         raise TokenizerError(
             f"no tokenizer can be loaded from {name}: {error} (expected a folder or hub id with a tokenizer.json, "
             f"or another format that transformers reads)",
