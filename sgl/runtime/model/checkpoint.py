@@ -1,6 +1,6 @@
-"""Where a checkpoint's files are: a folder, a config.json, or a hub id that is downloaded once.
+"""Finds a checkpoint's files: a folder, a config.json, or a hub id that is downloaded once.
 
-Knows paths only; config.py and loader.py read the files.
+config.py and loader.py read the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """The local folder of a checkpoint. Raises ModelError where there is none and the hub has none either."""
+    """The local folder of a checkpoint. Raises ModelError if it exists neither here nor on the hub."""
     local = Path(path).expanduser()
     if local.is_dir():
         return local
@@ -27,7 +27,7 @@ def checkpoint_folder(path: str | Path) -> Path:
 
 
 def _downloaded(hub_id: str) -> Path:
-    # Only a hub id needs these, and importing them takes a while.
+    # imported here: slow, and only needed for a hub id
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

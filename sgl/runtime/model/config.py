@@ -1,7 +1,6 @@
-"""What a checkpoint's config.json and generation_config.json say of the model, checked and in one spelling.
+"""Reads a checkpoint's config.json and generation_config.json, checked and in one spelling.
 
-Knows how transformers reads these files, old spellings and new; knows no tensors. The loader, the decoder and the
-engine read the result.
+Follows transformers' old and new spellings; knows no tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding; the fields after `theta` matter only to the types that scale frequencies."""
+    """Rotary position embedding. The fields after `theta` only matter to types that scale frequencies."""
 
     type: RopeType
     theta: float
@@ -40,7 +39,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Everything that the decoder and its loader must know of a checkpoint."""
+    """What decoder and loader need to know of a checkpoint."""
 
     path: str  # the checkpoint's folder
     architecture: str
@@ -53,7 +52,7 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     rope: RopeConfig
-    context_length: int  # tokens that the model was made for, scaling included
+    context_length: int  # tokens, scaling included
     windows: tuple[int | None, ...]  # [num_layers] tokens that a token sees, itself included; None: all
     qkv_bias: bool
     output_bias: bool  # of the attention's output projection
@@ -67,10 +66,10 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> ModelConfig:
-        """Read a checkpoint folder, a config.json, or a hub id (which downloads the checkpoint).
+        """Read a checkpoint folder, a config.json, or a hub id (downloads the checkpoint).
 
-        Raises UnsupportedModel where the config asks for what the decoder does not do, and ModelError where it is
-        missing or contradicts itself.
+        Raises UnsupportedModel for features that the decoder lacks, ModelError if the config is missing or
+        inconsistent.
         """
         folder = checkpoint_folder(path)
         path = str(folder)
@@ -135,7 +134,7 @@ def _model_config(fields: _Fields, family: Family, generation: Mapping[str, Any]
 
 
 class _Fields:
-    """A config.json with the path and architecture to name in errors; a null counts as absent."""
+    """A config.json, with path and architecture for errors; null counts as absent."""
 
     def __init__(self, path: str, data: Mapping[str, Any], architecture: str | None = None) -> None:
         self.path = path
@@ -200,7 +199,7 @@ def _refuse_unsupported(fields: _Fields) -> None:
 
 
 def _rope(fields: _Fields) -> RopeConfig:
-    """The rope parameters: under `rope_parameters`, or under `rope_scaling` beside a `rope_theta`."""
+    """The rope parameters, from `rope_parameters`, or from `rope_scaling` and `rope_theta`."""
     given = fields.data.get("rope_scaling") or fields.data.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in given.values()):
         raise fields.unsupported("a rope of its own for each layer type")
@@ -240,8 +239,8 @@ def _rope(fields: _Fields) -> RopeConfig:
 
 
 def _context_length(fields: _Fields, rope: RopeConfig) -> int:
-    """Scaled types reach factor times the original length, or max_position_embeddings where that says more; llama3's
-    max_position_embeddings is what it reaches."""
+    """Scaled types reach factor times the original length, or max_position_embeddings if longer; llama3 reaches the
+    latter."""
     max_positions = fields.integer("max_position_embeddings")
     if rope.type in ("linear", "dynamic", "yarn"):
         return max(max_positions, int(rope.original_context_length * rope.factor))

@@ -1,7 +1,6 @@
-"""The one decoder that all families share: token ids in, hidden states and logits out, keys and values cached.
+"""The decoder that all families share: token ids in, hidden states and logits out, keys and values cached.
 
-Knows weights and kernels; knows nothing of requests. The runner calls it once a step, and never waits for the
-device in here.
+Knows weights and kernels but no requests. Never waits for the device.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _EACH, _STEP, _MANY = (
     512,
     32,
     16_384,
-)  # numbers of tokens whose products are met: each, then every 32nd, up to these
+)  # numbers of tokens to warm up: each, then every 32nd, up to these
 
 
 @dataclass(slots=True)
@@ -38,12 +37,12 @@ class LayerState:
     residual: torch.Tensor  # [T, hidden]
     rotary: tuple[torch.Tensor, torch.Tensor]  # of their positions
     slots: torch.Tensor  # int64 [T]
-    rest: torch.Tensor | None = None  # what is not yet in the residual
-    overlaps: bool = False  # attention may be set up while the kernels ahead run
+    rest: torch.Tensor | None = None  # not yet added to the residual
+    overlaps: bool = False  # attention may start while the previous kernel runs
 
 
 class Decoder:
-    """A loaded model. `max_positions` bounds the positions it may be asked for (default: the model's context)."""
+    """A loaded model. `max_positions`: positions it may be asked for (default: the context)."""
 
     def __init__(self, config: ModelConfig, weights: Weights, max_positions: int | None = None) -> None:
         self.config = config
@@ -55,7 +54,7 @@ class Decoder:
         self._qk_norms = [self._qk_norm(layer) for layer in weights.layers]
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
-        """What an attention backend for this model must know. kv_dtype: of the cache, if not the weights'."""
+        """The attention backend's parameters. kv_dtype: the cache's, if not the weights'."""
         config = self.config
         return AttentionShape(
             num_heads=config.num_heads,
@@ -82,10 +81,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
-        input_ids, positions, slots: int64 [T] on the device; slots are where their keys and values go in kv.
-        attention: planned for the same step. wanted: int64 [N], the tokens whose hidden states are returned, [N,
-        hidden], the others ending with their keys and values in the last layer; None: all of them. captured: the
-        launches are for a CUDA graph, so that it does not count how long one takes.
+        input_ids, positions, slots (where keys and values go in kv): int64 [T] on the device. attention: planned
+        for this step. wanted: int64 [N], the tokens to return, [N, hidden]; the last layer computes only keys and
+        values of the others. None: all. captured: for a CUDA graph, where launches cost nothing.
         """
         state = self.embed(input_ids, positions, slots)
         if len(input_ids) == 1 and self.device.type == "cuda":
@@ -108,7 +106,7 @@ class Decoder:
     def before_attention(
         self, index: int, state: LayerState, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
     ) -> torch.Tensor:
-        """A layer up to its attention: the queries [T, num_heads, head_dim], written to `out` where it is given."""
+        """A layer up to its attention: the queries [T, num_heads, head_dim], in `out` if given."""
         config, layer = self.config, self.weights.layers[index]
         x = add_rms_norm(state.rest, state.residual, layer.input_norm, config.rms_norm_eps)
         state.rest = None
@@ -121,7 +119,7 @@ class Decoder:
         return rotate_and_store(qkv, config.num_heads, state.rotary, norm, eps, keys, values, state.slots, out)
 
     def after_attention(self, index: int, state: LayerState, x: torch.Tensor, *, captured: bool) -> None:
-        """A layer from its attention's x [T, num_heads, head_dim] on."""
+        """A layer from its attention's output x [T, num_heads, head_dim]."""
         layer = self.weights.layers[index]
         rest = linear_add(x.flatten(1), layer.output, layer.output_bias, state.residual, captured=captured)
         x = add_rms_norm(rest, state.residual, layer.post_attention_norm, self.config.rms_norm_eps)
@@ -131,7 +129,7 @@ class Decoder:
     def finish(
         self, state: LayerState, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
     ) -> torch.Tensor:
-        """The last layer from its attention on and the last norm, of the tokens that are wanted: [N, hidden]."""
+        """The last layer from its attention, and the last norm, for wanted tokens only: [N, hidden]."""
         if wanted is not None:
             state.residual, x = state.residual.index_select(0, wanted), x.index_select(0, wanted)
         self.after_attention(self.config.num_layers - 1, state, x, captured=captured)
@@ -146,7 +144,7 @@ class Decoder:
         return attention.run(query, keys, values, window)
 
     def _forward_single(self, state: LayerState, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
-        """`forward` of one token, whose products only read their matrices."""
+        """`forward` of one token, whose products only stream their weights."""
         config = self.config
         eps, residual = config.rms_norm_eps, state.residual
         for index, layer in enumerate(self.weights.layers):
@@ -162,24 +160,23 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [n, vocab] of hidden states [n, hidden]; written to `out` where it is given."""
+        """float32 [n, vocab] of hidden states [n, hidden], in `out` if given."""
         head = self.weights.lm_head
         if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
-            # Not rounded on the way, and not written twice
+            # neither rounded to the weights' dtype nor written twice
             return torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
         logits = linear(hidden, head, None)
         return logits.float() if out is None else out.copy_(logits)
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
-        """Multiply as many tokens as a step may have, or nearly so many, with the matrices of a layer, and up to
-        most_rows with the output's: for some numbers, cuBLAS chooses a kernel that it has for no other. To load one
-        halts the host until the device has done all that is under way."""
+        """Run a layer's products with (almost) every number of tokens of a step, and the output's with up to
+        most_rows, so that cuBLAS loads its kernels now. Loading one later blocks the host until the GPU is idle."""
         config, layer = self.config, self.weights.layers[0]
         steps = range(_STEP, min(max(most_tokens, most_rows), _MANY), _STEP)
         sizes = {most_tokens, most_rows, *range(1, min(most_rows, _EACH) + 1), *steps}
         nothing = torch.empty(0, device=self.device)
-        for num_tokens in sorted(sizes, reverse=True):  # the smaller ones find room where the largest lay
+        for num_tokens in sorted(sizes, reverse=True):  # the largest first: smaller ones reuse its memory
             hidden, attended = (
                 torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device)
                 for width in (config.hidden_size, config.num_heads * config.head_dim)
@@ -191,7 +188,7 @@ class Decoder:
                 self.logits(hidden)
 
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:
-        """[num_heads + num_kv_heads, head_dim], so that queries and keys are normalised together."""
+        """[num_heads + num_kv_heads, head_dim], to normalise queries and keys together."""
         if layer.q_norm is None or layer.k_norm is None:
             return None
         q_rows = layer.q_norm.expand(self.config.num_heads, -1)

@@ -1,4 +1,4 @@
-"""The model families that the one decoder serves, each as what sets it apart. Called by config.py."""
+"""The model families that the decoder serves, by their differences."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What sets one `architectures` entry of config.json apart, and its defaults where the config is silent."""
+    """The features of one `architectures` entry of config.json, and defaults of its config."""
 
     architecture: str
     attention_bias: Literal["none", "qkv", "configured"] = "none"
-    """Biases of the attention projections; configured: all four, where `attention_bias` says so."""
+    """Biases of the attention projections; configured: all four if `attention_bias` is set."""
     has_mlp_bias_option: bool = False
     """Whether `mlp_bias` is read."""
     has_qk_norm: bool = False
-    """Whether queries and keys are normalised head by head."""
+    """Whether queries and keys are normalised for each head."""
     sliding_window: Literal["none", "all layers", "by layer"] = "none"
-    """Which layers attend to no more than `sliding_window` tokens; by layer: as `layer_types` says, or those from
-    `max_window_layers` on, provided that `use_sliding_window` is set."""
+    """Which layers attend to only `sliding_window` tokens; by layer: by `layer_types`, or from `max_window_layers`
+    on, if `use_sliding_window` is set."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 

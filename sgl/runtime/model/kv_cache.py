@@ -1,4 +1,4 @@
-"""Keys and values of all cached tokens, layer by layer, in pages. Sized once; the pool knows who owns a page."""
+"""Keys and values of all cached tokens by layer, in pages. The page pool tracks ownership."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sgl.runtime.model.config import ModelConfig
 
 
 class KVCache:
-    """`keys[layer]` and `values[layer]`: [num_pages, page_size, num_kv_heads, head_dim], zero at first, so that
-    attention may read, and weigh by zero, slots that nobody wrote."""
+    """`keys[layer]` and `values[layer]`: [num_pages, page_size, num_kv_heads, head_dim]. Initially zero: attention
+    may read unwritten slots and multiply them by zero."""
 
     def __init__(
         self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
-        if device.type == "cpu":  # NumPy asks the system for zeros, which takes memory only where it is used
+        if device.type == "cpu":  # NumPy's zeros take memory only where used
             zeros = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
             storage = torch.from_numpy(zeros).view(dtype).view(shape)
         else:

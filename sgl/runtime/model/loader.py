@@ -1,6 +1,6 @@
-"""Loading a decoder: safetensors files streamed into preallocated weights, or random weights from a config alone.
+"""Loads a decoder: streams safetensors into preallocated weights, or draws random weights.
 
-Everything that can be wrong with the files is found in their headers, before memory is taken for the weights.
+Headers reveal every error in the files before memory is taken for weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _LM_HEAD = "lm_head.weight"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_ROPE = "rotary_emb.inv_freq"  # checkpoints of old hold the frequencies of rope, which follow from the config
+_ROPE = "rotary_emb.inv_freq"  # old checkpoints hold rope frequencies, which follow from the config
 
 
 def load_decoder(
@@ -38,11 +38,10 @@ def load_decoder(
     seed: int = 0,
     quantization: Literal["fp8"] | None = None,
 ) -> Decoder:
-    """The model of a config with its weights on the device.
+    """The model of a config with its weights on the device. Raises WeightsError.
 
-    load_format: dummy draws random weights, the same for the same seed and kind of device; anything else reads the
-    safetensors beside the config.json. max_positions: see `Decoder`. quantization: see `Weights.quantize`. Raises
-    WeightsError.
+    load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise safetensors
+    beside the config.json are read. max_positions: see `Decoder`. quantization: see `Weights.quantize`.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
@@ -53,20 +52,20 @@ def load_decoder(
     if quantization == "fp8":
         weights.quantize()
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # what the matrices took before is wanted for KV pages
+            torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
     weights.pack()
     return Decoder(config, weights, max_positions)
 
 
 def resolve_dtype(config: ModelConfig, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:
-    """auto: the checkpoint's dtype on a GPU; float32 on a CPU, which is slow at the others."""
+    """auto: the checkpoint's dtype on a GPU; float32 on a CPU, which is slow at others."""
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" else config.dtype
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
 
 
 def _random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int) -> Weights:
-    """As transformers initialises a model: normal matrices, no biases, norms of one."""
+    """Initialised like transformers: normal matrices, no biases, norms of one."""
     weights = allocate_weights(config, dtype, device, tied=config.tie_word_embeddings)
     generator = torch.Generator(device).manual_seed(seed)
     for name, tensor in checkpoint_tensors(config, weights).items():
@@ -82,7 +81,7 @@ def _random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.devic
 def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     folder = Path(config.path)
     entries = _read_headers(folder)
-    # A tied checkpoint may hold the head as well; like transformers, take it if it differs.
+    # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     weights = allocate_weights(config, dtype, device, tied=tied)
     targets = checkpoint_tensors(config, weights)
@@ -99,8 +98,6 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor of the checkpoint, as the header of its file describes it."""
-
     file: Path
     shape: tuple[int, ...]
     dtype: str
@@ -123,7 +120,7 @@ def _read_headers(folder: Path) -> dict[str, _Entry]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """File name by tensor, of a checkpoint in several files."""
+    """Sharded checkpoints: file name by tensor."""
     path = folder / _INDEX
     if not path.is_file():
         return {}
@@ -145,7 +142,7 @@ def _weight_files(folder: Path, placed: dict[str, str]) -> list[Path]:
 
 
 def _check(entries: dict[str, _Entry], targets: dict[str, torch.Tensor], folder: Path) -> None:
-    """Raise WeightsError unless the checkpoint has just the tensors that the weights need, in their shapes."""
+    """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
     missing = {name: target for name, target in targets.items() if name not in entries}
     if missing:
         message = f"{folder} lacks {_named(missing)[0]} that its config.json calls for: {_named(missing)[1]}"
@@ -166,7 +163,7 @@ def _check(entries: dict[str, _Entry], targets: dict[str, torch.Tensor], folder:
 
 
 def _opened(file: Path) -> Any:
-    """The file, mapped. Raises WeightsError where it is truncated or no safetensors."""
+    """Map the file. Raises WeightsError if it is truncated or no safetensors."""
     try:
         return safe_open(str(file), framework="pt")
     except (SafetensorError, OSError) as error:
@@ -184,6 +181,6 @@ def _read(tensors: Any, name: str, file: Path) -> torch.Tensor:
 
 
 def _named(tensors: Mapping[str, _Entry | torch.Tensor]) -> tuple[str, str]:
-    """How many tensors there are, and the first of them with their shapes."""
+    """How many tensors, and the first of them with shapes."""
     first = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:3])
     return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}", first

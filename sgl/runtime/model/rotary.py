@@ -1,7 +1,7 @@
-"""How the frequencies of rotary position embedding are scaled: a config's rope parameters to a table by position.
+"""Rotary position embedding: a table by position for a config's rope parameters.
 
-Formulas as in transformers' modeling_rope_utils: linear (position interpolation), dynamic NTK, llama3, and YaRN
-(arXiv 2309.00071). The kernels that rotate are in sgl/kernels/layers/rope.py.
+Formulas as in transformers' modeling_rope_utils: linear (position interpolation), dynamic NTK, llama3, YaRN (arXiv
+2309.00071). The kernels are in sgl/kernels/layers/rope.py.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from sgl.runtime.model.config import RopeConfig
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device) -> torch.Tensor:
-    """float32 [num_positions, head_dim]: cosines in the first half, sines in the second.
+    """float32 [num_positions, head_dim]: cosines, then sines.
 
-    Dynamic NTK scaling stretches the frequencies with the sequence. transformers stretches them for the longest
-    sequence of each forward, so that a token's embedding depends on the batch and on how the prompt was chunked.
-    Here the token at position p always gets the frequencies of a sequence of p + 1 tokens: the same as
-    transformers up to the original context, and beyond it wherever tokens come one by one.
+    Dynamic NTK depends on the sequence length. transformers uses the longest sequence of each forward pass, so that
+    results depend on batch and chunking. Here position p always uses a length of p + 1: equal to transformers up to
+    the original context, and beyond it for tokens generated one by one.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)[:, None]
     angles = positions * _frequencies(rope, head_dim, positions)
@@ -28,7 +27,7 @@ def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: to
 
 
 def _frequencies(rope: RopeConfig, head_dim: int, positions: torch.Tensor) -> torch.Tensor:
-    """Radians a token, [1, head_dim / 2], or [num_positions, head_dim / 2] where they depend on the position."""
+    """Radians a token, [1, head_dim / 2], or [num_positions, head_dim / 2] if they depend on the position."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32)[None] / head_dim
     if rope.type == "dynamic":
         original = rope.original_context_length
@@ -45,7 +44,7 @@ def _frequencies(rope: RopeConfig, head_dim: int, positions: torch.Tensor) -> to
 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Short waves stay, long ones are interpolated, and those between are blended."""
+    """Keep short waves, interpolate long ones, blend those between."""
     turns = rope.original_context_length * plain / (2 * math.pi)  # full turns over the original context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend = blend.clamp(0.0, 1.0)
@@ -54,7 +53,7 @@ def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
     def dimension_of(turns: float) -> float:
-        """The pair that makes that many turns over the original context."""
+        """The index that makes that many turns over the original context."""
         wave = rope.original_context_length / (turns * 2 * math.pi)
         return head_dim * math.log(wave) / (2 * math.log(rope.theta))
 
@@ -68,7 +67,7 @@ def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _attention_factor(rope: RopeConfig) -> float:
-    """What YaRN scales both queries and keys by."""
+    """YaRN's scale of both queries and keys."""
     if rope.type != "yarn":
         return 1.0
     if rope.attention_factor is not None:

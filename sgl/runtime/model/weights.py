@@ -1,6 +1,6 @@
-"""A decoder's weights as its forward reads them, with projections of the same input fused into one matrix.
+"""A decoder's weights, with projections of the same input fused into one matrix.
 
-Knows shapes, and which tensor of a checkpoint goes where; the loader fills them.
+Maps checkpoint tensors to weights; the loader fills them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from sgl.kernels.layers.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
 from sgl.runtime.model.config import ModelConfig
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
-_LEAST_PACKED = 1 << 16  # numbers of a matrix: a call of oneDNN takes 10 µs, others as little as one
-_MAX_HELD_TWICE = 1 << 26  # bytes of a tied head, which is packed beside the embedding
+_LEAST_PACKED = 1 << 16  # elements: a oneDNN call takes 10 µs, others as little as one
+_MAX_HELD_TWICE = 1 << 26  # bytes of a tied head that is packed beside the embedding
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer; matrices are [out, in], and a bias is None where the family has none."""
+    """One layer. Matrices are [out, in]; biases that the family lacks are None."""
 
     input_norm: torch.Tensor  # [hidden]
     qkv: Matrix  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
@@ -38,15 +38,15 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class Weights:
-    """All of them; matrices are [out, in]."""
+    """All weights. Matrices are [out, in]."""
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[LayerWeights]
     norm: torch.Tensor  # [hidden]
-    lm_head: Matrix  # [vocab, hidden]; the embedding itself where they are tied
+    lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Every one, once."""
+        """Every tensor once."""
         yield self.embedding
         for layer in self.layers:
             for field in fields(layer):
@@ -58,12 +58,12 @@ class Weights:
 
     @property
     def num_multiplied(self) -> int:
-        """Numbers of the matrices that every token is multiplied with."""
+        """Elements of the matrices that every token is multiplied with."""
         matrices = [getattr(layer, name) for layer in self.layers for name in _MATRICES]
         return sum(next(_tensors(matrix)).numel() for matrix in [*matrices, self.lm_head])
 
     def quantize(self) -> None:
-        """Keep the layers' matrices in 8 bits; embedding and head stay as they are."""
+        """Quantise the layers' matrices to 8 bits; embedding and head stay."""
         for layer in self.layers:
             for name in _MATRICES:
                 matrix = getattr(layer, name)
@@ -71,8 +71,8 @@ class Weights:
                     setattr(layer, name, Fp8Matrix.of(matrix))
 
     def pack(self) -> None:
-        """Keep matrices as a CPU multiplies with them, where it can; each replaces what it was packed from, unless that
-        is small. A large tied head is left alone."""
+        """Pack matrices for the CPU where possible. Packed copies replace the originals, except a small tied head;
+        a large one stays unpacked."""
         for layer in self.layers:
             for name in _MATRICES:
                 matrix = getattr(layer, name)
@@ -81,7 +81,7 @@ class Weights:
             self.lm_head = _packed(self.lm_head)
 
     def prepare(self, most_rows: int) -> None:
-        """See `linear.prepare`; all layers' matrices have the same shapes."""
+        """See `linear.prepare`; all layers have the same shapes."""
         layer = self.layers[0]
         for name in _MATRICES:
             prepare(getattr(layer, name), getattr(layer, f"{name}_bias"), most_rows)
@@ -103,7 +103,7 @@ def _tensors(matrix: Matrix) -> Iterator[torch.Tensor]:
 
 
 def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, tied: bool) -> Weights:
-    """Weights of the right shapes and undefined content."""
+    """Uninitialised weights."""
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -137,8 +137,8 @@ def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.devi
 
 
 def checkpoint_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
-    """Every tensor that a Hugging Face checkpoint of the model holds, as the view of the weights that it fills:
-    before `Weights.quantize` and `Weights.pack`."""
+    """Every tensor of a Hugging Face checkpoint as the view of the weights that it fills. Only before
+    `Weights.quantize` and `Weights.pack`."""
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
     for index, layer in enumerate(weights.layers):
