@@ -1,5 +1,4 @@
-"""What CUDA graphs are captured with: a pool of memory, a stream, and peace from other threads and from the collector
-of garbage."""
+"""Resources for capturing CUDA graphs: a memory pool, a stream, and no interference from other threads or the GC."""
 
 from __future__ import annotations
 
@@ -15,19 +14,19 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-CAPTURE_MODE = "thread_local"  # what other threads ask of the driver meanwhile spoils no capture
-_one_at_a_time = threading.Lock()  # the collector's switch is the whole process's
+CAPTURE_MODE = "thread_local"  # other threads' driver calls spoil no capture
+_one_at_a_time = threading.Lock()  # the GC's switch is global to the process
 
 
 @contextmanager
 def capturing(what: str) -> Iterator[tuple[Any, torch.cuda.Stream]]:
-    """A pool of memory and a stream to capture with; says what it took. Garbage is not collected meanwhile: were a
-    graph among it, of an engine that is gone, destroying it would spoil the capture."""
+    """A memory pool and a stream to capture with; logs time and memory. The GC is off: destroying an old engine's
+    graph would spoil the capture."""
     with _one_at_a_time, _uncollected():
         began = time.monotonic()
         free_before = torch.cuda.mem_get_info()[0]
-        # A stream of this GPU: torch's own for captures is of the first that captured anything
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
+        # torch's own capture stream belongs to the first GPU that captured
+        stream = torch.cuda.Stream()  # torch leaves it so
         yield torch.cuda.graph_pool_handle(), stream
         torch.cuda.synchronize()
         seconds, num_bytes = time.monotonic() - began, free_before - torch.cuda.mem_get_info()[0]

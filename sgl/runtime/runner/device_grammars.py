@@ -1,7 +1,6 @@
-"""Copies of a vocabulary, of automata and of places on the device, in the layout that `kernels.mask` walks.
+"""Copies vocabularies, automata and places to the device, in the layout of `kernels.mask`.
 
-Knows `sgl.grammar`'s arrays and the kernels' tensors, and nothing else: numbers of grammars and request rows come from
-whoever calls.
+Knows only `sgl.grammar`'s arrays and the kernels' tensors; callers number grammars and rows.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ from sgl.kernels.mask.layout import (
 
 Int32Array = npt.NDArray[np.int32]
 _FEW_CHARS = 16
-"""Plain tokens with more characters stand apart: they alone are walked where almost all are known to be allowed."""
+"""Longer plain tokens get blocks of their own: only these are walked where almost all others are known to be
+allowed."""
 
 _MAX_RUN = 128
-"""A run of equal bytes takes 16 bits; a longer one is several."""
+"""Longest run of equal bytes that 16 bits hold; longer runs are split."""
 
 assert (COUNT_SHIFT, finished.GUARD_BIT, finished.FOR_EVER) == (OPERATION_SHIFT, GUARD_BIT, ENDLESS), (
     "arrays are copied"
@@ -47,7 +47,7 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
     order = np.array(by_bytes, np.int64)
     is_short = plain[order] & (chars[order] <= _FEW_CHARS)
     parts = [order[is_short], order[plain[order] & ~is_short], order[~plain[order]]]
-    ranks = np.concatenate([_filled(part, block) for part in parts if len(part)])  # -1 where there is no token
+    ranks = np.concatenate([_filled(part, block) for part in parts if len(part)])  # -1 pads
     is_token = ranks >= 0
     ids = np.where(is_token, ranks, 0)
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -82,7 +82,7 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
 
 
 def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTensors:
-    """What is known of an automaton so far."""
+    """A copy of the automaton's present tables."""
     tables = automaton.tables
     assert tables.num_symbols <= MAX_SYMBOLS, "more do not fit"
     arrays = finished.device_arrays(tables, automaton.plain_limits())
@@ -90,7 +90,7 @@ def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTe
 
 
 def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) -> GrammarTensors:
-    """Automata by their place in the sequence."""
+    """Automata, numbered by their place in the sequence."""
     return GrammarTensors(
         automata=list(automata),
         addresses=torch.from_numpy(addresses_of(automata)).to(device),
@@ -113,8 +113,7 @@ def addresses_of(automata: Sequence[AutomatonTensors]) -> npt.NDArray[np.int64]:
 
 
 def places_arrays(chosen: Sequence[tuple[int, Place]], max_depth: int) -> list[Int32Array]:
-    """What Places holds, in the order of its fields: each place in the grammar of its number, with at most max_depth
-    frames."""
+    """The fields of Places, in order: each place with its grammar's number, and at most max_depth frames."""
     columns = np.array([(n, p.state, p.char_count, p.item_count) for n, p in chosen], np.int32).reshape(-1, 4)
     depths = np.zeros(len(chosen), np.int32)
     stacks = np.zeros((len(chosen), max_depth, 2), np.int32)
@@ -127,7 +126,7 @@ def places_arrays(chosen: Sequence[tuple[int, Place]], max_depth: int) -> list[I
 
 
 def _frames_of(place: Place) -> list[tuple[int, int]]:
-    """The stack, outermost frame first: symbol and item count of each."""
+    """Symbol and item count of each frame, outermost first."""
     frames = []
     frame = place.stack
     while frame is not None:
@@ -137,13 +136,13 @@ def _frames_of(place: Place) -> list[tuple[int, int]]:
 
 
 def _runs(text: npt.NDArray[np.uint8], starts: Int32Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
-    """The runs of equal bytes in every token, one token after another, and where each token's begin, [V + 1]."""
+    """The runs of equal bytes of all tokens, and where each token's begin, [V + 1]."""
     begins = np.ones(len(text) + 1, np.bool_)
     begins[1:-1] = text[1:] != text[:-1]
     begins[starts] = True
     at = np.flatnonzero(begins)
     lengths = np.diff(at)
-    pieces = -(-lengths // _MAX_RUN)  # of runs that are too long for one
+    pieces = -(-lengths // _MAX_RUN)  # of runs longer than _MAX_RUN
     index = np.repeat(np.arange(len(lengths)), pieces)
     is_last = np.ones(len(index), np.bool_)
     is_last[:-1] = index[1:] != index[:-1]

@@ -1,7 +1,7 @@
-"""Token masks worked out on the device: finished automata in an arena there, walked from wherever requests stand.
+"""Computes token masks on the device: finished automata lie in an arena there and are walked from the requests'
+places.
 
-Called by the sampler once a step; the host says where each request stands, which it knows by then, and reads nothing
-back.
+The sampler calls it once a step with places from the host; nothing is read back.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ assert MAX_OPENED == MAX_OPEN, "what cursors leave to others is walked here"
 
 
 class _Home(NamedTuple):
-    """Where an automaton is."""
+    """An automaton's copy on the device."""
 
-    automaton: FinishedAutomaton  # which keeps its id in use
+    automaton: FinishedAutomaton  # keeps its id in use
     tensors: AutomatonTensors
     addresses: list[int]  # its row of `GrammarTensors.addresses`
 
 
 class DeviceMasks:
-    """Walks one vocabulary for at most `max_rows` requests a step.
+    """Masks over one vocabulary for at most `max_rows` requests a step.
 
-    An automaton stays in the arena until that is full, and is uploaded again if it is needed again. All in stream
-    order: a walk that was launched before still reads what it was launched with.
+    Automata stay in the arena until it is full, then it is cleared. Everything is in stream order: earlier launches
+    still read their own data.
     """
 
     def __init__(self, vocabulary: Vocabulary, max_rows: int, device: torch.device) -> None:
@@ -50,8 +50,8 @@ class DeviceMasks:
         self._large_uploader = Uploader(device, _COPY_BYTES + MAX_BYTES, num_buffers=4)
 
     def walk(self, standings: Collection[Standing], masks: torch.Tensor, rows: Int32Array) -> None:
-        """Write the mask of each place to its row, int32 [N], each at most once, of masks, int32 [rows, words]. Does
-        not wait for the device."""
+        """Write the mask of each place to its row (int32 [N], distinct) of masks, int32 [rows, words]. Does not
+        wait for the device."""
         self._settle({id(finished): finished for finished, _ in standings})
         numbers: dict[int, int] = {}
         places = [(numbers.setdefault(id(finished), len(numbers)), place) for finished, place in standings]
@@ -59,13 +59,13 @@ class DeviceMasks:
         arrays = places_arrays(places, MAX_DEPTH)
         addresses = np.array([home.addresses for home in homes], np.int64)
         *on_device, index, addresses_there = self._uploader.upload(*arrays, rows, addresses)
-        # One kernel for all: that of grammars with stacks and counters.
+        # one kernel for all: the one for grammars with stacks and counters
         automata = [home.tensors for home in homes]
         grammars = GrammarTensors(automata, addresses_there, has_stacks=True, has_counters=True)
         find_masks_(masks, index, Places(*on_device), grammars, self._vocabulary)
 
     def _settle(self, wanted: dict[int, FinishedAutomaton]) -> None:
-        """Upload the automata that are not there, side by side."""
+        """Upload missing automata, adjacent to each other."""
         missing = [finished for key, finished in wanted.items() if key not in self._homes]
         arrays = [finished.arrays for finished in missing]
         sizes = [sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in its) for its in arrays]
@@ -81,7 +81,7 @@ class DeviceMasks:
             tensors = AutomatonTensors(*views_into(home, tuple(its)))
             self._homes[id(finished)] = _Home(finished, tensors, addresses_of([tensors])[0].tolist())
             self._used += size
-        # Few copies: each would wait for one of few staging buffers, which steps under way still read.
+        # Few copies: each may wait for one of few staging buffers.
         at, together, length = self._used - sum(sizes), list[npt.NDArray[Any]](), 0
         for its, size in zip(arrays, sizes, strict=True):
             together += its

@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps: the launches of a whole forward pass as one.
+"""CUDA graphs of decode steps: a whole forward pass in one launch.
 
-One graph a bucket of rows. A step of fewer rows than its bucket is padded with rows that read and write the dummy
-page. A graph reads its inputs where they lay when it was captured: rows, positions and slots, which the attention
-backend copies to the device together with its plan, in stream order.
+There is one graph for each bucket of rows; smaller steps are padded with rows that use the dummy page. Graphs read
+inputs at fixed addresses: the attention backend copies rows, positions and slots there with its plan, in stream
+order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
 
 class Replayed(NamedTuple):
-    """A step's logits float32 [B, vocab] and, int64 [B], its request rows and the positions of the tokens to come."""
+    """float32 logits [B, vocab] of a step; int64 [B] its request rows and the positions of the next tokens."""
 
     logits: torch.Tensor
     rows: torch.Tensor
@@ -30,8 +30,8 @@ class Replayed(NamedTuple):
 
 
 def buckets(max_rows: int) -> list[int]:
-    """Numbers of rows to capture. Coarse below 160: there the weights' bytes decide what a step takes on an H200,
-    and a padded row costs next to nothing; from there on at most 9 % of a step's products are padding."""
+    """Numbers of rows to capture. Coarse below 160, where an H200's step time depends on reading weights and
+    padding is almost free; above, at most 9 % of the products are padding."""
     coarse = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160]
     sizes = [size for size in coarse if size < max_rows] + list(range(176, max_rows, 16))
     return [*sizes, max_rows]
@@ -40,8 +40,8 @@ def buckets(max_rows: int) -> list[int]:
 class DecodeGraphs:
     """Decode steps of at most `max_rows` rows. Capture before the first step.
 
-    next_tokens: int64 [request rows + 1], the tokens sampled last, which graphs read; a token that the host knows
-    better is written there before; the last row is for padding.
+    next_tokens: int64 [request rows + 1], each row's last sampled token, which graphs read. Tokens that the host
+    knows better are written there first. The last row is padding.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class DecodeGraphs:
         self._attention = attention
         self._next_tokens = next_tokens
         self._buckets = buckets(max_rows)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and variant of attention
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and attention variant
         self._uploader = Uploader(model.device)
         self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float32, device=model.device)
 
     def run(self, batch: Batch, pages: Int32Array) -> Replayed | None:
-        """What comes of the step, good until the next run; None if it is no step to replay: of one token for every row,
-        nothing scored, and not too many rows. Never waits for the device.
+        """Replay the step; results are valid until the next run. None if it cannot be replayed: it has several
+        tokens in a row, scores positions, or has too many rows. Never waits for the device.
 
         pages: the batch's rows of the page table, [B, max_pages].
         """
@@ -94,7 +94,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every bucket, largest first, so that the smaller ones find room in the memory of the largest."""
+        """Record every bucket, largest first: smaller ones reuse its memory."""
         with capturing(f"decode steps of up to {self._buckets[-1]} rows") as (pool, stream):
             for bucket in reversed(self._buckets):
                 ones = np.ones(bucket, np.int32)

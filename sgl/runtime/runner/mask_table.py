@@ -1,9 +1,7 @@
-"""Where packed token masks live on the device: uploaded or worked out there once, and found again by the host array
-they came from or by the place they are for.
+"""A cache of packed token masks on the device, by host array or place.
 
-Grammars hand out the same read-only array wherever the same mask holds, and requests stand in the same places again and
-again, so a row that has been used before costs a dictionary look-up and four bytes a step. Called by the sampler; knows
-no grammar.
+Grammars return the same read-only array for the same mask, and requests revisit places, so a cached mask costs a
+look-up and four bytes a step. Knows no grammar.
 """
 
 from __future__ import annotations
@@ -24,25 +22,25 @@ from sgl.runtime.runner.pack import Uploader
 class MaskTable:
     """`rows` int32 [num_rows, ceil(vocab_size / 32)] on the device, for `kernels.mask.apply_token_mask_`.
 
-    The least recently used masks make room for new ones. All in stream order: a step that was launched before still
-    reads what it was launched with.
+    Least recently used masks are evicted. Everything is in stream order: earlier launches still read their own
+    masks.
     """
 
     def __init__(
         self, num_rows: int, vocab_size: int, device: torch.device, walker: DeviceMasks | None = None
     ) -> None:
-        """num_rows: at least the most masks that one step needs. walker works out masks of places."""
+        """num_rows: at least the masks of one step. walker: computes masks of places."""
         self.rows = torch.zeros(num_rows, -(-vocab_size // 32), dtype=torch.int32, device=device)
         self._walker = walker
         self._uploader = Uploader(device)
         self._known: OrderedDict[int | Standing, tuple[int, Int32Array | None]] = OrderedDict()
-        """By place or the array's id, the row and that array, which keeps the id in use; least recently used first."""
+        """By place or array id: the row, and the array, which keeps its id in use. Least recently used first."""
 
     def find(self, masks: Sequence[TokenMask | None]) -> Int32Array:
-        """The row of each mask, uploading or working out those that are not there; -1 for None and for the one token
-        that follows. int32 [len(masks)].
+        """The row of each mask, uploaded or computed as needed, int32 [len(masks)]; -1 for None and for single
+        tokens.
 
-        Arrays must never change once they were handed in. Does not wait for the device.
+        Arrays must never change afterwards. Does not wait for the device.
         """
         found = np.full(len(masks), -1, np.int32)
         arrays: dict[int | Standing, Int32Array] = {}
@@ -77,7 +75,7 @@ class MaskTable:
         return found
 
     def _room_for(self, masks: Mapping[Any, Int32Array | None]) -> Int64Array:
-        """Rows for new masks; those of the same step are the most recently used, so none of them gives way."""
+        """Rows for new masks. Masks of this step are the most recently used, so none of them is evicted."""
         rows = []
         num_known, num_rows = len(self._known), len(self.rows)
         for key, array in masks.items():

@@ -1,7 +1,4 @@
-"""Turns a Batch into what a forward pass reads: token ids, positions and KV slots, on the device.
-
-All index arithmetic is NumPy on the host.
-"""
+"""Packs a Batch for the forward pass: token ids, positions and KV slots. All index arithmetic is NumPy."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ class PackedStep(NamedTuple):
     token_ids: Int64Array  # [T], 0 where the device fills in
     positions: Int64Array  # [T]
     slots: Int64Array  # [T] where each token's keys and values go: page * page_size + offset
-    from_device: Int64Array  # indices into T that take the row's last sampled token
+    from_device: Int64Array  # indices into T of each row's last sampled token
     from_rows: Int64Array  # their request rows
-    last: Int64Array  # [S] index into T of each token that is sampled behind
+    last: Int64Array  # [S] index into T of each token to sample after
 
 
 def pack(batch: Batch, pages: npt.NDArray[np.int32], page_size: int) -> PackedStep:
-    """Lay the batch's rows one after another. pages: the batch's rows of the page table, [B, max_pages]."""
+    """Concatenate the batch's rows. pages: the batch's rows of the page table, [B, max_pages]."""
     q_lens = batch.q_lens.astype(np.int64)
     ends = np.cumsum(q_lens)
     of_row = np.repeat(np.arange(len(batch)), q_lens)

@@ -1,8 +1,8 @@
-"""CUDA graphs of steps with prompts: all launches between two layers' attentions as one.
+"""Piecewise CUDA graphs of steps with prompts: everything between two attention calls is one launch.
 
-A step of few tokens computes for less time than its launches take, one by one, on a slow host. How its rows lie only
-matters to attention, which is launched; the rest of a layer depends on the number of tokens alone, and is replayed. A
-step is padded to the next bucket with tokens that are written to the dummy page and that nothing attends to.
+On a slow host, launching a small step takes longer than computing it. Only attention depends on how rows lie, and
+is launched; the rest depends on the number of tokens alone. Steps are padded to the next bucket with tokens that
+write to the dummy page and that nothing attends to.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sgl.runtime.model.decoder import Decoder, LayerState
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
-_LARGE_WORK = 1 << 38  # weights of a layer times tokens: a millisecond of an H200; launching has caught up by then
+_LARGE_WORK = 1 << 38  # a layer's weights times tokens: a millisecond on an H200, in which launching keeps up
 _MOST_TOKENS = 4096
-_GRAPH_BYTES = 320 << 10  # of a graph of a layer, on an H200
+_GRAPH_BYTES = 320 << 10  # of one layer's graph, on an H200
 _NUM_ARRAYS = 6  # of a PackedStep,
 _NUM_INPUTS = 3  # the first of which graphs read
 
 
 def token_buckets(num_weights: int, most: int) -> list[int]:
-    """Numbers of tokens to capture for layers of so many weights, `most` at most. The weights' bytes decide what few
-    tokens take; above 256, at most an eighth of a step is padding."""
+    """Numbers of tokens to capture, at most `most`, for layers of num_weights. Few tokens cost what reading weights
+    costs; above 256, at most an eighth of a step is padding."""
     most = min(most, _MOST_TOKENS, max(64, _LARGE_WORK // num_weights // 128 * 128))
     sizes, size = [], 16
     while size < most:
@@ -40,7 +40,7 @@ def token_buckets(num_weights: int, most: int) -> list[int]:
 
 
 def that_fit(sizes: list[int], config: ModelConfig, itemsize: int, free_bytes: int) -> list[int]:
-    """The first of these numbers of tokens, for whose graphs a quarter of the free memory suffices; one at least."""
+    """The first sizes whose graphs fit into a quarter of the free memory; at least one."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     of_token = itemsize * (3 * config.intermediate_size + 6 * config.hidden_size + heads * config.head_dim)
     num_fit = 1
@@ -53,9 +53,8 @@ def that_fit(sizes: list[int], config: ModelConfig, itemsize: int, free_bytes: i
 
 
 class PromptGraphs:
-    """Steps of at most `max_tokens` tokens, or of fewer where a layer is so large that launching it takes no longer
-    than computing it. Capture before the first step; `place` and `run` each step, with the attention planned between.
-    """
+    """Steps of at most `max_tokens` tokens, or fewer if layers are so large that launching keeps up. Capture before
+    the first step; each step, `place`, plan the attention, `run`."""
 
     def __init__(self, model: Decoder, kv: KVCache, attention: GraphAttention, max_tokens: int) -> None:
         self._model = model
@@ -77,11 +76,11 @@ class PromptGraphs:
         self._pieces: dict[int, tuple[LayerState, list[torch.cuda.CUDAGraph]]] = {}
 
     def holds(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens is replayed. One token has kernels of its own."""
+        """Whether such a step is replayed. One token has its own kernels."""
         return 1 < num_tokens <= self._buckets[-1]
 
     def place(self, *step: Int64Array) -> list[torch.Tensor]:
-        """Copy a PackedStep to where graphs read it; its arrays there, the first of them padded."""
+        """Copy a PackedStep to where graphs read it. Returns its arrays there, the first _NUM_INPUTS padded."""
         read = np.zeros((_NUM_INPUTS, self._bucket(len(step[0]))), np.int64)
         read[:, : len(step[0])] = step[:_NUM_INPUTS]
         arrays = *read, *step[_NUM_INPUTS:]
@@ -89,7 +88,7 @@ class PromptGraphs:
         return views_into(self._inputs, arrays)
 
     def run(self, num_tokens: int, wanted: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states after the last norm as of `Decoder.forward`, of a step that is placed and planned."""
+        """`Decoder.forward`'s hidden states for a step that is placed and planned."""
         state, pieces = self._pieces[self._bucket(num_tokens)]
         query, attended = self._query[:num_tokens], self._attended[:num_tokens]
         config, kv = self._model.config, self._kv
@@ -103,13 +102,13 @@ class PromptGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every bucket, largest first, so that the smaller ones find room in the memory of the largest."""
+        """Record every bucket, largest first: smaller ones reuse its memory."""
         with capturing(f"steps of up to {self._buckets[-1]} tokens with prompts") as (pool, stream):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for bucket in reversed(self._buckets):
                     self._capture(bucket, pool)
-            torch.cuda.empty_cache()  # what was computed beside captures lay in that stream's memory
+            torch.cuda.empty_cache()  # memory of computations beside captures belongs to that stream
 
     def _capture(self, bucket: int, pool: Any) -> None:
         inputs = views_into(self._inputs, (np.empty(bucket, np.int64),) * _NUM_INPUTS)
@@ -118,7 +117,7 @@ class PromptGraphs:
             self._piece(index, state)
         pieces = []
         for index in range(self._model.config.num_layers):
-            # Not by torch.cuda.graph, which waits for the device and gives memory back each time.
+            # torch.cuda.graph would wait for the device and free memory each time.
             graph = torch.cuda.CUDAGraph()
             graph.capture_begin(pool=pool, capture_error_mode=CAPTURE_MODE)
             try:
@@ -136,7 +135,7 @@ class PromptGraphs:
         return state
 
     def _piece(self, index: int, state: LayerState) -> None:
-        """From the attention of the layer before to that of this one."""
+        """From the previous layer's attention to this one's."""
         num_tokens = len(state.slots)
         if index:
             self._model.after_attention(index - 1, state, self._attended[:num_tokens], captured=True)

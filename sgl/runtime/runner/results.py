@@ -1,7 +1,7 @@
-"""What a launched step will yield, and how it reaches the host: one copy and one event a step.
+"""A launched step's results and their way to the host: one copy and one event a step.
 
-Knows how log-probabilities of many rows lie in one tensor and which part is whose. The sampler and the runner make
-these; the engine loop calls `PendingStep.wait` once the next step is under way.
+Knows how log-probabilities of many rows share one tensor. The engine loop calls `PendingStep.wait` after launching
+the next step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sgl.runtime.batch import Batch, Int32Array, Int64Array, Logprobs, StepResul
 from sgl.runtime.runner.pack import Uploader
 
 SCORE_BYTES = 1 << 27
-"""Logits of scored positions exist in chunks of so many bytes, never for a whole prompt."""
+"""Logits of scored positions are computed in chunks of that size, never for a whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions [start, stop) are row b's; it asked for top_k likeliest and num_given ids."""
+    """Positions [start, stop) belong to row b, which asked for top_k likeliest and num_given ids."""
 
     b: int
     start: int
@@ -37,15 +37,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLogprobs:
-    """Log-probabilities at N positions of several rows, on the device; K and G are the most that one asked for."""
+    """Log-probabilities at N positions of several rows, on the device. K and G are the most that any row asked for."""
 
     spans: list[Span]
     columns: dict[str, torch.Tensor]
-    """By the fields of `Logprobs`: chosen float32 [N]; top_values float32 [N, K], top_ids int32 [N, K] and given
-    float32 [N, G], if any row asked for them."""
+    """By the fields of `Logprobs`: chosen float32 [N], and if any row wants them top_values float32 [N, K], top_ids
+    int32 [N, K], given float32 [N, G]."""
 
     def split(self, copied: Iterator[npt.NDArray[Any]]) -> dict[int, Logprobs]:
-        """By row, each with as many columns as it asked for. Takes the next arrays of `copied`."""
+        """By row, with the columns that it asked for. Consumes arrays of `copied`."""
         arrays = {name: next(copied) for name in self.columns}
         chosen = arrays.pop("chosen")
         parts = {}
@@ -58,8 +58,8 @@ class DeviceLogprobs:
 
 
 def spans_of(batch: Batch, lengths: Iterable[tuple[int, int]]) -> tuple[list[Span], Int64Array]:
-    """Spans for (b, number of positions) one after another, and what each position asks for of given ids:
-    int64 [N, G], padded with token 0."""
+    """Consecutive spans for (b, number of positions), and the given ids at each position: int64 [N, G], padded with
+    token 0."""
     spans: list[Span] = []
     start = 0
     for b, length in lengths:
@@ -80,10 +80,10 @@ def score_inputs(
     vocab_size: int,
     uploader: Uploader,
 ) -> DeviceLogprobs | None:
-    """Log-probabilities of the input tokens that follow the scored positions of a step; None if none are scored.
+    """Log-probabilities of the input tokens after a step's scored positions; None if none are scored.
 
     hidden: [T, H], the batch's tokens after the last norm. lm_head: [n, H] → float32 [n, vocab_size] logits, called
-    on so many positions at a time that the logits take SCORE_BYTES at most.
+    for at most SCORE_BYTES of logits at a time.
     """
     scored = [(b, len(batch.score_targets[b])) for b in np.flatnonzero(batch.score_from >= 0).tolist()]
     scored = [(b, length) for b, length in scored if length]
@@ -108,7 +108,8 @@ def score_inputs(
 def position_logprobs(
     spans: list[Span], logits: torch.Tensor, token_ids: torch.Tensor, given: torch.Tensor
 ) -> DeviceLogprobs:
-    """What `spans` ask for at N positions. logits: float32 [N, V]. token_ids: int64 [N]. given: int64 [N, G]."""
+    """The log-probabilities for spans at N positions. logits: float32 [N, V]. token_ids: int64 [N]. given: int64
+    [N, G]."""
     top_k = max(span.top_k for span in spans)
     columns = sampling.logprobs(logits, token_ids, top_k, given if given.shape[1] else None)
     named = zip(("chosen", "top_values", "top_ids", "given"), columns, strict=True)
@@ -116,21 +117,20 @@ def position_logprobs(
 
 
 class Downloader:
-    """Copies results to the host behind the step that computes them, through pinned buffers that are reused."""
+    """Copies results to the host in stream order, through reused pinned buffers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[npt.NDArray[Any]]]:
-        """Begin to copy tensors of 32-bit dtypes, or of int64 whose numbers fit into them, without waiting. The result
-        is to be called once: it waits until the copy has landed and returns the arrays, all of 32 bits, which on a
-        CPU may share the tensors' memory."""
+        """Start copying tensors of 32-bit dtypes, or of int64 with values that fit, without waiting. Call the
+        result once: it waits for the copy and returns 32-bit arrays, which on a CPU may share the tensors' memory."""
         tensors = [tensor.contiguous() for tensor in tensors]
         if self._device.type == "cpu":
             arrays = [tensor.to(_landing(tensor)).numpy() for tensor in tensors]
             return lambda: arrays
-        # Triton is imported where a kernel of it runs.
+        # imported only where a Triton kernel runs
         from sgl.kernels import staging_triton
 
         staging, event = self._buffer(sum(tensor.numel() for tensor in tensors))
@@ -163,11 +163,11 @@ class Downloader:
             if len(staging) >= size:
                 return staging, event
         staging = torch.empty(max(2 * size, 1 << 14), dtype=torch.int32, pin_memory=True)
-        return staging, torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it so
+        return staging, torch.cuda.Event()  # torch leaves it so
 
 
 class PendingStep:
-    """A step that has been launched: its results are on their way to the host."""
+    """A launched step, whose results are being copied to the host."""
 
     def __init__(
         self,
@@ -191,12 +191,12 @@ class PendingStep:
         inputs: DeviceLogprobs | None,
         downloader: Downloader,
     ) -> PendingStep:
-        """Starts to copy, ids (int64 [S]) too; later work on the stream is not waited for."""
+        """Starts the copy, also of ids (int64 [S]). Does not wait for later work on the stream."""
         parts = [part.columns.values() for part in (output, inputs) if part is not None]
         return cls(batch, downloader.start([ids, *itertools.chain(*parts)]), output, inputs)
 
     def wait(self) -> StepResult:
-        """Block until the step's results are on the host. To be called once."""
+        """Block until the results are on the host. Call it once."""
         arrays = iter(self._wait())
         next_tokens: Int32Array = np.full(len(self._batch), -1, np.int32)
         sampled = next(arrays)

@@ -1,7 +1,7 @@
 """Executes batches on one device: packs them, runs the model over the paged KV cache, samples.
 
-The runner decides nothing: it keeps the page table and does what a Batch says. On a GPU
-`forward` and `sample` only enqueue; nothing in them waits for the device.
+It keeps the page table and makes no decisions. On a GPU `forward` and `sample` only enqueue and never wait for the
+device.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
 
-_SHORT_PROMPTS = 2, 8, 64  # tokens: attention's tiles, each a kernel of its own, hang on how long prompts are
-_LONGEST_LAUNCH = 0.06  # seconds, of a step's kernels on a slow host
+_SHORT_PROMPTS = 2, 8, 64  # tokens: attention picks a kernel by prompt length
+_LONGEST_LAUNCH = 0.06  # seconds to launch a step's kernels on a slow host
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a GPU the calling thread's own: streams, events, captures and Triton's launches are of that one. May be
-    entered again once left."""
+    """Makes a GPU the thread's current one, for streams, events, captures and Triton's launches. Reusable, not
+    reentrant."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A forward pass on its way."""
+    """A launched forward pass."""
 
     batch: Batch
-    logits: torch.Tensor | None  # float32 [S, V]; None where nothing is sampled
+    logits: torch.Tensor | None  # float32 [S, V]; None if nothing is sampled
     inputs: DeviceLogprobs | None = None  # of scored input tokens
-    replayed: Replayed | None = None  # of a decode graph, if it was one
+    replayed: Replayed | None = None  # of a decode graph
 
 
 class ModelRunner:
-    """Runs `model` for at most `max_rows` request rows of at most `max_pages` pages each. With `max_graph_rows`,
-    `attention` is a GraphAttention and decode steps of so many rows are replayed from CUDA graphs, as are other steps
-    of `max_graph_tokens` or fewer."""
+    """Runs `model` for `max_rows` request rows of at most `max_pages` pages each. With `max_graph_rows`,
+    `attention` is a GraphAttention: decode steps of so many rows are replayed from CUDA graphs, and other steps of
+    up to `max_graph_tokens`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
-        """Sample what a forward pass leads to; see `batch.Runner`."""
+        """Sample after a forward pass; see `batch.Runner`."""
         batch, logits, replayed = launched.batch, launched.logits, launched.replayed
         with self._current, self._on_threads(is_last=True):
             if logits is None:
@@ -129,7 +129,7 @@ class ModelRunner:
 
     @contextmanager
     def _on_threads(self, *, is_last: bool = False) -> Iterator[None]:
-        """A phase of a step: torch's threads are given back when the last one is over, or one fails."""
+        """One phase of a step. Torch's threads are released after the last one, or if one fails."""
         worked = False
         try:
             yield
@@ -139,15 +139,15 @@ class ModelRunner:
                 self._threads.done(worked=worked)
 
     def is_launching(self) -> bool:
-        """Whether a step is being launched kernel by kernel, unless that takes so long that it waits for the device.
-        Each launch lets go of the interpreter's lock: other threads with much to do leave it alone meanwhile, or the
-        device would wait for them. Safe from any thread."""
+        """True while kernels are launched eagerly, unless it takes so long that the launch waits for the device.
+        Every launch releases the GIL; busy background threads should stay idle, or the GPU starves. Safe from any
+        thread."""
         since = self._launching_since
         return since is not None and monotonic() - since < _LONGEST_LAUNCH
 
     def warm_up(self, num_tokens: int) -> None:
-        """Compile, load and capture whatever steps will need, with prompts of num_tokens in all: everything that
-        they read and write is on the dummy page. To be called before the first step."""
+        """Compile, load and capture whatever steps need, with prompts of num_tokens in all, on the dummy page. Call
+        it before the first step."""
         for graphs in (self._graphs, self._prompt_graphs):
             if graphs is not None:
                 graphs.capture()
@@ -164,7 +164,7 @@ class ModelRunner:
                 self.launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
     def walk_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
-        """Let token masks be places in finished automata of this vocabulary, and warm that up, as `warm_up` does."""
+        """Accept places in finished automata as token masks, and warm that up."""
         self._sampler.walk_masks(vocabulary)
         num_rows = min(2, len(self._page_table))
         for temperature in (0.0, 1.0):
@@ -172,8 +172,8 @@ class ModelRunner:
             self.launch(_idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states after the last norm of the batch's tokens if any is scored, else of those sampled from; and
-        those sampled from, [S, hidden_size]."""
+        """Hidden states after the last norm, of all tokens if any is scored, else of those sampled from; and of the
+        latter, [S, hidden_size]."""
         packed = pack(batch, pages, self._kv.page_size)
         num_tokens = len(packed.token_ids)
         graphs = self._prompt_graphs
@@ -196,7 +196,7 @@ class ModelRunner:
 
 
 def _idle_batch(q_lens: list[int], temperature: float) -> Batch:
-    """Prompts of token 0 whose pages are all the dummy page, as they are before the first step."""
+    """Prompts of token 0 on the dummy page, which all page tables hold before the first step."""
     params = SamplingParams(temperature=temperature)
     empty = np.empty(0, np.int32)
     return Batch(

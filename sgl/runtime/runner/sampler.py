@@ -1,8 +1,7 @@
-"""Samples one token for every row of a step that asks for one, without the host in between.
+"""Samples one token for every row that wants one, without waiting for the host.
 
-Keeps what a request wants of its tokens in tables on the device, indexed by request row, and a mirror of the cheap
-facts on the host, from which it decides what a step can leave out: no draw if all rows are greedy, no bisection if
-none cuts off a tail, no penalty table if nobody has a penalty. Called by the runner, after the logits.
+Sampling parameters lie in device tables by request row. A host mirror of the cheap facts decides what a step can
+skip: the draw if all rows are greedy, bisection without cut-off tails, penalty tables without penalties.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from sgl.runtime.runner.pack import Uploader
 from sgl.runtime.runner.results import DeviceLogprobs, position_logprobs, spans_of
 from sgl.runtime.sampling_params import SamplingParams
 
-# Columns of the float table
+# columns of the float table
 _TEMPERATURE, _TOP_P, _MIN_P, _FREQUENCY, _PRESENCE, _REPETITION = range(6)
-# Columns of the integer table
+# columns of the integer table
 _SEED, _TOP_K = range(2)
 
-_MAX_TEMPERATURE = 1e6  # uniform by then, and -inf over it is still -inf
-_MIN_REPETITION = 1e-4  # logits over it are still finite
+_MAX_TEMPERATURE = 1e6  # uniform by then; -inf divided by it stays -inf
+_MIN_REPETITION = 1e-4  # logits divided by it stay finite
 
 _NUM_MASKS = 2048
 _MASKS_A_ROW = 16
-"""Token masks that stay on the device, at least and for each request row; 16 KB each for 128,000 tokens. Real schemas
-have about twenty each."""
+"""Token masks to cache on the device, at least, and for each request row. Each takes 16 KB for 128,000 tokens; real
+schemas have about twenty."""
 
 _NO_IDS: Int64Array = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """One token for each of the S positions that are sampled from, on the device."""
+    """One token for each of the S sampled positions, on the device."""
 
     ids: torch.Tensor  # int64 [S]
     logprobs: DeviceLogprobs | None  # of the rows that want them
@@ -50,13 +49,13 @@ class SampleOutput:
 class Sampler:
     """Sampling parameters, penalty counts and the last sampled token of every request row.
 
-    `next_tokens` int64 [max_rows + 1] holds what each row sampled last, on the device: the next step gathers its decode
-    tokens from it, so it can be launched before the host knows them. The last row is nobody's. A row's draws depend on
-    its seed, the token's position and its logits: not on the batch, its order, or earlier steps.
+    `next_tokens` int64 [max_rows + 1] holds each row's last sample on the device; the next step reads its decode
+    tokens there, so it can be launched before the host knows them. The last row is padding. A row's draws depend
+    only on its seed, the token's position and its logits.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device, eos_ids: Collection[int] = ()) -> None:
-        """eos_ids end a request unless it ignores them, and so are not sampled before min_new_tokens."""
+        """eos_ids: end a request unless it ignores them, so they are not sampled before min_new_tokens."""
         self.next_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._vocab_size = vocab_size
         self._device = device
@@ -67,7 +66,7 @@ class Sampler:
         self._ints = torch.zeros(max_rows + 1, 2, dtype=torch.int64, device=device)
         self._masks: MaskTable | None = None  # once a request has a constraint
         self._occurrences: torch.Tensor | None = None  # int32 [max_rows + 1, V] once a request has penalties
-        # The host's mirror; the first four are about rows that draw
+        # host mirror; the first four are about rows that draw
         self._is_drawn = np.zeros(max_rows, np.bool_)
         self._top_k = np.zeros(max_rows, np.int64)  # 0: off
         self._has_top_p = np.zeros(max_rows, np.bool_)
@@ -76,14 +75,14 @@ class Sampler:
         self._has_bias = np.zeros(max_rows, np.bool_)
         self._biases: dict[int, tuple[Int64Array, Float32Array]] = {}  # row → ids, values
         self._may_end = np.zeros(max_rows, np.int64)  # the first position at which the row may end
-        self._ending: dict[int, Int64Array] = {}  # row → ids that it must not sample before
+        self._ending: dict[int, Int64Array] = {}  # row → ids not to sample before
 
     def walk_masks(self, vocabulary: Vocabulary) -> None:
-        """Let token masks be places in finished automata of this vocabulary. To be called before the first step."""
+        """Accept places in finished automata as token masks. Call it before the first step."""
         self._masks = self._mask_table(DeviceMasks(vocabulary, len(self.next_tokens), self._device))
 
     def setup(self, setups: list[RowSetup]) -> None:
-        """Forget what the rows held and take in their new requests, before the step in which they first run."""
+        """Replace the rows' requests, before their first step."""
         if not setups:
             return
         rows = np.array([setup.row for setup in setups], np.int64)
@@ -123,11 +122,11 @@ class Sampler:
         token_masks: TokenMasks | None = None,
         placed: Sequence[torch.Tensor] | None = None,
     ) -> SampleOutput:
-        """Sample at the batch's S positions, in its order, and note the tokens in `next_tokens`; of rows with drafts,
-        whose next tokens the host says, any.
+        """Sample at the batch's S positions, in order, into `next_tokens`; entries of rows with drafts are
+        unspecified.
 
-        logits: float32 [S, V], contiguous; changed in place. placed: int64 [S] each, the request rows and the positions
-        of the tokens to be sampled, if they are on the device already. Never waits for the device.
+        logits: float32 [S, V], contiguous, modified in place. placed: int64 [S] each, request rows and positions of
+        the tokens to sample, if on the device already. Never waits for the device.
         """
         sampling_rows, behind = batch.sampling
         assert logits.shape == (len(sampling_rows), self._vocab_size), "a row of logits for each position"
@@ -181,8 +180,8 @@ class Sampler:
         positions: torch.Tensor,
         masks: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Tokens of request rows `index`, int64 [S], noted in `next_tokens`, in one pass over the logits; on a GPU. Of
-        what they may be only masks count: rows that are allowed, and which each of the S has."""
+        """Sample request rows `index`, int64 [S], in one pass over the logits, into `next_tokens`. GPU only.
+        Applies masks (allowed rows, and which row each of the S has) but no top-k, top-p or min-p."""
         from sgl.kernels.sampling import triton as sampling_triton
 
         parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
@@ -219,8 +218,8 @@ class Sampler:
         positions: torch.Tensor,
         masks: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, bool]:
-        """Every row goes the way that its own parameters say: only those that cut off tails take several passes. The
-        tokens, and whether all of them are noted."""
+        """Draw in one pass; only rows that cut off tails take several. Returns the tokens, and whether
+        `next_tokens` has them all."""
         cut = np.flatnonzero((self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows])
         ids = self.draw(logits, index, positions, masks)
         if len(cut):
@@ -251,7 +250,7 @@ class Sampler:
                 self._may_end[row] = prompt_len + params.min_new_tokens
 
     def _edits(self, rows: Int64Array, positions: Int64Array) -> tuple[Int64Array, Int64Array, Float32Array]:
-        """Index into `rows`, token id and value of everything to be added to the logits."""
+        """Index into `rows`, token id and value of every addition to the logits."""
         indices, ids, values = [_NO_IDS], [_NO_IDS], [np.empty(0, np.float32)]
         for i in np.flatnonzero(self._has_bias[rows]).tolist():
             bias_ids, bias = self._biases[int(rows[i])]
@@ -266,7 +265,7 @@ class Sampler:
         return np.concatenate(indices), np.concatenate(ids), np.concatenate(values)
 
     def _set_occurrences(self, setups: list[RowSetup]) -> None:
-        """Count the tokens of requests with penalties: twice the output's, plus one for those in the prompt."""
+        """Count tokens of requests with penalties: 2 for each in the output, plus 1 if it is in the prompt."""
         if not setups:
             return
         if self._occurrences is None:
@@ -284,7 +283,7 @@ class Sampler:
         flat.index_add_(0, output, torch.full_like(output, 2, dtype=torch.int32))
 
     def _penalize(self, logits: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
-        """Penalise logits[index], the request rows `rows`; both int64 [M]."""
+        """Penalise logits[index] of request rows `rows`; both int64 [M]."""
         assert self._occurrences is not None, "a row with penalties has been set up"
         floats = self._floats.index_select(0, rows)
         everywhere = len(index) == len(logits)

@@ -1,14 +1,13 @@
-"""How many threads a step on a CPU is worth: as many as have enough to do, but no more than get processors.
+"""Chooses the number of threads for a step on a CPU: as many as have work, but no more than get cores.
 
-Where other processes want the cores, whoever waits for an OpenMP worker waits until that has a core again. On two cores
-of an EPYC a step of 32 rows of a model of 6 million weights takes 6.9 ms with two threads and 9.2 with one; beside a
-process that keeps a core busy 26, and 11 with one; of two such engines each 400, since every barrier waits for the
-scheduler's next tick, and 10 with one. So a process whose threads ran for much less time than its steps took leaves it
-at as many as did run, for a while (benchmarks/cpu_neighbours.py). Workers that sleep, as they do where a process has
-more of them than there are cores, look the same, and are worth as little.
+When other processes take the cores, every OpenMP barrier waits until a worker gets a core again. A step of 32 rows
+of a model of 6 million weights on two cores of an EPYC takes 6.9 ms with two threads and 9.2 with one; beside one
+busy process 26 and 11; with two such engines 400 and 10. So if a process's threads ran for much less time than its
+steps took, it is limited for a while to the number that did run (benchmarks/cpu_neighbours.py). Oversubscribed
+workers that sleep look the same and are as useless.
 
-Workers that spin take their cores from others. A process that streams what it is given, and whoever reads the stream,
-want one of them: with 64 streams over HTTP a token of a small model takes a tenth longer if a step takes both cores.
+Spinning workers take cores from this process's streaming, and from its clients: with 64 HTTP streams, a token of a
+small model takes a tenth longer if steps use both cores.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from collections.abc import Callable
 
 import torch
 
-MANY_MULTIPLICATIONS = 400_000_000  # of a step that leaves no core to those who read a stream
-_THREAD_MULTIPLICATIONS = 2_000_000  # of a small step that are worth a thread
-_STARVED = 0.7  # of the time of its threads that a process ran for
-_LEAST_SECONDS = 0.1  # of steps, to tell that from: the clock of a process goes by ticks of some ms
-_REST = 20  # times what starved steps took, before more threads are tried again
+MANY_MULTIPLICATIONS = 400_000_000  # a larger step leaves no core to readers of streams
+_THREAD_MULTIPLICATIONS = 2_000_000  # of a small step, for each thread
+_STARVED = 0.7  # share of its threads' time that a process ran
+_LEAST_SECONDS = 0.1  # of steps to measure; a process's clock has ticks of some ms
+_REST = 20  # times the starved steps' duration, until more threads are tried
 
 
 class StepThreads:
-    """Sets torch's intra-op threads for the calling thread, step by step.
+    """Sets torch's intra-op threads for the calling thread, for each step.
 
-    Threads whose first use of torch falls into a small step take its number; others keep theirs. Other busy threads of
-    the process pass for its steps': beside them no step seems starved.
+    Threads that first use torch during a small step take its number. Other busy threads of the process count as the
+    step's: beside them no step seems starved.
     """
 
     def __init__(self, multiplications_per_token: int) -> None:
@@ -40,19 +39,17 @@ class StepThreads:
         self._forget()
 
     def _forget(self) -> None:
-        self._spent = self._wanted = self._ran = 0.0  # seconds: of steps, of their threads, of those that did run
+        self._spent = self._wanted = self._ran = 0.0  # seconds: of steps, of their threads, of those that ran
 
     def prepare(self, work: Callable[[int], None]) -> None:
-        """Do work, which is given the tokens of the largest small step, with one thread, with all and with all but one.
-        What oneDNN keeps for each would else come with some request, and count as its time. Numbers between, of few
-        tokens on many cores, come as they are met."""
+        """Run `work`, given the tokens of the largest small step, with one thread, all, and all but one: oneDNN
+        allocates for each number, which would otherwise be charged to a request. Other numbers come on demand."""
         for num_threads in sorted({1, max(1, self._all - 1), self._all}):
             torch.set_num_threads(num_threads)
             work((MANY_MULTIPLICATIONS - 1) // self._per_token)
 
     def choose(self, num_tokens: int, *, is_streamed: bool) -> None:
-        """As many as a step of num_tokens is worth, which begins; but for large ones, a streamed one leaves a core to
-        others."""
+        """Set the threads for a step that begins. Unless it is large, a streamed one leaves a core to others."""
         multiplications = num_tokens * self._per_token
         wanted = self._all
         if multiplications < MANY_MULTIPLICATIONS:
