@@ -37,6 +37,7 @@ class Header(NamedTuple):
 
     @classmethod
     def of(cls, request: Request, rid: str, *, with_text: bool = False) -> Header:
+        """The header of a request."""
         start, given = request.logprob_start, request.token_ids_logprob
         scored = None if start is None else request.prompt_ids[start:]
         return cls(request.uid, rid, request.prompt_len, scored, request.top_logprobs, given, with_text)

@@ -26,7 +26,7 @@ def capturing(what: str) -> Iterator[tuple[Any, torch.cuda.Stream]]:
         began = time.monotonic()
         free_before = torch.cuda.mem_get_info()[0]
         # torch's own capture stream belongs to the first GPU that captured
-        stream = torch.cuda.Stream()  # torch leaves it so
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it so
         yield torch.cuda.graph_pool_handle(), stream
         torch.cuda.synchronize()
         seconds, num_bytes = time.monotonic() - began, free_before - torch.cuda.mem_get_info()[0]

@@ -163,7 +163,7 @@ class Downloader:
             if len(staging) >= size:
                 return staging, event
         staging = torch.empty(max(2 * size, 1 << 14), dtype=torch.int32, pin_memory=True)
-        return staging, torch.cuda.Event()  # torch leaves it so
+        return staging, torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it so
 
 
 class PendingStep:
