@@ -11,7 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sgl.errors import GrammarError, RegexSyntaxError
-from sgl.grammar.regular.expr import complement, difference, intersect, is_empty, matches, repeat, union
+from sgl.grammar.regular.byteset import bytes_of
+from sgl.grammar.regular.expr import Expr, complement, difference, intersect, is_empty, matches, repeat, union
 from sgl.grammar.regular.regex import compile_regex, counted_regex
 from sgl.grammar.regular.shortest import shortest
 from sgl.grammar.text.json import string_body
@@ -99,6 +100,25 @@ def test_boolean_operations_are_those_of_sets(first: str, second: str, text: str
     word = shortest(both)
     assert (word is None) == is_empty(both)
     assert word is None or (matches(one, word) and not matches(two, word))
+    assert word == first_of_the_shortest(both)
+
+
+def first_of_the_shortest(expr: Expr) -> bytes | None:
+    """All beginnings of a length, in the order of bytes, before those that are longer; one for each place."""
+    level = {expr: b""}
+    seen: set[Expr] = set()
+    while level:
+        ends = [word for place, word in level.items() if place.nullable]
+        if ends:
+            return min(ends)
+        seen.update(level)
+        following: dict[Expr, bytes] = {}
+        for place, word in sorted(level.items(), key=lambda item: item[1]):
+            for mask, target in sorted(place.arcs(), key=lambda arc: bytes_of(arc[0])):
+                if target not in seen:
+                    following.setdefault(target, word + bytes_of(mask)[:1])
+        level = following
+    return None
 
 
 @given(patterns(), st.integers(0, 3), st.integers(0, 3), TEXTS)

@@ -4,6 +4,7 @@ an expression has."""
 from __future__ import annotations
 
 from functools import reduce
+from heapq import heappop, heappush
 
 from sgl.grammar.regular.byteset import lowest
 from sgl.grammar.regular.expr import (
@@ -81,25 +82,27 @@ def _shorter(one: Rope, other: Rope) -> Rope:
 
 
 def _search_shortest(start: Expr) -> bytes:
-    """Breadth first, level by level in the order of bytes, until a level holds a nullable expression."""
-    level: dict[Expr, bytes] = {start: b""}
-    seen = {start}
-    while level:
+    """Best first: by the least length that a string through a place can have, then in the order of bytes."""
+    words = {start: b""}  # by place, the first of the shortest ways to it
+    heap = [(start.least, b"", start)]  # a word leads to one place: no two are compared
+    while heap:
         check_size(
-            len(seen), EXPLORE_LIMIT, "the shortest string of an intersection lies behind more than {} derivatives"
+            len(words), EXPLORE_LIMIT, "the shortest string of an intersection lies behind more than {} derivatives"
         )
-        done = [word for expr, word in level.items() if expr.nullable]
-        if done:
-            return min(done)
-        following: dict[Expr, bytes] = {}
-        for expr, word in sorted(level.items(), key=lambda item: item[1]):
-            check_time()
-            for mask, target in expr.arcs():
-                longer = word + bytes([lowest(mask)])
-                if target not in seen and (target not in following or longer < following[target]):
-                    following[target] = longer
-        seen.update(following)
-        level = following
+        check_time()
+        least, word, expr = heappop(heap)
+        if words[expr] != word:  # a shorter one was found meanwhile
+            continue
+        if expr.nullable:
+            return word
+        for mask, target in expr.raw_arcs():
+            if target.known_empty:
+                continue
+            longer = word + bytes([lowest(mask)])
+            known = words.get(target)
+            if known is None or (len(longer), longer) < (len(known), known):
+                words[target] = longer
+                heappush(heap, (max(least, len(longer) + target.least), longer, target))
     raise AssertionError("a language that is not empty has a shortest string")
 
 
