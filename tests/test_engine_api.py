@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import inspect
 import itertools
 import json
@@ -452,6 +453,14 @@ def test_a_closed_engine_says_so(folder: Path) -> None:
     for params in (GREEDY, {"regex": "a"}):
         with pytest.raises(EngineDead):
             engine.generate(PROMPT, params)
+
+
+def test_what_an_application_froze_stays_frozen_beside_an_engine_on_a_cpu(folder: Path) -> None:
+    gc.freeze()
+    with Engine(str(folder), device="cpu", max_total_tokens=256) as engine:
+        assert gc.get_freeze_count() > 0
+        engine.generate(PROMPT, GREEDY)
+    assert gc.get_freeze_count() > 0
 
 
 def test_whether_to_stream_may_be_said_by_any_truth(engine: Engine) -> None:

@@ -98,13 +98,13 @@ class Engine:
             except BaseException:
                 self._builder.close()
                 raise
-        startup.freeze(started)
+        is_frozen = startup.freeze(started)
         self._profiler = StepProfiler()
         self._rids: dict[Rid, list[int]] = {}
         self._rids_lock = threading.RLock()  # reentrant: garbage collection may release a dropped stream anywhere
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
         self._loop.start()
-        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._builder)
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._builder, is_frozen)
 
     # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -403,10 +403,11 @@ class _Events(Iterator[Result]):
         self._finalizer()
 
 
-def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, builder: RequestBuilder) -> None:
+def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, builder: RequestBuilder, is_frozen: bool) -> None:
     if loop.home.is_elsewhere:  # it belongs to the parent process
         return
     builder.close()
     loop.stop()
     pool.shutdown(wait=False)
-    gc.unfreeze()  # what start-up froze may be garbage now
+    if is_frozen:
+        gc.unfreeze()  # what start-up froze may be garbage now

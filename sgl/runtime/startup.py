@@ -184,12 +184,15 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, num_pages, kv_bytes)
 
 
-def freeze(started: Started) -> None:
-    """Exclude a GPU engine's objects from garbage collections, which would stop all threads for 100 to 300 ms."""
-    if str(started.config.device).startswith("cuda"):
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
+def freeze(started: Started) -> bool:
+    """Exclude a GPU engine's objects from garbage collections, which would stop all threads for 100 to 300 ms.
+    Returns whether it did."""
+    if not str(started.config.device).startswith("cuda"):
+        return False
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    return True
 
 
 def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfig, AttentionBackend]:
