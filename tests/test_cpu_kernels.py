@@ -129,6 +129,8 @@ def test_the_references_are_these_kernels_where_they_can_be() -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The home of somebody who never used these kernels."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    # Whether they are kept is asked here, not how fast they are: optimising takes three quarters of the time.
+    monkeypatch.setattr(native_code, "_FLAGS", ("-O0", *native_code._FLAGS[1:]))
     functions = (cpu.library, cpu.why_not)
     for function in functions:
         function.cache_clear()
