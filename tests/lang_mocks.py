@@ -93,7 +93,7 @@ class MockBackend(TextBackend):
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
         """Letters are tokens, and the likelier the later in the alphabet."""
         self.calls.append((prompt, None))  # type: ignore[arg-type]
-        rows = [[-1.0 / (1 + ord(letter) % 32) for letter in choice] for choice in choices]
+        rows = [[(ord(letter) % 32 - 32) / 32 for letter in choice] for choice in choices]
         return [
             Scores(row, [ord(letter) for letter in choice], [None, *row[1:]] if unconditional else None)
             for choice, row in zip(choices, rows, strict=True)

@@ -47,7 +47,7 @@ def written(prompt: str) -> str:
 
 def chosen(choices: list[str]) -> str:
     """What the mock's log-probabilities make of a select."""
-    means = [sum(-1.0 / (1 + ord(letter) % 32) for letter in choice) / len(choice) for choice in choices]
+    means = [sum((ord(letter) % 32 - 32) / 32 for letter in choice) / len(choice) for choice in choices]
     return choices[max(range(len(choices)), key=means.__getitem__)]
 
 
