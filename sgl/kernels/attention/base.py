@@ -1,8 +1,8 @@
-"""The seam between a model and the many ways to attend over a paged KV cache.
+"""The interface between a model and its attention backends over a paged KV cache.
 
-A backend is planned once a step from host integers and then run once a layer. New keys and values are in the
-cache before `run` is called; query token i of row b sits at position kv_len[b] - q_len[b] + i and sees every
-position up to its own (and not further back than the layer's window).
+A backend is planned once a step from host integers and run once a layer. New keys and values are in the cache
+before `run`. Query token i of row b is at position kv_len[b] - q_len[b] + i and sees all positions up to its own,
+within the layer's window.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy.typing as npt
 import torch
 
 MAX_INPUTS = 4
-"""So many arrays may `GraphAttention.plan_decode` copy besides."""
+"""Most extra arrays that `GraphAttention.plan_decode` copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a backend must know of the model and the cache, once."""
+    """The backend's view of model and cache."""
 
     num_heads: int
     num_kv_heads: int
@@ -30,12 +30,12 @@ class AttentionShape:
     scale: float
     dtype: torch.dtype
     device: torch.device
-    windows: tuple[int | None, ...] = (None,)  # every window that `run` will be called with
-    kv_dtype: torch.dtype | None = None  # of the cache, where it is not that of the queries
+    windows: tuple[int | None, ...] = (None,)  # every window passed to `run`
+    kv_dtype: torch.dtype | None = None  # the cache's, if not the queries'
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """In which keys and values are kept."""
+        """The dtype of cached keys and values."""
         return self.dtype if self.kv_dtype is None else self.kv_dtype
 
 
@@ -49,7 +49,7 @@ class AttentionStep:
 
 
 class AttentionBackend(Protocol):
-    """Plans once a step, runs once a layer."""
+    """Planned once a step, run once a layer."""
 
     def plan(self, step: AttentionStep) -> None:
         """Prepare for the step. Never waits for the device."""
@@ -64,16 +64,16 @@ class AttentionBackend(Protocol):
         """Attend in one layer.
 
         query: [T, num_heads, head_dim]; key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim].
-        window: a query sees itself and the window - 1 positions before it; None: all of them.
-        Returns [T, num_heads, head_dim] in the query's dtype.
+        window: a query sees itself and the window - 1 positions before; None: all. Returns [T, num_heads, head_dim]
+        in the query's dtype.
         """
         ...
 
 
 class GraphAttention(AttentionBackend, Protocol):
-    """A backend whose runs may be captured in a CUDA graph and replayed for other steps of as many rows.
+    """A backend whose runs can be captured in a CUDA graph and replayed for other steps with as many rows.
 
-    It may have several ways to attend, called variants and numbered from 0, each captured by itself.
+    It may have several variants, numbered from 0, which are captured separately.
     """
 
     def run(
@@ -86,12 +86,12 @@ class GraphAttention(AttentionBackend, Protocol):
         *,
         overlaps: bool = False,
     ) -> torch.Tensor:
-        """As `AttentionBackend.run`; the result is written to `out` where it is given. overlaps: rows of one query
-        token may be set up while the kernels ahead run, and then read keys and values of earlier steps."""
+        """`AttentionBackend.run`, writing to `out` if given. overlaps: rows of one query token may start while the
+        previous kernels run, and read keys and values of earlier steps."""
         ...
 
     def variants(self, num_rows: int) -> range:
-        """What to capture for steps of so many rows."""
+        """The variants to capture for so many rows."""
 
     def variant(self, step: AttentionStep) -> int:
         """The best variant for these rows of one query token."""
@@ -99,10 +99,11 @@ class GraphAttention(AttentionBackend, Protocol):
     def plan_decode(
         self, step: AttentionStep, variant: int, inputs: Sequence[npt.NDArray[np.int64]]
     ) -> list[torch.Tensor]:
-        """Like `plan`, for rows of one query token each. Runs that were captured after it do what they should when
-        they are replayed after it with another step, of as many rows and the same variant. Rows at the end that
-        `variant` was not asked about may be added as padding. Never waits for the device.
+        """`plan` for rows of one query token. Runs captured after it may be replayed after planning another step
+        with as many rows and the same variant. Padding rows, unknown to `variant`, may be appended. Never waits for
+        the device.
 
-        inputs: int64 [B], MAX_INPUTS of them at most, which the same copy brings to the device; for steps of as many
-        rows, and as many of them, always to where they are then, which is returned."""
+        inputs: up to MAX_INPUTS arrays int64 [B] to copy along. Returns their device tensors; addresses depend only
+        on the number of rows and of inputs.
+        """
         ...

@@ -1,6 +1,4 @@
-"""Paged attention on a CPU in float32, by cpu.c: keys and values are read where they lie, and those that many rows
-share are read once for all of them.
-"""
+"""Paged attention on a CPU in float32, by cpu.c. Keys and values are read in place, shared ones once for all rows."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from sgl.kernels import cpu
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
 
-_MOST_SHARING = 8  # rows with more query tokens attend to what they share on their own: its tiles are busy enough
-_LEAST_SAVED = 256  # keys that sharing is to save
-_FEW = 1 << 18  # multiplications that no second thread is woken for
+_MOST_SHARING = 8  # rows with more query tokens keep the tiles busy by themselves
+_LEAST_SAVED = 256  # keys
+_FEW = 1 << 18  # multiplications that are not worth a second thread
 
 _Int32Array = npt.NDArray[np.int32]
 
@@ -36,7 +34,7 @@ class _Step(ctypes.Structure):
 
 
 class _Layout:
-    """What steps have in common while each row goes on by its query tokens; `step` is the one that was planned."""
+    """The part of a plan that stays while each row advances by its query tokens. `step` is the planned one."""
 
     def __init__(
         self, shape: AttentionShape, q_lens: _Int32Array, kv_lens: _Int32Array, pages: _Int32Array, *, shares: bool
@@ -61,7 +59,7 @@ class _Layout:
         self._workspace = torch.empty(
             2, int(q_lens.sum()), shape.num_heads, dtype=torch.float32, device=shape.device
         )
-        # The structure holds addresses only.
+        # the structure holds only addresses
         self._held = starts, shared_keys, groups, members, blocks
         self.step = _Step(
             None,
@@ -81,7 +79,7 @@ class _Layout:
         self._take(kv_lens, pages)
 
     def goes_on(self, q_lens: _Int32Array, kv_lens: _Int32Array, pages: _Int32Array) -> bool:
-        """Whether this step has the same layout; if so, it is the one planned."""
+        """Whether this step has the same layout; if so, plan it."""
         if not (
             np.array_equal(q_lens, self._q_lens)
             and np.array_equal(kv_lens, self._kv_lens + q_lens)
@@ -92,7 +90,6 @@ class _Layout:
         return True
 
     def _take(self, kv_lens: _Int32Array, pages: _Int32Array) -> None:
-        """What is another from step to step."""
         self._kv_lens[:], self._pages = kv_lens, pages
         step = self.step
         step.pages, step.table_width = pages.ctypes.data, pages.shape[1]
@@ -101,7 +98,7 @@ class _Layout:
 
 
 def why_not(shape: AttentionShape) -> str | None:
-    """Why these kernels cannot serve a model here; None: they can."""
+    """Why these kernels cannot serve the model here; None: they can."""
     if shape.device.type != "cpu":
         return f"it is for CPUs, and this is {shape.device}"
     if {shape.dtype, shape.cache_dtype} != {torch.float32}:
@@ -113,7 +110,7 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 class CpuAttention:
-    """The `AttentionBackend` for CPUs, where `why_not` has no objection."""
+    """The `AttentionBackend` for CPUs, if `why_not` returns None."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
@@ -123,12 +120,12 @@ class CpuAttention:
 
     def plan(self, step: AttentionStep) -> None:
         """See `AttentionBackend.plan`."""
-        # Copies: the step's arrays are the caller's.
+        # copies: the step's arrays are the caller's
         q_lens, kv_lens, pages = (
             np.array(array, np.int32, order="C") for array in (step.q_lens, step.kv_lens, step.page_table)
         )
         longest = int(kv_lens.max())
-        # No window may hide a key that is shared.
+        # no window may hide a shared key
         shares = {window: window is None or window >= longest for window in self._shape.windows}
         for each in set(shares.values()):
             if each not in self._layouts or not self._layouts[each].goes_on(q_lens, kv_lens, pages):

@@ -1,9 +1,9 @@
-"""Attention of decodes: rows of one query token each, over keys that are shared out evenly between programs.
+"""Decode attention: rows of one query token each, with equal shares of keys for all programs (stream-K: arXiv
+2301.03598).
 
-Knows the host's side: which program attends to which keys of which row. The keys of all rows, laid one after another
-in tiles, are cut into as many equal shares as programs fit on the GPU at once, so that all of them end together
-whatever the rows' lengths (stream-K: arXiv 2301.03598); to begin a row counts too. A row that lies in several shares
-is merged by whichever program ends last. The kernel is in decode_triton.py.
+This is the host side: the split-KV work list. The keys of all rows are concatenated in tiles and cut into as many
+equal shares as programs run at once, counting a cost for each row's start. All programs thus end together, whatever
+the rows' lengths. The last program to finish a cut row merges its parts. The kernel is in decode_triton.py.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 
-_TILE = 32  # keys that a program takes at a time
+_TILE = 32  # keys a program takes at a time
 _LEAST_SHARE = 128  # keys; smaller shares cost more to merge than they save
-_ROW_COST = 64  # keys that would take as long as to begin a row
-_PER_PROCESSOR = 4  # programs of a multiprocessor at once, as their registers allow
-_FEW_ROWS = 16  # of which steps in a row often need no new page, and so no new shares
+_ROW_COST = 64  # keys that take as long as starting a row
+_PER_PROCESSOR = 4  # concurrent programs of a multiprocessor, limited by registers
+_FEW_ROWS = 16  # whose consecutive steps often need no new page, and so no new shares
 
 
 @dataclass(frozen=True, slots=True)
 class SplitWork:
-    """Who attends to what; int32. A segment is a run of keys of one row in one share."""
+    """The split-KV work list; int32. A segment is a run of keys of one row in one share."""
 
     starts: Int32Array  # [num_programs + 1] each program's first segment
     segments: Int32Array
-    """[n, 6] row, first key, end, the row's first page, the first program that has keys of it, and how many have."""
+    """[n, 6] row, first key, end, the row's first page, the first program with keys of the row, and how many
+    programs have."""
 
     @staticmethod
     def of(
         begins: Int32Array, ends: Int32Array, first_pages: Int32Array, num_programs: int, tile: int
     ) -> SplitWork:
-        """Keys begins[row] ≤ key < ends[row] of every row, none empty; first_pages: where its pages begin; tile: keys
-        that are not cut."""
+        """Split keys begins[row] ≤ key < ends[row] of every row, none empty. first_pages: index of each row's first
+        page. tile: keys that stay together."""
         tiles = -(-(ends - begins) // tile)
         stops = tiles.cumsum()
         firsts = stops - tiles
@@ -49,7 +50,7 @@ class SplitWork:
         share = max(_LEAST_SHARE, -(-int(costs[-1]) // num_programs))
         edges = np.minimum(np.arange(num_programs + 1) * share, costs[-1])
         row = np.minimum(costs.searchsorted(edges, side="right"), len(tiles) - 1)
-        # The nearest tile; what lies in a row's cost of beginning is its first
+        # the nearest tile; an edge within a row's starting cost means its first tile
         spent = edges - (costs - tiles * tile)[row]
         edges = firsts[row] + np.maximum(spent + tile // 2, 0) // tile
         is_cut = np.zeros(total + 1, np.bool_)
@@ -70,8 +71,8 @@ class SplitWork:
 
     @property
     def programs(self) -> Int32Array:
-        """[num_programs, 8] each program's first segment, its number, and that of the first one that is not its own:
-        what a program reads first, in one piece."""
+        """[num_programs, 8] what a program reads first, at once: its first segment, that segment's number, and the
+        next program's first number."""
         programs = np.empty((len(self.starts) - 1, 8), np.int32)
         programs[:, 6], programs[:, 7] = self.starts[:-1], self.starts[1:]
         programs[:, :6] = self.segments[np.minimum(programs[:, 6], len(self.segments) - 1)]
@@ -80,11 +81,10 @@ class SplitWork:
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """What a step's decodes are uploaded as; good for later steps of these rows, until one of them needs another page
-    or another tile of keys."""
+    """The uploaded arrays of a step; reusable for these rows until one needs another page or tile."""
 
-    key: tuple[int, bytes]  # of rows; their pages and numbers of tiles
-    ends: Int64Array  # [B] the segment of each row whose end moves on
+    key: tuple[int, bytes]  # number of rows; their pages and numbers of tiles
+    ends: Int64Array  # [B] each row's last segment, whose end advances
     firsts: Int32Array  # [num_programs] each program's first segment
     programs: Int32Array
     segments: Int32Array
@@ -97,7 +97,7 @@ class _Arrays:
         return _Arrays(key, ends, np.minimum(programs[:, 6], len(used) - 1), programs, segments, pages)
 
     def at(self, kv_lens: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Programs, segments and pages of rows that are so long by now."""
+        """Programs, segments and pages for the rows' present lengths."""
         programs, segments = self.programs.copy(), self.segments.copy()
         segments[self.ends, 2] = kv_lens
         programs[:, :6] = segments[self.firsts]
@@ -106,11 +106,11 @@ class _Arrays:
 
 @dataclass(frozen=True, slots=True)
 class SharedOutput:
-    """Attention over keys that rows have in common, to be merged with that over the keys of their own."""
+    """Attention over shared keys, to be merged with that over each row's own."""
 
     out: torch.Tensor  # [N, num_heads, head_dim]
-    lse: torch.Tensor  # float32 [N, num_heads] base-2 logarithms of the sums of exponentials
-    places: torch.Tensor  # int32 [B] each row's place among the N; -1: it has none
+    lse: torch.Tensor  # float32 [N, num_heads] base-2 log-sum-exp
+    places: torch.Tensor  # int32 [B] each row's index among the N; -1: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class DecodePlan:
 
 
 class DecodeAttention:
-    """Plans and runs the rows of one query token at a step's beginning. max_graph_rows and max_pages (of a row)
-    bound the steps of `plan_for_graph`."""
+    """Plans and runs the leading rows of one query token. max_graph_rows and max_pages (of a row) bound
+    `plan_for_graph`."""
 
     def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
         self._shape = shape
@@ -134,7 +134,7 @@ class DecodeAttention:
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
         self.num_programs = max(1, processors * _PER_PROCESSOR // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
-        # A program leaves at most the end of one row and the beginning of another to be merged.
+        # A program leaves at most two parts: the end of one row and the beginning of another.
         num_parts = 2 * self.num_programs * shape.num_kv_heads * group
         self._parts = torch.empty(num_parts * (shape.head_dim + 1), dtype=torch.float32, device=shape.device)
         self._counters = torch.zeros(self.num_programs * shape.num_kv_heads, dtype=torch.int32).to(shape.device)
@@ -155,13 +155,13 @@ class DecodeAttention:
     def plan_for_graph(
         self, step: AttentionStep, inputs: Sequence[Int64Array], skipped: Int32Array | None = None
     ) -> tuple[DecodePlan, list[torch.Tensor]]:
-        """Like `plan` for all rows, at addresses that depend on their number alone, and with the inputs of
+        """`plan` for all rows, at addresses that depend only on their number, with the inputs of
         `GraphAttention.plan_decode`."""
         assert len(inputs) <= MAX_INPUTS, "there is room for so many"
         arrays: tuple[npt.NDArray[Any], ...] = (*inputs, *self._host(step, len(step.q_lens), skipped))
         self._uploader.upload_into(self._graph_inputs, *arrays)
         key = len(step.q_lens), len(inputs)
-        if key not in self._graph_plans:  # pages come last, so that all arrays begin where they did
+        if key not in self._graph_plans:  # pages come last, so all arrays keep their addresses
             placed = views_into(self._graph_inputs, arrays)
             self._graph_plans[key] = self._plan(len(step.q_lens), placed[len(inputs) :]), placed[: len(inputs)]
         return self._graph_plans[key]
@@ -178,9 +178,9 @@ class DecodeAttention:
         *,
         overlaps: bool = False,
     ) -> None:
-        """Attend for query [B, num_heads, head_dim], contiguous, and write to `out`, which lies like it. overlaps: see
+        """Attend for query [B, num_heads, head_dim], contiguous, into `out` of the same layout. overlaps: see
         `GraphAttention.run`."""
-        # Triton is imported where a kernel of it runs.
+        # imported only where a Triton kernel runs
         from sgl.kernels.attention import decode_triton
 
         programs, segments = plan.shares[window]
@@ -200,7 +200,7 @@ class DecodeAttention:
     def _host(
         self, step: AttentionStep, num_rows: int, skipped: Int32Array | None
     ) -> tuple[npt.NDArray[np.int32], ...]:
-        """Arrays to copy: sizes that vary between steps of as many rows come last."""
+        """Arrays to copy; those whose sizes vary for the same number of rows come last."""
         if num_rows > _FEW_ROWS or self._shape.windows != (None,):
             return self._host_anew(step, num_rows, skipped)
         page_size = self._shape.page_size

@@ -1,7 +1,6 @@
-"""The Triton kernel of decode.py: a program walks its share of the keys with an online softmax, row after row.
+"""The Triton kernel of decode.py: each program walks its share of keys with an online softmax, row by row.
 
-It takes all query heads of a kv head, so that a key is read once for the group. Keys and values of fewer bits than the
-query are widened as they are read. Imported only where Triton is.
+It handles all query heads of a kv head, so each key is read once. Narrower keys and values are widened on reading.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -16,9 +15,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sgl.kernels.layers.fused_triton import overlap
 
 _WARPS = 2
-_STAGES = 5  # page numbers, and two tiles of keys and values on their way
-_REGISTERS = 240  # of a thread, so that decode.py's number of programs fits: five of 192 take 1.4 times as long
-_LANES = 16  # the fewest rows that tensor cores multiply
+_STAGES = 5  # page numbers, and two tiles of keys and values in flight
+_REGISTERS = 240  # a thread's, so that decode.py's number of programs fits: five of 192 take 1.4 times as long
+_LANES = 16  # fewest rows that tensor cores multiply
 
 
 def attend(
@@ -34,8 +33,8 @@ def attend(
     *,
     overlaps: bool,
 ) -> None:
-    """`decode.DecodeAttention.run`. common: the tensors of `decode.SharedOutput`. scratch: room for what is
-    to be merged, and counters, zero before and after. plan: programs and segments of `decode.SplitWork`, and pages."""
+    """`decode.DecodeAttention.run`. common: the tensors of `decode.SharedOutput`. scratch: room for parts, and
+    counters, zero before and after. plan: programs and segments of `decode.SplitWork`, and pages."""
     assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
     programs, segments, pages = plan
     parts, counters = scratch
@@ -44,7 +43,7 @@ def attend(
     group = num_heads // num_kv_heads
     num_programs = len(programs)
     num_parts = 2 * num_programs * num_heads
-    # e4m3 becomes float16 in one instruction, and bfloat16 in many; on its way to shared memory, not back from there
+    # e4m3 converts to float16 in one instruction, to bfloat16 in many
     halves = key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16
     options = overlap(query.device)
     if query.is_cuda and torch.version.hip is None:
@@ -120,7 +119,8 @@ def _attend(
     dims = tl.arange(0, block_dims)
     is_dim = dims < head_dim
     inside = is_lane[:, None] & is_dim[None, :]
-    # What the host planned is there before the kernel ahead ends. A segment is read while the one before is walked.
+    # The plan is ready before the previous kernel ends. Segments are prefetched during the walk of the previous
+    # one.
     at = programs + program * 8
     row, begin, end, first_page = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
     first_program, num_parts = tl.load(at + 4), tl.load(at + 5)
@@ -131,7 +131,7 @@ def _attend(
     if overlaps:
         gdc_launch_dependents()
     if brings:
-        # So are all keys but a row's last, which may be the last here: the first ones are on their way meanwhile
+        # So are all keys but each row's last one: load the first tile early, unless it may hold that key.
         is_early = begin + tile < end
         early = begin + tl.arange(0, tile)
         early_page = tl.load(pages + first_page + early // page_size, mask=is_early, other=0).to(tl.int64)
@@ -175,9 +175,9 @@ def _attend(
         counter = counters + first_program * tl.num_programs(1) + kv_head
         num_ended = 0
         if (num_parts == 2) & (segment > first_segment):
-            # The row's end was the next program's first work, and is often done: not to be asked for in the end
+            # The row's end was the next program's first work and is often done by now: ask early.
             num_ended = tl.atomic_add(counter, 0, sem="acquire")
-        # Not from `begin` on: of nested loops, Triton 3.6 takes a lower bound from before the outer one.
+        # Starts at 0: in nested loops, Triton 3.6 takes a lower bound from before the outer one.
         for offset in tl.range(0, end - begin, tile, num_stages=stages):
             key = begin + offset + tl.arange(0, tile)
             is_key = key < end
@@ -198,15 +198,15 @@ def _attend(
             most = now
         result = sums / total[:, None]
         if num_parts > 1:
-            if (num_parts == 2) & (num_ended == 0):  # where the other has ended, this one need not be written down
+            if (num_parts == 2) & (num_ended == 0):  # if the other part is done, this one need not be stored
                 num_ended = tl.atomic_add(counter, 0, sem="acquire")
             if (num_parts > 2) | (num_ended == 0):
-                # A program leaves at most two parts: a row's end, and another's beginning, behind all the ends
+                # At most two parts a program: a row's end, and after all ends another row's beginning.
                 of_part = program + (program == first_program).to(tl.int32) * tl.num_programs(0)
                 at_part = (of_part * tl.num_programs(1) + kv_head) * group + lane
                 tl.store(parts + at_part[:, None] * head_dim + dims[None, :], result, mask=inside)
                 tl.store(part_lse + at_part, most + tl.log2(total), mask=is_lane)
-                tl.debug_barrier()  # every thread's stores come before the count
+                tl.debug_barrier()  # all stores come before the count
                 num_ended = tl.atomic_add(counter, 1, sem="acq_rel")
         if num_ended == num_parts - 1:
             if num_parts > 1:
@@ -218,7 +218,7 @@ def _attend(
                 result = tl.zeros([lanes, block_dims], tl.float32)
                 of_part = first_program + tl.num_programs(0)
                 for part in tl.range(0, num_parts, 1, loop_unroll_factor=4):
-                    # In the order of the keys, whoever ends last
+                    # in key order, whoever ends last
                     is_own = first_program + part == program
                     at_lse = (of_part * tl.num_programs(1) + kv_head) * group + lane
                     lse = tl.load(part_lse + at_lse, mask=is_lane & (not is_own), other=0.0, cache_modifier=".cg")
@@ -244,7 +244,7 @@ def _attend(
 
 @triton.jit
 def _bring(address):
-    """To the L2 cache, from which a page's number comes sooner."""
+    """Prefetch to the L2 cache, to load a page number faster."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
     )

@@ -1,11 +1,11 @@
 """Paged attention for NVIDIA GPUs: prompts by FlashInfer's kernels, decodes by decode.py's.
 
-The rows at a step's beginning that bring one token each are its decodes; the others go through fa2 or fa3. Planned
-from host integers: FlashInfer's planner cuts the work up in C++, writes it to a pinned buffer and copies it
-asynchronously. Its wrapper classes are left out, since they walk Python lists and copy from pageable memory.
+A step's leading rows of one token are its decodes; the others use fa2 or fa3. FlashInfer's planner splits the work
+in C++ from host integers and copies it asynchronously. Its Python wrappers are bypassed: they walk lists and copy
+from pageable memory.
 
-Keys that many decodes share, or all prompts, are attended to once for all of them, as by one prompt, and the results
-are merged (cascade attention), where that saves more than it costs.
+Keys shared by many decodes, or by all prompts, are attended to once for all, like one prompt, and the results
+merged (cascade attention), if that saves more than it costs.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ Version = tuple[int, ...]
 
 OLDEST: Version = (0, 6, 6)
 FIRST_UNKNOWN: Version = (0, 8)
-"""The versions of FlashInfer from which to which what is called here is known; those of the extra sgl[cuda]."""
+"""FlashInfer's supported versions: from OLDEST, below FIRST_UNKNOWN, as in the extra sgl[cuda]."""
 _UNIFORM_ROWS: Version = (0, 6, 16)
 """From here on fa2's planner asks whether all rows have the same number of tokens."""
-_COMPILING = 2.0  # seconds after which kernels are not merely being loaded
+_COMPILING = 2.0  # seconds; loading compiled kernels takes less
 HEAD_DIMS = (64, 128, 256)
 _NON_CAUSAL, _CAUSAL = 0, 1  # mask modes
 _NHD = 0  # layout of the caches: tokens before heads
-_NO_POSITIONS = 0  # positional encoding is done outside
-_INT_WORKSPACE = 8 << 20  # bytes; what the planner writes down
-_FLOAT_WORKSPACE = 128 << 20  # bytes at least; partial results of rows that several blocks share
-_PINNED = 6  # buffers of the planner's results, written again so many plans later
-_SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others have brought to the L2 cache (H200)
-_COMMON_SECONDS = 40e-6  # a layer; what shared prefixes must save to be worth two more kernels
+_NO_POSITIONS = 0  # positions are encoded elsewhere
+_INT_WORKSPACE = 8 << 20  # bytes, for the planner's results
+_FLOAT_WORKSPACE = 128 << 20  # least bytes for partial results of split rows
+_PINNED = 6  # buffers for the planner's results, reused in turn
+_SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others brought to the L2 cache (H200)
+_COMMON_SECONDS = 40e-6  # a layer; shared prefixes must save that much to be worth two more kernels
 _COMMON_WORK = 1 << 23
-"""Tokens of short prompts times keys that all share: fa3 then gains more than the merge takes."""
-_MAX_GROUPS = 16  # of rows that share a prefix, in a step; captured launches have room for so many
+"""Tokens of short prompts times shared keys, above which fa3 gains more than the merge costs."""
+_MAX_GROUPS = 16  # of rows with a shared prefix; captured launches have room for so many
 _SHORT_PROMPT = 128
-"""Tokens of a step's prompts on average. Fewer take fa2, which packs the query heads of a kv head and so fills its
-tiles: 1.31 times as fast for 64 prompts of 64 tokens behind 1,024; fa3 is 1.51 times as fast for 4 of 2,048 (H200)."""
-_TILE = 128  # query tokens (fa3), or those times heads of a kv head (fa2), in a block at most
+"""Average tokens of a step's prompts, below which fa2 is used: it packs the query heads of a kv head into its
+tiles, which is 1.31 times as fast for 64 prompts of 64 tokens behind 1,024. fa3 is 1.51 times as fast for 4 of
+2,048 (H200)."""
+_TILE = 128  # most query tokens of a block (fa3), or tokens times heads of a kv head (fa2)
 
 
 class CannotCompile(Exception):
-    """FlashInfer's kernels are not compiled yet, and cannot be here."""
+    """FlashInfer's kernels are not compiled and cannot be here."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
-    """Why FlashInfer cannot serve the shape here, or None if it can."""
+    """Why FlashInfer cannot serve the shape here; None: it can."""
     if shape.device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, and this is {shape.device}"
     if importlib.util.find_spec("flashinfer") is None:
@@ -81,17 +82,17 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 def has_fa3(shape: AttentionShape) -> bool:
-    """Whether the fa3 kernels run there: they are written for Hopper."""
+    """Whether fa3 runs there: it needs Hopper."""
     return torch.cuda.get_device_capability(shape.device)[0] == 9
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows as the kernels read them, int32 on the device, and the plan for them."""
+    """Planned rows as the kernels read them, int32 on the device."""
 
     kernel: PrefillKernel
     mask_mode: int
-    plan: Any  # a vector of integers that only FlashInfer reads
+    plan: Any  # integers that only FlashInfer reads
     workspace: torch.Tensor
     query_starts: torch.Tensor  # [B + 1]
     page_starts: torch.Tensor  # [B + 1]
@@ -101,11 +102,11 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Keys that several decodes share and that the plan of their own leaves out."""
+    """Keys that several decodes share and that their own plan omits."""
 
-    tokens: torch.Tensor  # int32 [N], of the step, group after group
-    places: torch.Tensor  # int32 [B], of each decode among the tokens; -1: it shares nothing
-    part: _Part  # a group of N tokens in all is a row of it
+    tokens: torch.Tensor  # int32 [N], of the step, group by group
+    places: torch.Tensor  # int32 [B], each decode's index among the tokens; -1: it shares nothing
+    part: _Part  # each group is a row of many query tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +116,21 @@ class _Planned:
     decodes: DecodePlan | None
     shared: _Shared | None
     prompts: dict[int | None, _Part]
-    common: _Part | None  # keys that all prompts share and that their own parts leave out
+    common: _Part | None  # keys that all prompts share and that their own parts omit
 
 
 class FlashInferAttention:
-    """The `GraphAttention` of FlashInfer. `max_graph_rows` bounds the steps of `plan_decode`, and `max_pages` the
-    pages of a row in them. prefill: the kernels for prompts; fa3 are loaded only where they are asked for here. Raises
-    CannotCompile."""
+    """The `GraphAttention` of FlashInfer. `max_graph_rows` and `max_pages` (of a row) bound `plan_decode`. prefill:
+    the kernels for prompts; fa3 is loaded only for "fa3". Raises CannotCompile."""
 
     def __init__(
         self, shape: AttentionShape, *, prefill: PrefillKernel = "fa2", max_graph_rows: int = 0, max_pages: int = 0
     ) -> None:
         self._shape = shape
         self._version = _version()
-        self.prefill: PrefillKernel = prefill  # for prompts that are long on average,
-        self.short_prefill: PrefillKernel = "fa2"  # and for those that are short
-        # A kernel may be set up while the one ahead of it drains: programmatic dependent launch.
+        self.prefill: PrefillKernel = prefill  # for long prompts
+        self.short_prefill: PrefillKernel = "fa2"  # for short prompts, on average
+        # programmatic dependent launch: a kernel starts while the previous one drains
         self._launches_early = torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self._uploader = Uploader(shape.device)
         self._modules = self._load(self._variants())
@@ -146,12 +146,12 @@ class FlashInferAttention:
         num_common = _MAX_GROUPS * (max_pages + 3) + 2 + 2 * max_graph_rows
         self._common_inputs = torch.zeros(4 * num_common + 96, dtype=torch.uint8, device=shape.device)
         self._graph_plans: dict[int, list[int]] = {}  # of shared keys, by the number of rows
-        self._groups: list[SharedPrefix] = []  # of the step that `variant` was asked about
+        self._groups: list[SharedPrefix] = []  # of the last step passed to `variant`
         self._planned_step: _Planned | None = None
         key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.cache_dtype.itemsize
         self._least_saved = int(_COMMON_SECONDS * _SHARED_BANDWIDTH / key_bytes)  # keys
         self._least_work = _COMMON_WORK
-        if prefill != self.short_prefill:  # what steps with common keys need is there before the first one
+        if prefill != self.short_prefill:  # allocate and compile for common keys before the first step
             self._workspace("prompts in common", None)
             some = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
             self._merge(some, torch.zeros(2, 1, shape.num_heads, device=shape.device), some)
@@ -191,7 +191,7 @@ class FlashInferAttention:
         self._planned_step = _Planned(decodes, shared, prompts, common)
 
     def variants(self, num_rows: int) -> range:
-        """See `GraphAttention.variants`: each row by itself, and with keys in common."""
+        """See `GraphAttention.variants`: without and with shared keys."""
         return range(2 if self._shape.windows == (None,) and num_rows >= _MAX_GROUPS else 1)
 
     def variant(self, step: AttentionStep) -> int:
@@ -220,7 +220,7 @@ class FlashInferAttention:
         return placed
 
     def _find_groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
-        """Groups of the first rows, decodes, whose common prefix is worth attending to once for all of them."""
+        """Groups of the leading decodes whose shared prefix is worth attending to once."""
         page_size = self._shape.page_size
         kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
         if self._shape.windows != (None,) or len(np.unique(page_table[:, 0])) == num_rows:
@@ -233,7 +233,7 @@ class FlashInferAttention:
         return sorted(groups, key=lambda group: -(len(group.rows) - 1) * len(group.pages))[:_MAX_GROUPS]
 
     def _common_pages(self, step: AttentionStep, rows: slice) -> int:
-        """How many leading pages short prompts are to attend to together."""
+        """Leading pages that short prompts should attend to together."""
         q_lens, page_size = step.q_lens[rows], self._shape.page_size
         if self._shape.windows != (None,) or len(q_lens) == 1:
             return 0
@@ -242,15 +242,15 @@ class FlashInferAttention:
         return num_pages if num_pages * page_size * int(q_lens.sum()) >= self._least_work else 0
 
     def _skipped(self, num_rows: int, groups: list[SharedPrefix]) -> Int32Array:
-        """How many leading pages of each row are attended to for its group."""
+        """Leading pages of each row that its group attends to."""
         skipped = np.zeros(num_rows, np.int32)
         for group in groups:
             skipped[group.rows] = len(group.pages)
         return skipped
 
     def _shared(self, num_rows: int, groups: list[SharedPrefix]) -> tuple[RaggedRows, Int32Array, Int32Array]:
-        """Groups as rows of many query tokens, so many that their number is always the same; and `_Shared`'s tokens,
-        as many as rows, and places."""
+        """Groups as rows of many query tokens, padded to a fixed number of groups; and `_Shared`'s tokens (as many
+        as rows) and places."""
         nothing = np.empty(0, np.int64)
         missing = [SharedPrefix(nothing, nothing)] * (_MAX_GROUPS - len(groups))
         members = np.concatenate([nothing, *(group.rows for group in groups)])
@@ -264,7 +264,7 @@ class FlashInferAttention:
     def _shared_part(
         self, host: RaggedRows, num_rows: int, uploaded: list[torch.Tensor], name: str, *, for_graph: bool
     ) -> _Part:
-        # fa3 splits no keys: it is the faster one where its blocks, of a head each, occupy the GPU.
+        # fa3 does not split keys: it is faster if its blocks, one for each head, occupy the GPU.
         num_blocks = -(-num_rows // _TILE) * self._shape.num_heads
         kernel: PrefillKernel = self.prefill if 5 * num_blocks >= 2 * self._num_sms else "fa2"
         workspace = self._workspace(name, None)
@@ -386,7 +386,7 @@ class FlashInferAttention:
             _window_left(window),
         ]
         if kernel == "fa2":
-            arguments += [-1, False, 0]  # no fixed split size, splits allowed, no other kernel beside it
+            arguments += [-1, False, 0]  # no fixed split size, splits allowed, no concurrent kernel
             if self._version >= _UNIFORM_ROWS:
                 arguments.append(0)  # rows of any number of tokens
         plan = self._modules[kernel, window is not None].plan(*arguments)
@@ -399,7 +399,7 @@ class FlashInferAttention:
         return [(kernel, window) for kernel in kernels for window in windows]
 
     def _load(self, variants: list[tuple[PrefillKernel, bool]]) -> dict[tuple[PrefillKernel, bool], Any]:
-        """The compiled modules. nvcc makes, side by side, what the machine has not: fa2 takes 13 s, fa3 49 s (16
+        """The compiled modules. Missing ones are compiled with nvcc in parallel: fa2 takes 13 s, fa3 49 s (16
         cores)."""
         names = " and ".join(dict.fromkeys(kernel for kernel, _ in variants))
         what = f"FlashInfer's {names} kernels for {self._shape.dtype} and heads of {self._shape.head_dim}"
@@ -433,14 +433,14 @@ class FlashInferAttention:
 
 
 def _version() -> Version:
-    """FlashInfer's, of three numbers: what comes behind them tells builds of one release apart."""
+    """FlashInfer's version in three numbers, without what tells builds of a release apart."""
     from flashinfer import __version__
 
     return tuple(int(part) for part in __version__.split("+")[0].split(".")[:3] if part.isdecimal())
 
 
 def _num_common(pages: Int32Array) -> int:
-    """How many leading pages [B, n] are the same in all rows."""
+    """Leading columns of pages [B, n] that are equal in all rows."""
     differs = (pages != pages[0]).any(axis=0)
     return int(differs.argmax()) if differs.any() else pages.shape[1]
 

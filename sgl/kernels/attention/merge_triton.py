@@ -1,4 +1,4 @@
-"""Attention over two sets of keys put together, as a Triton kernel. Imported only where Triton is."""
+"""A Triton kernel that merges attention over two sets of keys."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -8,14 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
-_ROWS = 16  # in a program, each of a token and a head
+_ROWS = 16  # of a program; each is a token's head
 
 
 def merge_(out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> None:
-    """Turn out, attention over some keys, into attention over those and the keys of `other`, in place.
+    """Merge attention over other keys into out, in place.
 
-    out, other: [T, num_heads, head_dim], contiguous. lse, other_lse: float32 [T, num_heads], contiguous, the base-2
-    logarithms of the sums of exponentials.
+    out, other: [T, num_heads, head_dim], contiguous. lse, other_lse: float32 [T, num_heads], contiguous, base-2
+    log-sum-exp.
     """
     num_rows, head_dim = lse.numel(), out.shape[2]
     block = triton.next_power_of_2(head_dim)
@@ -30,7 +30,7 @@ def _merge(out, lse, other, other_lse, num_rows, head_dim, rows: tl.constexpr, b
     inside = is_row[:, None] & (dims < head_dim)
     ours = tl.load(lse + row, mask=is_row, other=0.0)
     theirs = tl.load(other_lse + row, mask=is_row, other=0.0)
-    share = 1.0 / (1.0 + tl.exp2(theirs - ours))  # of the exponentials, ours
+    share = 1.0 / (1.0 + tl.exp2(theirs - ours))  # our share of the exponentials
     at = row.to(tl.int64)[:, None] * head_dim + dims
     mine = tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
     yours = tl.load(other + at, mask=inside, other=0.0).to(tl.float32)

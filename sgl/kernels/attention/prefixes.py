@@ -1,7 +1,4 @@
-"""Finds the leading pages that many rows of a step share, so that a backend attends to them once for all of them.
-
-Works on the host integers of an `AttentionStep` alone; backends call it once a step.
-"""
+"""Finds leading pages that rows of a step share, so that a backend attends to them once. Uses only host integers."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from sgl.kernels.attention.ragged import Int32Array, Int64Array
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Rows whose first `pages` are the same, and which all of their query tokens see in full."""
+    """Rows with the same leading pages, fully visible to all of their query tokens."""
 
     rows: Int64Array  # [m] ascending
     pages: Int64Array  # [p]
@@ -25,8 +22,7 @@ def shared_prefixes(
 ) -> list[SharedPrefix]:
     """Disjoint groups of rows (of at most max_q query tokens) with common leading pages.
 
-    Chosen so that the keys saved, (rows - 1) * shared keys, are as many as possible; groups saving fewer than
-    min_saved_keys are left out.
+    Maximises the keys saved, (rows - 1) * shared keys; groups that save fewer than min_saved_keys are omitted.
     """
     past_pages = (kv_lens - q_lens) // page_size
     rows = np.nonzero((past_pages > 0) & (q_lens <= max_q))[0]
@@ -41,11 +37,11 @@ def shared_prefixes(
     return groups
 
 
-_Prefixes = list[tuple[bytes, int]]  # pages as bytes of int32, row; sorted, so that equal beginnings are neighbours
+_Prefixes = list[tuple[bytes, int]]  # pages as bytes of int32, row; sorted, so that equal prefixes are neighbours
 
 
 def _best_groups(prefixes: _Prefixes, min_saved: int) -> tuple[int, list[tuple[_Prefixes, int]]]:
-    """Pages saved and (members, shared pages) of the best split: all in one group, or each branch for itself."""
+    """Pages saved and (members, shared pages) of the best split: all in one group, or each branch by itself."""
     if len(prefixes) < 2:
         return 0, []
     common = _common_pages(prefixes[0][0], prefixes[-1][0])
@@ -61,7 +57,7 @@ def _best_groups(prefixes: _Prefixes, min_saved: int) -> tuple[int, list[tuple[_
 
 
 def _branches(prefixes: _Prefixes, depth: int) -> list[_Prefixes]:
-    """The prefixes longer than depth pages, by the page at that depth."""
+    """The prefixes longer than depth pages, grouped by the page at that depth."""
     branches: dict[bytes, _Prefixes] = {}
     for prefix in prefixes:
         page = prefix[0][4 * depth : 4 * depth + 4]

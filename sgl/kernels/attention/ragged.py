@@ -1,4 +1,4 @@
-"""A ragged attention step as arrays of host integers, the way kernels over paged caches read it."""
+"""A ragged attention step as host arrays for kernels over paged caches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
-    """B rows of a step, laid one after another."""
+    """B rows of a step, concatenated."""
 
     query_starts: Int32Array  # [B + 1]
     page_starts: Int32Array  # [B + 1]
-    pages: Int32Array  # [page_starts[-1]] at least
+    pages: Int32Array  # at least [page_starts[-1]]
     last_page_lens: Int32Array  # [B] tokens in the last page
     kv_lens: Int32Array  # [B]
 
@@ -47,12 +47,12 @@ class RaggedRows:
     def over_full_pages(
         q_lens: Sequence[int], pages: Sequence[Int32Array | Int64Array], page_size: int
     ) -> RaggedRows:
-        """Rows of so many query tokens, each over pages of its own that are full."""
+        """Rows with q_lens query tokens, each over its own full pages."""
         counts = np.array([len(each) for each in pages], np.int32)
         return RaggedRows(
             query_starts=starts(np.array(q_lens, np.int32)),
             page_starts=starts(counts),
-            pages=np.concatenate([*pages, np.zeros(1, np.int32)], dtype=np.int32),  # one at least
+            pages=np.concatenate([*pages, np.zeros(1, np.int32)], dtype=np.int32),  # at least one
             last_page_lens=np.full(len(counts), page_size, np.int32),
             kv_lens=counts * page_size,
         )
@@ -63,7 +63,7 @@ class RaggedRows:
 
 
 def starts(lengths: Int32Array) -> Int32Array:
-    """Where each of consecutive runs begins, and where the last one ends: [B + 1]."""
+    """The start of each of consecutive runs, and the end of the last: [B + 1]."""
     begins = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=begins[1:])
     return begins

@@ -1,7 +1,6 @@
-"""Paged attention in plain torch: the definition, which every other backend is tested against.
+"""Paged attention in plain torch: the definition that all backends are tested against.
 
-It serves any device, number and head, one row after another, and is not fast: models in float32 run on a CPU by cpu.c
-and those on a GPU by FlashInfer or Triton.
+Slow, row by row, but for any device, dtype and head size.
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ class TorchAttention:
     def _attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int, window: int | None
     ) -> torch.Tensor:
-        """query: [q, num_heads, head_dim], at positions from `position` on; keys, values: [k, num_kv_heads, head_dim],
-        at positions from 0 on. Computes in float32. Returns [q, num_heads, head_dim]."""
+        """query: [q, num_heads, head_dim], starting at `position`; keys, values: [k, num_kv_heads, head_dim],
+        starting at 0. Computes in float32. Returns [q, num_heads, head_dim]."""
         q, k = len(query), len(keys)
-        # A kv head serves a group of query heads: [num_kv_heads, group * q, head_dim]
+        # [num_kv_heads, group * q, head_dim]: a kv head serves a group of query heads
         heads = query.float().reshape(q, keys.shape[1], -1, query.shape[2]).permute(1, 2, 0, 3).flatten(1, 2)
         scores = heads @ keys.float().permute(1, 2, 0) * self._shape.scale
         if q > 1 or window is not None:

@@ -1,8 +1,7 @@
-"""Paged attention in Triton: for GPUs that FlashInfer does not serve, NVIDIA's or another vendor's.
+"""Paged attention in Triton, for GPUs without FlashInfer, NVIDIA's or others.
 
-The rows at a step's beginning that bring one token each go through decode.py's kernel. Of the others, a program takes
-some query tokens of a row with all query heads of a kv head, so that a key is read once for the group, and walks the
-keys that they see with an online softmax. Imported only where Triton is.
+Leading rows of one token use decode.py's kernel. For other rows, a program takes some query tokens with all query
+heads of a kv head, so each key is read once, and walks the visible keys with an online softmax.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -37,8 +36,7 @@ class _Prompts:
 
 
 class TritonAttention:
-    """The `GraphAttention` in Triton. `max_graph_rows` bounds the steps of `plan_decode`, and `max_pages` the pages
-    of a row in them."""
+    """The `GraphAttention` in Triton. `max_graph_rows` and `max_pages` (of a row) bound `plan_decode`."""
 
     def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
         self._shape = shape
@@ -136,7 +134,7 @@ class TritonAttention:
 
     @property
     def _tile_tokens(self) -> int:
-        """Query tokens a program takes."""
+        """Query tokens of a program."""
         return max(1, _TILE // self._group)
 
 
@@ -174,7 +172,7 @@ def _attend(
     block_keys: tl.constexpr,
     block_dims: tl.constexpr,
 ):
-    # tl.dot multiplies no fewer than 16 rows: those past the tile are padding
+    # tl.dot needs 16 rows: rows past the tile are padding
     size: tl.constexpr = block_tokens * block_group if block_tokens * block_group > 16 else 16
     row = tl.load(tile_rows + tl.program_id(0))
     tile_start = tl.load(tile_starts + tl.program_id(0))
