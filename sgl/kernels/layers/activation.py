@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward layer: the plain torch reference, and its twins on GPUs and CPUs."""
+"""The gate of a SwiGLU feed-forward layer: plain torch reference, with GPU and CPU twins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sgl.kernels import cpu
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for gate_up [..., 2n], gate in the first half. Returns a new tensor [..., n]."""
+    """silu(gate) * up for gate_up [..., 2n], gate first. Returns a new tensor [..., n]."""
     if gate_up.is_cuda and gate_up.is_contiguous():
         from sgl.kernels.layers import fused_triton
 

@@ -1,9 +1,8 @@
-"""The element-wise work between a decoder's matrix products as Triton kernels, one pass over memory each.
+"""Fused Triton kernels for the element-wise work between matrix products.
 
-Twins of norm.py, activation.py, rope.py, qkv.py and linear.py, which say what they compute: float32 inside, rounded
-where the references round. On Hopper and later a kernel is set up while the one before it drains, and lets the next do
-the same (programmatic dependent launch): each waits for the results of those before it before it reads. Imported only
-where Triton is.
+Twins of norm.py, activation.py, rope.py, qkv.py and linear.py: float32 inside, rounded where the references round.
+On Hopper and later, kernels use programmatic dependent launch: each starts while the previous one drains, waits for
+its results, and lets the next do the same.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -19,12 +18,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _ACTIVATION_BLOCK = 1024
-_HEADS = 16  # a program of rotate_and_store does so many heads of one token
-_MANY_ROWS = 1024  # of a norm; more are a matter of bandwidth, fewer of how soon one is done
+_HEADS = 16  # of one token, in a program of rotate_and_store
+_MANY_ROWS = 1024  # of a norm: more are bound by bandwidth, fewer by latency
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`norm.rms_norm` for rows of x that are contiguous and weight [n]."""
+    """`norm.rms_norm` for contiguous rows and weight [n]."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _norm(x, x, weight, out, eps, has_residual=False)
     return out
@@ -71,7 +70,7 @@ def rotate_and_store(
     slots: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`qkv.rotate_and_store` for contiguous tokens of qkv and of out, and pages of the caches."""
+    """`qkv.rotate_and_store` for contiguous tokens of qkv and out, and contiguous pages."""
     num_tokens, num_all, head_dim = qkv.shape
     cos, sin = rotary
     query = qkv.new_empty(num_tokens, num_heads, head_dim) if out is None else out
@@ -115,7 +114,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @lru_cache
 def overlap(device: torch.device) -> dict[str, Any]:
-    """Options of a launch: whether it may be set up while the kernel before it still runs."""
+    """Launch options: whether a kernel may start while the previous one runs."""
     if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
         return {"overlaps": False}
     return {"overlaps": True, "launch_pdl": True}

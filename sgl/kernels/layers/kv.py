@@ -1,4 +1,4 @@
-"""Writing new keys and values into a paged cache, in plain torch; the twins of qkv.py write them themselves."""
+"""Writes new keys and values into a paged cache, in plain torch; qkv.py's twins do so themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def write_kv(
     """Store the keys and values of T tokens, in place.
 
     key, value: [T, num_kv_heads, head_dim]; key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim].
-    slots: int64 [T], page * page_size + offset. Where a slot occurs twice, either token's entry may stay.
+    slots: int64 [T], page * page_size + offset; for equal slots, either entry may stay.
     """
     key_cache.flatten(0, 1).index_copy_(0, slots, key)
     value_cache.flatten(0, 1).index_copy_(0, slots, value)

@@ -1,8 +1,7 @@
-"""Products with a layer's matrices, which may be kept in another form: in 8 bits, or packed for a CPU's products.
+"""Products with weight matrices, plain, in 8 bits, or packed for a CPU.
 
-In 8 bits a matrix is e4m3 values with a scale for every row. The rows that it is multiplied with are scaled and
-rounded to e4m3 alike, each by its largest number: in plain torch here; on a GPU a Triton twin rounds, and torch's
-product of 8-bit numbers multiplies.
+An 8-bit matrix is e4m3 values with a scale for each row. Inputs are scaled by their largest element and rounded to
+e4m3 alike: in plain torch here, on a GPU by a Triton twin and torch's 8-bit product.
 """
 
 from __future__ import annotations
@@ -14,41 +13,41 @@ import torch
 from torch.nn import functional
 
 E4M3_MAX = 448.0
-# oneDNN keeps half a megabyte for each shape of matrix, number of rows and number of threads that it meets, so it
-# meets few numbers of rows: rounded up, where that costs little, and cut.
+# oneDNN keeps half a megabyte for each combination of matrix shape, rows and threads. The number of rows is
+# therefore rounded up where that costs little, and large products are cut.
 _STEPS = (1, 2, 2, 2, 2, 4, 4, 8, 32, 64)  # what 1, 2, up to 4, up to 8, ... up to 512 rows are rounded up to
-_PARTS = (512,)  # rows that a product's parts have, but for the last: more at once are hardly faster
-_RARE_PARTS = (512, 64)  # with one thread of several, seldom taken for many rows: a fifth slower between these
+_PARTS = (512,)  # rows of a product's parts except the last; more are hardly faster
+_RARE_PARTS = (512, 64)  # with one of several threads, which is rare for many rows: up to a fifth slower
 _HAS_THREADS = torch.get_num_threads() > 1
-MOST_PLAIN = 1 << 17  # numbers of a packed matrix that is also kept as it was
+MOST_PLAIN = 1 << 17  # elements of a packed matrix that is also kept plain
 _LEAST_SCALE = 1e-12  # of a row of zeros
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """A matrix [n, k], a row being its e4m3 numbers times its scale."""
+    """A matrix [n, k]: each row is its e4m3 values times its scale."""
 
     values: torch.Tensor  # float8_e4m3fn [n, k]
     scales: torch.Tensor  # float32 [n, 1]
 
     @staticmethod
     def of(matrix: torch.Tensor) -> Fp8Matrix:
-        """The nearest to a matrix [n, k]."""
+        """Round a matrix [n, k]."""
         return Fp8Matrix(*quantize_rows(matrix))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix [n, k] in the blocks that oneDNN multiplies with. Without them a product of float32 puts its matrix in
-    order each time: on an EPYC (AVX-512) 32 rows take 2 to 2.5 times as long, a single one up to twice; but a single
-    row and a small matrix take oneDNN ten microseconds or more whatever their size."""
+    """A matrix [n, k] in oneDNN's blocks. Otherwise a float32 product reorders its matrix each time: on an EPYC
+    (AVX-512) 32 rows take 2 to 2.5 times as long, one row up to twice. But oneDNN needs at least 10 µs even for one
+    row or a small matrix."""
 
     values: torch.Tensor  # opaque to all but `linear`
-    plain: torch.Tensor | None  # [n, k], where it is small, for single rows
+    plain: torch.Tensor | None  # [n, k] if small, for single rows
 
     @staticmethod
     def can_hold(matrix: torch.Tensor) -> bool:
-        """Whether oneDNN multiplies with such matrices here."""
+        """Whether oneDNN supports such matrices here."""
         if matrix.is_cuda or platform.machine() not in ("x86_64", "AMD64") or not torch._C._has_mkldnn:
             return False
         is_bf16 = matrix.dtype == torch.bfloat16
@@ -56,7 +55,7 @@ class PackedMatrix:
 
     @staticmethod
     def of(matrix: torch.Tensor) -> PackedMatrix:
-        """The same numbers as a matrix [n, k]."""
+        """Pack a matrix [n, k] without loss."""
         is_kept = matrix.dtype == torch.float32 and matrix.numel() <= MOST_PLAIN
         return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(matrix, None), matrix if is_kept else None)
 
@@ -98,7 +97,7 @@ def _rounded(num_rows: int) -> int:
 
 
 def _parts(num_rows: int) -> list[int]:
-    """Rows of the parts that a product is made in."""
+    """The rows of each part of a product."""
     parts = []
     for size in _RARE_PARTS if _HAS_THREADS and torch.get_num_threads() == 1 else _PARTS:
         parts += [size] * (num_rows // size)
@@ -107,7 +106,7 @@ def _parts(num_rows: int) -> list[int]:
 
 
 def prepare(matrix: Matrix, bias: torch.Tensor | None, most_rows: int) -> None:
-    """Let oneDNN meet the products of up to most_rows with this number of threads: what it keeps, it keeps now."""
+    """Run the products of up to most_rows with the present number of threads, so that oneDNN allocates now."""
     if isinstance(matrix, PackedMatrix):
         _, width = matrix.values.shape
         for num_rows in sorted({_rounded(its) for its in range(1, min(most_rows, _PARTS[0]) + 1)}):
@@ -117,10 +116,11 @@ def prepare(matrix: Matrix, bias: torch.Tensor | None, most_rows: int) -> None:
 def linear_add(
     x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
 ) -> torch.Tensor | None:
-    """What is left to add to residual [T, n], in place, until `linear` has been: for `norm.add_rms_norm`.
+    """Add `linear` to residual [T, n] in place as far as possible; returns what is left to add, for
+    `norm.add_rms_norm`.
 
-    On a GPU in 16 bits None, the product itself having added; or, of a step that is captured, since their kernel takes
-    longer to launch, float32 [parts, T, n] to be summed, where that is faster. Both round once, after the sum.
+    On a GPU in 16 bits that is None. In captured steps it may be float32 [parts, T, n] to sum, where that is
+    faster; launched eagerly, its kernel would cost more. Both round once, after the sum.
     """
     if x.is_cuda and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor):
         if captured:
@@ -136,8 +136,8 @@ def linear_add(
 
 
 def linear_overlapped(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor | None:
-    """`linear` of a step that is captured, by a kernel that lets those behind it be set up while it runs, as torch's
-    does not; None where that one is faster."""
+    """`linear` for captured steps, by a kernel that later ones may overlap with, unlike torch's; None where torch's
+    is faster."""
     if not (launches_overlap(x.device) and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor)):
         return None
     from sgl.kernels.layers import parts_triton
@@ -146,7 +146,7 @@ def linear_overlapped(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None
 
 
 def launches_overlap(device: torch.device) -> bool:
-    """Whether a kernel can be set up there while those ahead of it run."""
+    """Whether a kernel can start there while previous ones run."""
     if device.type != "cuda":
         return False
     from sgl.kernels.layers import fused_triton
@@ -159,7 +159,7 @@ def _num_processors(device: torch.device) -> int:
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of x [n, k] as float8_e4m3fn [n, k] and the scales that they are to be multiplied by, float32 [n, 1]."""
+    """Round rows of x [n, k] to float8_e4m3fn [n, k], with their scales, float32 [n, 1]."""
     if x.is_cuda and x.is_contiguous():
         from sgl.kernels.layers import fused_triton
 

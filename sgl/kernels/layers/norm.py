@@ -1,7 +1,7 @@
-"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+"""RMS normalisation, alone and fused with the residual addition before it.
 
-The plain torch reference, equal to transformers' modules bit for bit; on a GPU rows go through Triton twins, on a CPU
-through compiled ones (cpu.py).
+The plain torch reference equals transformers' modules bit for bit; GPUs have Triton twins, CPUs compiled ones
+(cpu.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from sgl.kernels import cpu
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise the last dimension of x [..., n] to a root mean square of 1, then scale by weight.
 
-    weight: [n], or anything that broadcasts against x, such as [heads, n]. The mean is taken in float32, and x is
-    rounded to its dtype before it is scaled. Returns a new tensor of x's shape and dtype.
+    weight: [n], or anything that broadcasts against x, such as [heads, n]. The mean is in float32; x is rounded to
+    its dtype before scaling. Returns a new tensor of x's shape and dtype.
     """
     if x.is_cuda and weight.dim() == 1 and x.is_contiguous():
         from sgl.kernels.layers import fused_triton
@@ -37,7 +37,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Add x to residual in place, and return the normalised sum; x, residual: [..., n], contiguous.
 
-    x may also be float32 [parts, ..., n], all of which are added, or None: `linear.linear_add` returns either.
+    x may also be float32 [parts, ..., n] to sum, or None, as `linear.linear_add` returns.
     """
     if x is None:
         return rms_norm(residual, weight, eps)

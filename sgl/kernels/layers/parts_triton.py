@@ -1,7 +1,7 @@
-"""Products of a few tokens with a matrix of few rows, whose kernel is set up while the one ahead of it runs.
+"""Products of few tokens with a matrix of few rows, as kernels that overlap with the previous one.
 
-Where whole sums would leave most of a GPU idle, a program multiplies a part of the columns. What the parts add up to
-is left to the norm that follows, which reads every number anyway. Imported only where Triton is.
+Split-K: where whole sums would leave most of the GPU idle, programs take parts of the columns. The following norm,
+which reads every element anyway, adds the parts.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -19,7 +19,7 @@ from sgl.kernels.layers.fused_triton import overlap
 
 
 class _Tiles(NamedTuple):
-    """What a program multiplies at a time, and with what."""
+    """A program's tile sizes and launch options."""
 
     tokens: int
     rows: int
@@ -30,8 +30,8 @@ class _Tiles(NamedTuple):
 
 _PARTS = _Tiles(64, 64, 128, 4, 4)
 _MOST_PARTS = 4
-# Of whole sums, for at most so many tokens; the fastest of 13 with Qwen3-0.6B's qkv matrix on an H200. With sums of
-# 2,048 or more cuBLAS is as fast for 64 tokens, and faster for more.
+# Whole sums, by most tokens; the fastest of 13 for Qwen3-0.6B's qkv matrix on an H200. For sums of 2,048 or more,
+# cuBLAS is as fast at 64 tokens, and faster for more.
 _WIDEST_WHOLE = 1024
 _WHOLE = {64: _Tiles(64, 32, 128, 4, 5), 128: _Tiles(64, 64, 128, 4, 4), 256: _Tiles(128, 64, 64, 8, 5)}
 
@@ -39,7 +39,7 @@ _WHOLE = {64: _Tiles(64, 32, 128, 4, 5), 128: _Tiles(64, 64, 128, 4, 4), 256: _T
 def linear_parts(
     x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, num_processors: int
 ) -> torch.Tensor | None:
-    """float32 [parts, T, n], with as many programs as there are multiprocessors, at most; None: one part would do."""
+    """float32 [parts, T, n] by at most one program for each multiprocessor; None: one part would do."""
     num_tokens, width = x.shape
     tiles, size = _PARTS, len(matrix)
     if _count(tiles, num_tokens, size) * _MOST_PARTS <= num_processors // 2:
@@ -57,8 +57,8 @@ def linear_parts(
 def linear_whole(
     x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, num_processors: int
 ) -> torch.Tensor | None:
-    """[T, n] in x's dtype; None where sums are long, or it takes more programs than there are multiprocessors, or no
-    more than half as many: other products are faster then."""
+    """[T, n] in x's dtype. None if sums are long, or if programs exceed the multiprocessors or fill at most half of
+    them: other products are faster then."""
     num_tokens, width = x.shape
     tiles = next((tiles for most, tiles in _WHOLE.items() if num_tokens <= most), None)
     if (

@@ -1,7 +1,6 @@
-"""What lies between a layer's qkv product and its attention: norm and rotation of heads, and the KV write.
+"""Between a layer's qkv product and its attention: head norms, rotary embedding and the KV write.
 
-The plain torch reference is put together from norm.py, rope.py and kv.py; on a GPU one Triton kernel does it all, on a
-CPU a compiled one.
+The plain torch reference combines norm.py, rope.py and kv.py; a GPU runs one Triton kernel, a CPU a compiled one.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ def rotate_and_store(
 ) -> torch.Tensor:
     """Store the keys and values of T tokens in the cache, in place, and return their queries.
 
-    qkv: [T, num_heads + 2 * num_kv_heads, head_dim], queries first, then keys, then values; left as it is.
-    rotary: what `rope.rotary_rows` returned for the tokens. norm: [num_heads + num_kv_heads, head_dim], the weights
-    of a norm of each query and key head before its rotation, with eps; None: no norm.
-    key_cache, value_cache, slots: as for `kv.write_kv`. Returns [T, num_heads, head_dim]: `out`, where it is given.
+    qkv: [T, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values; unchanged. rotary: from
+    `rope.rotary_rows`. norm: [num_heads + num_kv_heads, head_dim], weights of the head norms of queries and keys
+    before rotation, with eps; None: no norm. key_cache, value_cache, slots: as for `kv.write_kv`. Returns [T,
+    num_heads, head_dim]: `out`, if given.
     """
     if qkv.is_cuda:
         from sgl.kernels.layers import fused_triton

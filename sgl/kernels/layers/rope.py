@@ -1,7 +1,7 @@
-"""Rotary position embedding of queries and keys, with the dimensions paired half by half as in transformers.
+"""Rotary position embedding of queries and keys, with dimensions paired by halves as in transformers.
 
-Knows tables and positions, not how a model scales its frequencies (runtime/model/rotary.py does). The plain torch
-reference; on a GPU the table is read by a Triton twin, and qkv.py rotates.
+The plain torch reference; on a GPU a Triton twin reads the table, and qkv.py rotates. runtime/model/rotary.py
+scales the frequencies.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import torch
 def rotary_rows(
     table: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of the rotary table that a step needs, once for all its layers.
+    """The rows of the rotary table for a step, for all layers.
 
-    table: float32 [max_positions, head_dim], cosines in the first half, sines in the second.
-    positions: int64 [T]. Returns cos, sin, each dtype [T, 1, head_dim]; the first half of sin is negated, so that
-    rotating is x * cos + swap_halves(x) * sin.
+    table: float32 [max_positions, head_dim], cosines, then sines. positions: int64 [T]. Returns cos, sin, each
+    dtype [T, 1, head_dim]; the first half of sin is negated, so rotation is x * cos + swap_halves(x) * sin.
     """
     if table.is_cuda:
         from sgl.kernels.layers import fused_triton
@@ -27,5 +26,5 @@ def rotary_rows(
 
 
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [T, heads, head_dim] by what `rotary_rows` returned. Returns a new contiguous tensor like x."""
+    """Rotate x [T, heads, head_dim] by `rotary_rows`. Returns a new contiguous tensor like x."""
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)

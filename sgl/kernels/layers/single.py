@@ -1,7 +1,7 @@
-"""A layer's matrix products for a single token, with the norm before them or the sum after them in the same kernel.
+"""A layer's matrix products for a single token, fused with the norm before or the sum after.
 
-At batch 1 a product only reads its matrix, and what lies between two products costs more than it computes. The
-plain torch reference; on a GPU Triton twins stream the matrix at the memory's speed.
+At batch 1 a product is bound by reading its matrix, and launches between products cost more than they compute. The
+plain torch reference; Triton twins stream the matrix at memory speed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sgl.kernels.layers.norm import rms_norm
 def project(
     x: torch.Tensor, norm: torch.Tensor, eps: float, matrix: Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product of a matrix [n, k] and the normed x [1, k], plus the bias [n]: [1, n]."""
+    """A matrix [n, k] times the normed x [1, k], plus the bias [n]: [1, n]."""
     if x.is_cuda:
         from sgl.kernels.layers import single_triton
 
@@ -27,7 +27,7 @@ def project(
 def project_gated(
     x: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """silu(gate) * up of the products with a matrix [2n, k], gates first, and the normed x [1, k]: [1, n]."""
+    """silu(gate) * up of a matrix [2n, k], gates first, times the normed x [1, k]: [1, n]."""
     if x.is_cuda:
         from sgl.kernels.layers import single_triton
 
@@ -36,7 +36,7 @@ def project_gated(
 
 
 def project_add_(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor) -> None:
-    """Add the product of a matrix [n, k] and x [1, k], plus the bias [n], to residual [1, n], in place."""
+    """Add a matrix [n, k] times x [1, k], plus the bias [n], to residual [1, n], in place."""
     if x.is_cuda:
         from sgl.kernels.layers import single_triton
 

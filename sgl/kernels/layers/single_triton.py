@@ -1,7 +1,7 @@
-"""Triton twins of single.py: each program streams a few rows of the matrix and multiplies them with the one token.
+"""Triton twins of single.py: each program streams a few rows of the matrix past the one token.
 
-The matrix depends on no kernel before: where launches overlap, its first tile is on its way while the kernel before
-still runs. A norm's scale is one number, so it is worked out beside the product and applied at its end.
+The matrix depends on no earlier kernel: with overlapping launches its first tile is loaded while the previous
+kernel runs. A norm's scale is one number, computed beside the product and applied at its end.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -16,8 +16,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix
 
-_TILE = 8192  # numbers of the matrix that a program holds at a time: 128 bytes in flight for each of 128 threads
-_GATED_BLOCK = 4096  # numbers of a row at a time, at most. H200, Llama-3.1-8B: 52 µs a gated product, 4.5 TB/s;
+_TILE = 8192  # matrix elements a program holds at a time: 128 bytes in flight for each of 128 threads
+_GATED_BLOCK = 4096  # row elements at a time, at most. H200, Llama-3.1-8B: 52 µs a gated product, 4.5 TB/s;
 _BLOCK = 1024  # 13.8, 9.1 and 27.6 µs for qkv, output and down, where cuBLAS takes 16.0, 12.5 and 30.3
 _LONG_ROW = 4096  # shorter rows are read whole: Qwen3-0.6B's output product takes 2.3 µs, with cuBLAS 12.7
 _WARPS = 4
@@ -104,7 +104,7 @@ def _launch(
 
 
 def _values(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Its numbers, and what its rows are to be multiplied by."""
+    """The elements, and the scales of the rows."""
     if isinstance(matrix, torch.Tensor):
         return matrix, None
     assert isinstance(matrix, Fp8Matrix), "packed matrices are a CPU's"
@@ -112,8 +112,7 @@ def _values(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _block(width: int, most: int) -> int:
-    """The largest power of two that divides the width and is not above `most`, if it is long enough to be read
-    fast."""
+    """The largest power of two that divides the width, at most `most`, unless it is too short to read fast."""
     divisor = width & -width
     return min(divisor if divisor >= 512 else triton.next_power_of_2(width), most)
 
