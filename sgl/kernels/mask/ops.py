@@ -1,8 +1,8 @@
-"""Token masks on the device: tensors in, tensors out.
+"""Token masks on the device.
 
-A mask is packed: bit i % 32 of int32 i // 32 is 1 if token i is allowed. Every function works on any device: on a
-GPU it runs a Triton kernel (`mask/triton.py`), elsewhere the plain torch that the kernels are tested against
-(`mask/torch.py`). How grammars and places lie in tensors is in `mask/layout.py`.
+A mask is packed: bit i % 32 of int32 i // 32 is 1 if token i is allowed. GPUs run Triton kernels
+(`mask/triton.py`), other devices the plain torch that these are tested against (`mask/torch.py`). `mask/layout.py`
+describes the tensors.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from sgl.kernels.mask import torch as mask_torch
 from sgl.kernels.mask.layout import GrammarTensors, Places, VocabularyTensors
 
-_CHUNK = 1 << 22  # logits worked on at a time on a CPU: bounds the temporaries
+_CHUNK = 1 << 22  # logits at a time on a CPU: bounds temporaries
 
 
 def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torch.Tensor) -> torch.Tensor:
-    """Set to -inf, in place, the logits of tokens that a row's mask does not allow; the others stay.
+    """Set the logits of forbidden tokens to -inf, in place.
 
     logits: float32 [B, V], below infinity, rows contiguous. masks: int32 [R, ceil(V / 32)]. mask_rows: int32 [B],
-    each row's mask; -1 leaves the row alone. On a GPU nothing waits for the device.
+    each row's mask; -1: none. On a GPU nothing waits for the device.
     """
     assert masks.shape[1] == -(-logits.shape[1] // 32), "one bit a token"
     if logits.is_cuda:
@@ -49,10 +49,10 @@ def find_masks_(
     grammars: GrammarTensors,
     vocabulary: VocabularyTensors,
 ) -> None:
-    """Find the token masks at places: walk the vocabulary from each.
+    """Compute the token masks at places by walking the vocabulary from each.
 
-    rows: int32 [N], each at most once. masks: int32 [R, ceil(V / 32)]; row rows[i] of it gets the mask at place i.
-    Never waits for a GPU.
+    rows: int32 [N], distinct. masks: int32 [R, ceil(V / 32)]; row rows[i] gets the mask of place i. Never waits for
+    a GPU.
     """
     if masks.is_cuda:
         from sgl.kernels.mask import triton as mask_triton
@@ -64,6 +64,6 @@ def find_masks_(
 
 @lru_cache(maxsize=1)
 def _byte_penalties() -> torch.Tensor:
-    """float32 [256, 8]: what to add to eight logits whose bits make up a byte: twice as fast as shifts."""
+    """float32 [256, 8]: addends of eight logits by the byte of their bits; twice as fast as shifts."""
     bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
     return torch.where(bits > 0, 0.0, -torch.inf)

@@ -1,6 +1,6 @@
-"""The functions of `ops.py` in plain torch: what the Triton kernels are compared with, and what runs without a GPU.
+"""`ops.py` in plain torch: the reference of the Triton kernels, and what runs without a GPU.
 
-Walks all tokens of one request together, a byte at a time; requests one after another.
+Walks all tokens of one request together, byte by byte; one request after another.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _mask(places: Places, at: int, automaton: AutomatonTensors, vocabulary: Voca
 
 
 class _Lanes:
-    """Many readings that go on from one place, each with the frames that it opened."""
+    """Many readings from one place, each with the frames it opened."""
 
     def __init__(self, places: Places, at: int, automaton: AutomatonTensors, count: int) -> None:
         def repeated(value: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ class _Lanes:
         self.num_closed = torch.zeros(count, dtype=torch.int64)
 
     def follow(self, bytes_: torch.Tensor, is_active: torch.Tensor) -> None:
-        """One byte further in the active lanes that are alive."""
+        """Advance the live ones of the active lanes by one byte."""
         lanes = (is_active & (self.states >= 0)).nonzero().squeeze(1)
         columns = self.automaton.classes[bytes_[lanes].long()]
         entries = self.automaton.entries[self.states[lanes], columns].long()
@@ -101,7 +101,7 @@ class _Lanes:
         self.items[lanes] = 0
 
     def _pop(self, lanes: torch.Tensor, results: torch.Tensor) -> torch.Tensor:
-        """The states behind the frames that are closed."""
+        """The states after the closed frames."""
         is_own = self.num_open[lanes] > 0
         self.num_closed[lanes] += (~is_own).long()
         under = self.depth - self.num_closed[lanes]

@@ -1,8 +1,5 @@
-"""The Triton kernels behind `mask/ops.py`, which says what each promises.
-
-Imported only where a GPU or Triton's interpreter runs them: Triton is not installed elsewhere. An argument of a
-kernel that is a tensor outside is a pointer inside, which no type says.
-"""
+"""The Triton kernels of `mask/ops.py`. Imported only where a GPU or Triton's interpreter runs them. Tensor
+arguments are untyped pointers inside a kernel."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -18,9 +15,9 @@ from sgl.kernels.mask.layout import GrammarTensors, Places, VocabularyTensors
 _APPLY_BLOCK = 4096
 _BASE_BLOCK = 1024
 _RESIDENT = 8448
-"""Programs of one warp that are started at most: 64 for each of 132 multiprocessors, twice what runs at a time."""
+"""Most programs of one warp: 64 for each of 132 multiprocessors, twice what runs at a time."""
 _MAX_SHARE = 16
-"""Blocks of tokens that one program walks for one request at most."""
+"""Most token blocks that one program walks for one request."""
 
 DEAD = tl.constexpr(layout.DEAD)
 TARGET_MASK = tl.constexpr(layout.TARGET_MASK)
@@ -52,7 +49,7 @@ def find_masks_(
     *,
     num_warps: int = 1,
 ) -> None:
-    """See `mask.find_masks_`. num_warps is that of the walk."""
+    """See `mask.find_masks_`. num_warps: the walk's."""
     num_places, num_words = len(rows), masks.shape[1]
     num_blocks = len(vocabulary.block_bytes)
     share = max(1, min(_MAX_SHARE, num_places * num_blocks // _RESIDENT))
@@ -96,7 +93,7 @@ def _apply(logits, masks, mask_rows, vocab_size, logits_stride, masks_stride, bl
         words = tl.load(masks + mask_row.to(tl.int64) * masks_stride + (tokens >> 5), mask=is_token, other=0)
         at = logits + row.to(tl.int64) * logits_stride + tokens
         nothing = tl.full([block], float("-inf"), tl.float32)
-        if tl.max((words != 0).to(tl.int32), 0) == 0:  # most blocks of most masks: whole vectors are stored
+        if tl.max((words != 0).to(tl.int32), 0) == 0:  # most blocks of most masks: store whole vectors
             tl.store(at, nothing, mask=is_token)
         else:
             tl.store(at, nothing, mask=is_token & (((words >> (tokens & 31)) & 1) == 0))
@@ -104,7 +101,7 @@ def _apply(logits, masks, mask_rows, vocab_size, logits_stride, masks_stride, bl
 
 @triton.jit
 def _begin(masks, rows, places, addresses, vocabulary, num_words, most_chars, block: tl.constexpr):
-    """Begin each mask with what needs no walk."""
+    """Initialise each mask with what needs no walk."""
     at = tl.program_id(1)
     row = tl.load(rows + at)
     state = tl.load(places.states + at)
@@ -119,7 +116,7 @@ def _begin(masks, rows, places, addresses, vocabulary, num_words, most_chars, bl
     tl.store(masks + row.to(tl.int64) * num_words + words, base, mask=is_word)
 
 
-@triton.jit(do_not_specialize=["num_groups", "num_items"])  # they vary from step to step
+@triton.jit(do_not_specialize=["num_groups", "num_items"])  # they vary between steps
 def _walk(
     masks,
     rows,
@@ -136,10 +133,10 @@ def _walk(
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Walk every token, all lanes of a block together, and allow those that stay alive.
+    """Walk every token, all lanes of a block together, and allow the survivors.
 
-    Places and groups of blocks are dealt out to the programs like cards, and blocks to groups, so that no program gets
-    all of the long ones.
+    Places and groups of blocks are dealt to programs round robin, and blocks to groups, so that no program gets all
+    the long ones.
     """
     item = tl.program_id(0)
     while item < num_items:
@@ -167,7 +164,7 @@ def _walk(
 
 @triton.jit
 def _automaton(addresses, grammar):
-    """Pointers to the tensors of a grammar, and the widths of two of them."""
+    """Pointers to a grammar's tensors, and the widths of two of them."""
     address = addresses + grammar * ADDRESSES
     return (
         tl.load(address).to(tl.pointer_type(tl.int32)),
@@ -181,9 +178,9 @@ def _automaton(addresses, grammar):
 
 @triton.jit
 def _lanes(state, chars, items):
-    """Readings that begin at a place: state; characters and items counted; the frames opened since (symbols by 16
-    bits, item counts by 8 but for that of the frame below the first), how many, how many of the place's own are
-    closed."""
+    """Readings that begin at a place: state; counted characters and items; frames opened since (16-bit symbols,
+    8-bit item counts except for the frame below the first), their number, and how many of the place's own frames
+    are closed."""
     none = state * 0
     return state, chars + none, items + none, none.to(tl.int64), none, none, none, none
 
@@ -202,7 +199,7 @@ def _walk_block(
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Allow the tokens of one block that stay alive."""
+    """Allow the surviving tokens of one block."""
     entries, infos, _, classes, num_classes, _ = automaton
     start, start_chars = tl.load(places.states + at), tl.load(places.char_counts + at)
     left = tl.maximum(tl.load(infos + start * INFOS + 6) - start_chars, 0)
@@ -227,10 +224,10 @@ def _walk_block(
             column = tl.load(classes + byte, mask=is_active, other=0)
             entry = tl.load(entries + state * num_classes + column, mask=is_active, other=DEAD)
             top = tl.max(entry, 0)
-            # A byte that leaves everything as it is does so however often it comes.
+            # a byte that changes nothing may repeat
             skipped = tl.where(entry == state, repeats, 0)
             if has_stacks or has_counters:
-                if top <= TARGET_MASK:  # nothing but steps to other states, as almost always
+                if top <= TARGET_MASK:  # almost always: only steps to other states
                     lanes = _stepped(lanes, tl.where(is_active, entry, state), 0)
                 else:
                     lanes, room = _follow(
@@ -271,9 +268,8 @@ def _follow(
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Where the entries of a byte lead the active lanes, as `mask_layout` says; and how many characters more of the
-    same byte would do nothing but count. Reads the request's stack for pops of its own frames; never writes it.
-    """
+    """Follow a byte's entries in the active lanes, as `mask_layout` describes; also returns how many repeats of the
+    byte would only count characters. Reads the request's stack when it pops its own frames; never writes it."""
     _, infos, returns, _, _, num_results = automaton
     state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed = lanes
     room = entry * 0
