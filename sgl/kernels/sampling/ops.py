@@ -1,9 +1,8 @@
-"""Choosing tokens from logits: penalties, warping, seeded draws, log-probabilities. Tensors in, tensors out.
+"""Chooses tokens from logits: penalties, warping, seeded draws, log-probabilities.
 
-Knows no request and no table: whoever calls gathers one value per row first. Everything is vectorised over rows and
-vocabulary, of shapes that depend on shapes alone, and never waits for the device; the result of a row depends on
-nothing but that row. Comparisons are done on integer views, which on a CPU are ten times faster than boolean masks
-(32 x 32000 on one core: 0.3 ms against 3 ms a pass).
+Callers gather one value for each row. Everything is vectorised, of shapes that depend only on shapes, and never
+waits for the device; a row's result depends only on that row. Comparisons use integer views, on a CPU ten times as
+fast as boolean masks (32 x 32000 on one core: 0.3 ms against 3 ms a pass).
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import torch
 
 CHUNK_BYTES = 1 << 27
 CHUNK_BYTES_CPU = 1 << 22
-"""Rows are worked on in chunks of so many bytes of logits: bounds the temporaries (about four times that), and on
-a CPU keeps them in its cache."""
+"""Bytes of logits in a chunk of rows: bounds temporaries (about four times that), and on a CPU fits its cache."""
 
 MAX_TOPK_SELECT = 256
-"""Up to this k a CPU selects the k-th largest logit directly; above, it finds it by bisection."""
+"""Up to this k a CPU selects the k-th largest logit directly, above by bisection."""
 
 _BLOCK = 128  # of the two-stage argmax
 _KEY_BITS = 31
@@ -27,17 +25,17 @@ _TINY = 1e-30
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Standard Gumbel noise that is a pure function of (seed, position, token id).
+    """Standard Gumbel noise, a pure function of (seed, position, token id).
 
-    seeds, positions: int64 [B]. Returns float32 [B, vocab_size], all finite.
-    A counter-based generator: seed and position are hashed to two 32-bit keys a row; the token id plus one key goes
-    through a two-round multiply-xorshift hash (constants: C. Wellons, hash-prospector, "lowbias32") with the other
-    key added between the rounds. 32-bit operations only, so that another kernel can repeat it bit by bit.
+    seeds, positions: int64 [B]. Returns float32 [B, vocab_size], all finite. A counter-based generator: seed and
+    position are hashed to two 32-bit keys a row; token id plus one key passes a two-round multiply-xorshift hash
+    (constants: C. Wellons, hash-prospector, "lowbias32"), with the other key added between the rounds. 32-bit
+    operations only, so that other kernels can repeat it bit by bit.
     """
     first, second = _row_keys(seeds, positions)
     bits = torch.arange(vocab_size, dtype=torch.int32, device=seeds.device) + first
     bits = _mix_(bits, second)
-    # uniform in (0, 1) with 31 bits and full float precision near 0, which is the tail where rare tokens win
+    # uniform in (0, 1): 31 bits, and full float precision near 0, the tail where rare tokens win
     uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
@@ -49,12 +47,12 @@ def penalize_(
     presence: torch.Tensor,
     repetition: torch.Tensor,
 ) -> torch.Tensor:
-    """Lower, in place, the logits of tokens that have occurred; repetition first, then frequency and presence.
+    """Penalise the logits of tokens that occurred, in place: repetition first, then frequency and presence.
 
-    logits: float32 [B, V]. occurrences: int32 [B, V], twice the number of times that the token was generated, plus
-    one if it is in the prompt. frequency, presence, repetition: float32 [B]; 0, 0 and 1 change nothing.
-    Repetition divides positive and multiplies negative logits of tokens seen in prompt or output (CTRL, Keskar et
-    al. 2019); the other two look at the output only.
+    logits: float32 [B, V]. occurrences: int32 [B, V], 2 for each time the token was generated, plus 1 if it is in
+    the prompt. frequency, presence, repetition: float32 [B]; 0, 0 and 1 are neutral. Repetition divides positive
+    and multiplies negative logits of tokens in prompt or output (CTRL, Keskar et al. 2019); the others count only
+    the output.
     """
     seen = occurrences.clamp(max=1).to(torch.float32)
     factor = seen * repetition[:, None] + (1 - seen)
@@ -68,7 +66,7 @@ def penalize_(
 def add_edits_(
     logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Add values [E] to logits[rows, token_ids] in place; an entry may occur more than once, -inf forbids a token.
+    """Add values [E] to logits[rows, token_ids] in place; entries may repeat, -inf forbids a token.
 
     logits: float32 [B, V], contiguous. rows, token_ids: int64 [E]. values: float32 [E].
     """
@@ -77,11 +75,11 @@ def add_edits_(
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [B]: the id of the largest of float32 [B, V], the lowest one if several are."""
+    """int64 [B]: the argmax of float32 [B, V]; the lowest id among equals."""
     num_rows, vocab_size = logits.shape
     if logits.is_cuda or vocab_size % _BLOCK or vocab_size == _BLOCK:
         return logits.argmax(-1)
-    # argmax is slow on a CPU and amax is not: find the first block that holds the maximum, then look inside it
+    # on a CPU argmax is slow and amax fast: find the first block with the maximum, then search it
     blocks = logits.view(num_rows, vocab_size // _BLOCK, _BLOCK)
     best = blocks.amax(-1).argmax(-1)
     block = blocks.gather(1, best[:, None, None].expand(-1, 1, _BLOCK)).squeeze(1)
@@ -101,8 +99,8 @@ def sample(
 ) -> torch.Tensor:
     """Draw one token a row from the warped distribution by the Gumbel-max trick; temperature 0 takes the likeliest.
 
-    logits: float32 [B, V]. temperature: float32 [B]. seeds, positions: int64 [B]. The others as for `warp`.
-    Returns int64 [B].
+    logits: float32 [B, V]. temperature: float32 [B]. seeds, positions: int64 [B]. Others as for `warp`. Returns
+    int64 [B].
     """
     drawn = []
     for rows in _chunks(logits):
@@ -129,16 +127,16 @@ def warp(
     min_p: torch.Tensor | None = None,
     max_top_k: int = 0,
 ) -> torch.Tensor:
-    """Logits over temperature, shifted so that a row's maximum is 0, and -inf for tokens that must not be drawn.
+    """Logits over temperature, shifted to a row maximum of 0, with -inf for tokens that must not be drawn.
 
-    logits: float32 [B, V]. temperature: float32 [B]; 0 leaves the logits' scale alone.
-    A token stays if all of these hold (None: no row asks for it); the likeliest always does, and tokens of equal
-    logits stay or go together:
-    top_k: int64 [B]; fewer than top_k tokens are likelier. V or more: off. max_top_k bounds the top_k of all rows
-    that are not off, as far as the host knows (0: it does not).
-    top_p: float32 [B]; the tokens likelier than it have less than top_p of the mass that top_k leaves. 1: off.
-    min_p: float32 [B]; its probability is at least min_p times the largest one. 0: off.
-    Returns float32 [B, V], fresh.
+    logits: float32 [B, V]. temperature: float32 [B]; 0 keeps the logits' scale. Returns float32 [B, V], fresh.
+
+    A token stays if all of these hold (None: off for all rows). The likeliest always stays; equal logits stay or go
+    together.
+    top_k: int64 [B]; fewer than top_k tokens are likelier. V or more: off. max_top_k bounds those
+    that are not off, if the host knows a bound (0: unknown).
+    top_p: float32 [B]; the likelier tokens have less than top_p of the mass that top_k leaves. 1: off.
+    min_p: float32 [B]; its probability is at least min_p times the largest. 0: off.
     """
     is_drawn = temperature > 0
     scale = torch.where(is_drawn, temperature, 1.0).reciprocal_()[:, None]
@@ -168,9 +166,9 @@ def logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Log-probabilities at N positions: of token_ids, of the top_k likeliest, and of given ids.
 
-    logits: float32 [N, V]. token_ids: int64 [N]. given: int64 [N, G] or None.
-    Returns float32 [N]; float32 [N, K] falling and their int32 ids [N, K], lower ids first among equals, where
-    K = min(top_k, V), None if K is 0; float32 [N, G] or None.
+    logits: float32 [N, V]. token_ids: int64 [N]. given: int64 [N, G] or None. Returns float32 [N]; float32 [N, K]
+    descending and their int32 ids [N, K], lower ids first among equals, where K = min(top_k, V), None if K is 0;
+    float32 [N, G] or None.
     """
     num_top = min(top_k, logits.shape[1])
     chosen, top_values, top_ids, of_given = [], [], [], []
@@ -209,14 +207,14 @@ def _row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tenso
 
 
 def _mix_(bits: torch.Tensor, key: torch.Tensor | int = 0) -> torch.Tensor:
-    """Hash int32 bits in place; all of it wraps modulo 2^32 and shifts in zeros."""
+    """Hash int32 bits in place; wraps modulo 2^32 and shifts in zeros."""
     bits.bitwise_xor_((bits >> 16).bitwise_and_(0xFFFF)).mul_(0x21F0AAAD)
     bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF)).add_(key).mul_(0xD35A2D97 - 2**32)
     return bits.bitwise_xor_((bits >> 15).bitwise_and_(0x1FFFF))
 
 
 def _keys(scores: torch.Tensor) -> torch.Tensor:
-    """int32 in [0, 0x7F800000] that rank scores <= 0 as the floats do; -inf has 0."""
+    """int32 in [0, 0x7F800000] that rank scores <= 0 like the floats; -inf has 0."""
     return scores.abs().view(torch.int32).neg_().add_(_INF_BITS)
 
 
@@ -241,12 +239,12 @@ def _kth_key(keys: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> torch.T
 
 
 def _largest_key_reaching(keys: torch.Tensor, weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """int32 [B]: the largest t such that the weights of keys >= t sum up to target; if none does, one that is
-    above no key.
+    """int32 [B]: the largest t such that the weights of keys >= t sum up to target; if none does, one that exceeds
+    no key.
 
-    keys: int32 [B, V]. weights: int32 [B, V], the bits of floats >= 0. target: float32 [B].
-    A GPU sorts (256 x 128256 on an H200: 2.4 ms, where 31 passes take 10 ms). A CPU bisects over the bits of t
-    (32 x 32000 on one core: 10 ms, where a sort takes 69 ms); either is as exact as its sum.
+    keys: int32 [B, V]. weights: int32 [B, V], the bits of floats >= 0. target: float32 [B]. A GPU sorts (256 x
+    128256 on an H200: 2.4 ms, 31 passes 10 ms), a CPU bisects over the bits of t (32 x 32000 on one core: 10 ms, a
+    sort 69 ms); both are as exact as their sum.
     """
     if keys.is_cuda:
         falling, order = keys.sort(-1, descending=True)
@@ -265,17 +263,18 @@ def _largest_key_reaching(keys: torch.Tensor, weights: torch.Tensor, target: tor
 
 
 def _row_sums(values: torch.Tensor) -> torch.Tensor:
-    """[B] sums of [B, V]. A CPU would split a lone row between threads, which rounds differently: sum it twice."""
+    """[B] sums of [B, V]. A CPU would split a single row between threads and round differently, so it is summed
+    twice."""
     if len(values) == 1 and not values.is_cuda:
         return values.expand(2, -1).sum(-1)[:1]
     return values.sum(-1)
 
 
 def _likeliest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [N, count]: ids of the largest of float32 [N, V], falling; among equals the lower id comes first."""
+    """int64 [N, count]: ids of the largest of float32 [N, V], descending; lower ids first among equals."""
     vocab_size = values.shape[1]
     bits = values.view(torch.int32)
-    ranks = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) << 32  # orders as the floats do
+    ranks = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64) << 32  # ordered like the floats
     ranks += torch.arange(vocab_size - 1, -1, -1, device=values.device)
     order = ranks.topk(count, dim=-1).values
     return vocab_size - 1 - (order & 0xFFFFFFFF)

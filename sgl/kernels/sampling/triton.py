@@ -1,7 +1,7 @@
-"""One token a row from logits in one pass on a GPU: token mask, temperature, Gumbel noise and the largest of all.
+"""Samples one token a row in one pass on a GPU: token mask, temperature, Gumbel noise and argmax.
 
-Reads every logit at most once, and none that the mask forbids. Rows that cut off tails (top-k, top-p, min-p) need
-more passes and take `sampling.sample`. Imported only where Triton is; see `mask/triton.py`.
+Reads each logit at most once, and none that the mask forbids. Rows with top-k, top-p or min-p need more passes and
+use `sampling.sample`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -16,8 +16,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sgl.kernels.layers.fused_triton import overlap
 
 _BLOCK, _TILES, _WARPS = 2048, 8, 8
-"""A program looks at so many blocks of tokens, one after another. H200, 256 rows of 151,936: 39 µs, 36 being what
-reading takes; one block of 4096: 40; 64 rows: 10 and 11; 4 rows: 4.2 and 4.0."""
+"""Blocks of tokens that a program reads in turn. H200, 256 rows of 151,936: 39 µs (reading alone: 36), one block of
+4096: 40; 64 rows: 10 and 11; 4 rows: 4.2 and 4.0."""
 
 SALT_1 = tl.constexpr(0x243F6A88)
 SALT_2 = tl.constexpr(0x13198A2E)
@@ -35,11 +35,11 @@ def draw(
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `mask.apply_token_mask_` and `sampling.sample` give one after the other, up to the last bits of the noise.
+    """`mask.apply_token_mask_`, then `sampling.sample`, up to the last bits of the noise.
 
-    logits: float32 [B, V], rows contiguous, left as they are. temperature, seeds, latest: of R request rows, of which
-    `rows`, int64 [B], are drawn for; the others as for those two. Returns int64 [B], and writes it to latest[rows];
-    where nothing is allowed, 0. Does not wait for the device.
+    logits: float32 [B, V], rows contiguous, unchanged. temperature, seeds, latest: of R request rows; `rows`, int64
+    [B]: those to sample; the others as for those functions. Returns int64 [B], also written to latest[rows]; 0
+    where nothing is allowed. Does not wait for the device.
     """
     num_rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, _BLOCK * _TILES)
@@ -152,10 +152,10 @@ def _best_of_part(
 
 @triton.jit
 def _allowed(at, tokens, vocab_size, at_mask, mask_row, has_mask: tl.constexpr):
-    """The tokens' logits; -inf, and not read, where they are not allowed."""
+    """The tokens' logits; -inf, without reading them, where forbidden."""
     is_allowed = tokens < vocab_size
     if has_mask:
-        # Of every lane: one truth for all is no mask to newer interpreters
+        # one value for each lane: newer interpreters take no scalar as a mask
         has_row = tl.broadcast_to(mask_row, tokens.shape) >= 0
         words = tl.load(at_mask + (tokens >> 5), mask=is_allowed & has_row, other=-1)
         is_allowed = is_allowed & (((words >> (tokens & 31)) & 1) > 0)
@@ -176,7 +176,7 @@ def _best_of_row(
     block: tl.constexpr,
     overlaps: tl.constexpr,
 ):
-    """Parts measure from their own largest logit, which keeps the bits that matter: bring them together."""
+    """Combine parts, whose values are relative to their own largest logit to keep precision."""
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
@@ -199,14 +199,14 @@ def _best_of_row(
 
 @triton.jit
 def _gumbel(tokens, seed, position):
-    """As `sampling.gumbel`: the same bits, and their logarithms to about 3e-6."""
+    """`sampling.gumbel`: the same bits, with logarithms to about 3e-6."""
     low = seed.to(tl.int32)
     high = (seed >> 32).to(tl.int32)
     first = _mix(_mix(_mix(low + SALT_1, 0) + high, 0) + position, 0)
     second = _mix(_mix(_mix(low + SALT_2, 0) + high, 0) + position, 0)
     bits = _mix(tokens + first, second)
     uniform = tl.minimum(((bits & 0x7FFFFFFF).to(tl.float32) + 0.5) * (1.0 / 2147483648.0), 1.0 - 1.0 / 16777216.0)
-    # -log(1 - u), by its series where the subtraction would lose what counts
+    # -log(1 - u), by its series where the subtraction would lose precision
     series = uniform * (1 + uniform * (0.5 + uniform * (1.0 / 3 + uniform * (0.25 + uniform * 0.2))))
     exponential = tl.where(uniform < 0.0625, series, -tl.log(1 - uniform))
     return -tl.log(exponential)
