@@ -1,7 +1,7 @@
-/* A CPU's kernels in float32: attention over paged keys and values, and what lies between a layer's products.
+/* CPU kernels in float32: paged attention, and the work between a layer's products.
  *
- * cpu.py compiles them for the processor they run on, and gives MOST_HEAD_DIM and MOST_QUERIES, those of a block.
- * Vectors are GCC's own, which it makes of what a processor has; threads are torch's, as many as it was told to use.
+ * cpu.py compiles them for this processor and defines MOST_HEAD_DIM and MOST_QUERIES (of a block). Vectors are GCC's
+ * portable ones; threads are torch's.
  */
 
 #include <float.h>
@@ -9,10 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#define WIDE 16           /* numbers of a vector */
+#define WIDE 16           /* floats in a vector */
 #define TILE 64           /* keys attended to at a time */
-#define AT_ONCE 4         /* queries that attend to them at a time */
-#define FEW 16384         /* numbers that no second thread is woken for */
+#define AT_ONCE 4         /* queries that attend to a tile together */
+#define FEW 16384         /* elements that are not worth a second thread */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -29,7 +29,7 @@ INLINE Eight load_eight(const float *at) { return *(const EightAt *)at; }
 INLINE void store_eight(float *at, Eight x) { *(EightAt *)at = x; }
 INLINE Wide all(float x) { return x - (Wide){}; }
 
-/* The first of two numbers where all bits are set, the second where none is. */
+/* Select the first number where mask bits are set, else the second. */
 INLINE Wide choose(WideInt is_first, Wide first, Wide second)
 {
     return (Wide)((is_first & (WideInt)first) | (~is_first & (WideInt)second));
@@ -59,12 +59,12 @@ INLINE float largest(Wide x)
     return x[0] > x[1] ? x[0] : x[1];
 }
 
-/* e to the power of x, for x <= 88 and NaN; 0 for x < -87. x is n ln 2 + f: n becomes the exponent, e^f is
- * a Taylor polynomial, and ln 2 has two parts, so that f is exact (Cody & Waite 1980). */
+/* e^x for x <= 88 and NaN; 0 for x < -87. x = n ln 2 + f: n becomes the exponent, e^f a Taylor polynomial; ln 2 has
+ * two parts, so that f is exact (Cody & Waite 1980). */
 INLINE Wide exponential(Wide x)
 {
-    const Wide least = all(-87.0f), shift = all(12582912.0f); /* 1.5 * 2^23, past which numbers are whole */
-    Wide bounded = choose(x < least, least, x); /* which NaN is not */
+    const Wide least = all(-87.0f), shift = all(12582912.0f); /* 1.5 * 2^23: larger floats are whole */
+    Wide bounded = choose(x < least, least, x); /* NaN is not */
     Wide n = bounded * 1.44269504f + shift - shift;
     Wide f = bounded - n * 0.693359375f + n * 2.12194440e-4f;
     Wide power = f * 1.98412698e-4f + 1.38888889e-3f;
@@ -92,7 +92,7 @@ static float inverse_root_mean_square(const float *x, int64_t n, float eps)
     return 1 / sqrtf((sum(squares) + rest) / (float)n + eps);
 }
 
-/* residual [rows, n] += parts [num_parts, rows, n], of which there may be none; out [rows, n]: its rows, normalised. */
+/* residual [rows, n] += parts [num_parts, rows, n] (perhaps none); out [rows, n]: its normalised rows. */
 void sgl_add_rms_norm(const float *parts, int64_t num_parts, float *residual, const float *weight, float *out,
                       int64_t rows, int64_t n, float eps)
 {
@@ -108,9 +108,9 @@ void sgl_add_rms_norm(const float *parts, int64_t num_parts, float *residual, co
     }
 }
 
-/* qkv [tokens, num_heads + 2 * num_kv_heads, head_dim]: queries, rotated by cos and sin [tokens, head_dim], to out
- * [tokens, num_heads, head_dim]; so keys, and values as they are, to their slots of [slots, num_kv_heads, head_dim].
- * norm [num_heads + num_kv_heads, head_dim]: weights of a norm before the rotation, or null. */
+/* Rotate qkv [tokens, num_heads + 2 * num_kv_heads, head_dim] by cos and sin [tokens, head_dim]: queries go to out
+ * [tokens, num_heads, head_dim], keys and unrotated values to their slots of [slots, num_kv_heads, head_dim].
+ * norm [num_heads + num_kv_heads, head_dim]: weights of a norm before rotation, or null. */
 void sgl_rotate_and_store(const float *qkv, const float *cos, const float *sin, const float *norm, float *keys,
                           float *values, const int64_t *slots, float *out, int64_t tokens, int64_t num_heads,
                           int64_t num_kv_heads, int64_t head_dim, float eps)
@@ -137,7 +137,7 @@ void sgl_rotate_and_store(const float *qkv, const float *cos, const float *sin, 
 
 INLINE Wide gated(Wide gate, Wide up)
 {
-    Wide e = exponential(choose(gate < 0, gate, -gate)); /* no more than 1: nothing overflows */
+    Wide e = exponential(choose(gate < 0, gate, -gate)); /* at most 1: no overflow */
     return choose(gate < 0, gate * e, gate) / (1 + e) * up;
 }
 
@@ -163,14 +163,14 @@ void sgl_silu_and_mul(const float *gate_up, float *out, int64_t rows, int64_t n)
 
 /* ---- Attention ----
  *
- * A kv head's keys are taken tile by tile; a query's weighted sum of values is scaled down as larger scores come, and
- * divided by the sum of its weights at the end (online softmax: Milakov & Gimelshein 2018). */
+ * Online softmax (Milakov & Gimelshein 2018) over a kv head's keys, tile by tile: larger scores scale a query's sum
+ * of values down, and the sum of weights divides it at the end. */
 
-/* What all layers of a step have in common; see attention/cpu.py. */
+/* A step, for all layers; see attention/cpu.py. */
 typedef struct {
     const int32_t *pages;                     /* [rows, table_width] */
     const int32_t *starts, *q_lens, *kv_lens; /* [rows]: first token, number of tokens, of keys */
-    const int32_t *shared_keys;               /* [rows]: keys at the beginning that a row's group attends to */
+    const int32_t *shared_keys;               /* [rows]: leading keys that a row's group attends to */
     const int32_t *groups, *members;          /* group g: rows members[groups[g]] … members[groups[g + 1] - 1] */
     const int32_t *blocks;                    /* [num_blocks, 2]: a row, and the first of its queries in the block */
     float *most, *total;                      /* [tokens, num_heads]: workspace */
@@ -181,13 +181,13 @@ typedef struct {
 typedef struct {
     const float *query, *keys, *values;
     float *out;
-    int64_t window; /* 0: all is seen */
+    int64_t window; /* 0: none */
 } Layer;
 
 typedef struct {
     const float *query;
-    float *out, *most, *total; /* weighted values, largest score and weights so far */
-    int64_t first, last;       /* positions that it sees */
+    float *out, *most, *total; /* sum of values, largest score, sum of weights so far */
+    int64_t first, last;       /* visible positions */
 } Query;
 
 typedef struct {
@@ -196,7 +196,7 @@ typedef struct {
     float keys[MOST_HEAD_DIM * TILE]; /* [head_dim, TILE] */
 } Tile;
 
-/* Eight numbers of each of eight rows, to columns that are TILE apart. */
+/* Transpose 8 x 8 numbers to columns that are TILE apart. */
 INLINE void transpose(const float *const *rows, int64_t column, float *to)
 {
     Eight a[8], b[8];
@@ -217,7 +217,7 @@ INLINE void transpose(const float *const *rows, int64_t column, float *to)
     }
 }
 
-/* A row's keys of a kv head from `position` on: up to `stop`, or as many as a tile holds. */
+/* Load a row's keys of a kv head from `position`, up to `stop` or a full tile. */
 static void gather(const Step *step, const Layer *layer, int64_t row, int64_t kv_head, int64_t position, int64_t stop,
                    Tile *tile)
 {
@@ -234,7 +234,7 @@ static void gather(const Step *step, const Layer *layer, int64_t row, int64_t kv
         if (++offset == step->page_size)
             page++, offset = 0;
     }
-    for (int64_t i = tile->count; i % 8; i++) { /* eight at a time: some that nobody sees */
+    for (int64_t i = tile->count; i % 8; i++) { /* pad to multiples of eight with unseen keys */
         keys[i] = keys[0];
         tile->values[i] = tile->values[0];
     }
@@ -243,7 +243,7 @@ static void gather(const Step *step, const Layer *layer, int64_t row, int64_t kv
             transpose(keys + i, d, tile->keys + d * TILE + i);
 }
 
-/* The weights [some, TILE] of a tile's keys, which fill so many vectors, for some queries. */
+/* The weights [some, TILE] of a tile's keys (in so many vectors) for some queries. */
 INLINE void weigh(const Step *step, const Tile *tile, const Query *queries, float *weights, int some, int vectors)
 {
     const WideInt order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -284,7 +284,7 @@ INLINE void weigh(const Step *step, const Tile *tile, const Query *queries, floa
     }
 }
 
-/* Adds a tile's values, weighted, for some queries; two keys at a time, whose sums do not wait for each other. */
+/* Add a tile's weighted values for some queries, two keys at a time with independent sums. */
 INLINE void add_values(const Step *step, const Tile *tile, const Query *queries, const float *weights, int some)
 {
     int64_t d = 0;
@@ -338,7 +338,7 @@ INLINE void attend_all(const Step *step, const Tile *tile, const Query *queries,
 
 static void attend(const Step *step, const Tile *tile, const Query *queries, int64_t count)
 {
-    /* Constants, so that scores stay in registers. */
+    /* constants keep scores in registers */
     if (tile->count <= WIDE)
         attend_all(step, tile, queries, count, 1);
     else if (tile->count <= 2 * WIDE)
@@ -349,14 +349,14 @@ static void attend(const Step *step, const Tile *tile, const Query *queries, int
         attend_all(step, tile, queries, count, 4);
 }
 
-/* Which position a query at another one sees first. */
+/* The first position that a query sees. */
 INLINE int64_t first_seen(const Layer *layer, int64_t position)
 {
     return layer->window && position >= layer->window ? position - layer->window + 1 : 0;
 }
 
-/* Appends a row's queries of a kv head, token by token and in a token head by head, from number `from` on, while there
- * is room; returns how many there are then. */
+/* Append a row's queries of a kv head, by token, then head, from number `from` on, while there is room; returns their
+ * number then. */
 static int64_t append(const Step *step, const Layer *layer, int64_t row, int64_t kv_head, int64_t from, Query *queries,
                       int64_t count)
 {
@@ -381,7 +381,7 @@ static void begin(const Step *step, const Query *queries, int64_t count)
     }
 }
 
-/* What a group's rows share, of one kv head: each tile for all of them. */
+/* Attend to a group's shared keys of one kv head, each tile for all rows. */
 static void attend_shared(const Step *step, const Layer *layer, int64_t group, int64_t kv_head)
 {
     const int32_t *members = step->members + step->groups[group];
@@ -407,7 +407,7 @@ static void attend_shared(const Step *step, const Layer *layer, int64_t group, i
     }
 }
 
-/* The other keys, of one kv head, that a block of a row's queries sees. */
+/* Attend to the other visible keys of one kv head for a block of a row's queries. */
 static void attend_block(const Step *step, const Layer *layer, const int32_t *block, int64_t kv_head)
 {
     Tile tile;
@@ -429,7 +429,7 @@ static void attend_block(const Step *step, const Layer *layer, const int32_t *bl
 }
 
 /* One layer's attention. query, out: [tokens, num_heads, head_dim]; keys, values: [pages, page_size, num_kv_heads,
- * head_dim]. Groups may share keys only where no window hides any of them. */
+ * head_dim]. Groups may share keys only if no window hides any. */
 void sgl_attend(const Step *step, const float *query, const float *keys, const float *values, float *out,
                 int64_t window)
 {

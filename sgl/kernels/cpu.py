@@ -1,7 +1,6 @@
-"""A CPU's kernels in float32: cpu.c, compiled for the processor it runs on and called with tensors.
+"""CPU kernels in float32: cpu.c, compiled on first use (a second, once a machine).
 
-The compiler takes a second, once on a machine. Where there is none, and for other numbers than float32, the plain torch
-references do the same.
+Without a compiler, and for other dtypes, the plain torch references run instead.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sgl import native_code
 from sgl.native_code import CannotCompile
 
 MOST_HEAD_DIM = 256
-MOST_QUERIES = 64  # of a block of attention's
+MOST_QUERIES = 64  # in one block of attention
 
 _FLAGS = (
     *("-fopenmp", "-fno-math-errno"),
@@ -31,8 +30,8 @@ _FUNCTIONS = {
 
 
 def takes(*tensors: torch.Tensor) -> bool:
-    """Whether these kernels are for such numbers, and can be had."""
-    for x in tensors:  # a step asks for each call: a generator would take twice as long
+    """Whether these kernels support such tensors and could be compiled."""
+    for x in tensors:  # called often; a generator would take twice as long
         if not x.is_cpu or x.dtype != torch.float32 or x.requires_grad:
             return False
     return why_not() is None
@@ -40,7 +39,7 @@ def takes(*tensors: torch.Tensor) -> bool:
 
 @functools.cache
 def why_not() -> str | None:
-    """Why these kernels cannot be had here; None: they can. The first call compiles them, once on a machine."""
+    """Why the kernels cannot be compiled here; None: they can. The first call compiles them."""
     try:
         library()
     except CannotCompile as error:
@@ -50,8 +49,8 @@ def why_not() -> str | None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels, by their names in cpu.c. Raises CannotCompile."""
-    # A second runtime of OpenMP would keep threads of its own, which wait for work on the same cores.
+    """The compiled kernels by their names in cpu.c. Raises CannotCompile."""
+    # Share torch's OpenMP: a second one would keep its own threads, which wait on the same cores.
     runtimes = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     if not runtimes:
         raise CannotCompile("this torch brings no libgomp, whose threads they would share")

@@ -1,7 +1,6 @@
-"""Copies small host arrays to the device through pinned buffers that are reused.
+"""Copies small host arrays to the device through reused pinned buffers.
 
-A step allocates no pinned memory and never waits for the device. Everything goes in stream order: what is enqueued
-after a copy sees it, and what was enqueued before does not.
+A step allocates no pinned memory and never waits for the device. Everything is in stream order.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-_BUFFERS = 16  # a buffer is written again so many uploads later, of which a step makes up to 9
+_BUFFERS = 16  # a step makes up to 9 uploads, so a buffer is long read when its turn comes
 ALIGNMENT = 16  # bytes, of every array in a copy
-_KERNEL_BYTES = 1 << 18  # up to which a kernel copies sooner than a copy engine
+_KERNEL_BYTES = 1 << 18  # below, a kernel copies faster than a copy engine
 
 
 class Uploader:
-    """Copies small host arrays to the device, all arrays of a call in one copy. Copies of up to `most` bytes find
-    their buffers there, num_buffers of them: a pinned one takes milliseconds to make."""
+    """Copies the arrays of a call to the device at once. Buffers for copies of up to `most` bytes are made now:
+    pinning memory takes milliseconds."""
 
     def __init__(self, device: torch.device, most: int = 0, num_buffers: int = _BUFFERS) -> None:
         self._device = device
@@ -40,7 +39,7 @@ class Uploader:
         return views_into(on_device, arrays)
 
     def upload_into(self, target: torch.Tensor, *arrays: npt.NDArray[Any]) -> None:
-        """Overwrite the beginning of target, uint8 [n] on the device: `views_into` says where each array lies."""
+        """Overwrite the beginning of target, uint8 [n] on the device, in the layout of `views_into`."""
         if self._device.type == "cpu":
             for part, array in zip(views_into(target, arrays), arrays, strict=True):
                 part.copy_(torch.from_numpy(array))
@@ -59,7 +58,7 @@ class Uploader:
         if size > _KERNEL_BYTES:
             target[:size].copy_(staging[:size], non_blocking=True)
         else:
-            # Triton is imported where a kernel of it runs.
+            # imported only where a Triton kernel runs
             from sgl.kernels import staging_triton
 
             staging_triton.copy_(target[:size].view(torch.int64), staging[:size].view(torch.int64))
@@ -70,20 +69,20 @@ class Uploader:
         self._next = (index + 1) % len(self._buffers)
         held = self._buffers[index]
         if held is not None:
-            held[1].synchronize()  # whether its copy has been read: long past in steady state
+            held[1].synchronize()  # waits until its copy was read: long past in steady state
         if held is None or len(held[0]) < size:
             self._buffers[index] = held = pinned_buffer(max(2 * size, 1 << 16))
         return held[0], held[0].numpy(), held[1]
 
 
 def pinned_buffer(num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Memory of the host that a copy may read while others go on, and the event that says when it has been read."""
+    """Host memory for asynchronous copies, and the event that tells when it was read."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True), event
 
 
 def views_into(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[torch.Tensor]:
-    """Views of buffer, uint8 [n], that lie where an upload of the arrays puts them, with their dtypes and shapes."""
+    """Views of buffer, uint8 [n], where an upload of the arrays puts them, with their dtypes and shapes."""
     parts, offset = [], 0
     for array in arrays:
         part = buffer[offset : offset + array.nbytes].view(_torch_dtype(array.dtype))
@@ -94,7 +93,7 @@ def views_into(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> li
 
 @functools.cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """NumPy's name of a dtype."""
+    """The NumPy equivalent of a dtype."""
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 

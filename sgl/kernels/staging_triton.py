@@ -1,7 +1,6 @@
-"""Copies between pinned memory and the device as a Triton kernel, which reads or writes the host's memory itself.
+"""Copies between pinned memory and the device with a Triton kernel that accesses host memory itself.
 
-A few kilobytes take a kernel 2 to 3 µs; a copy engine takes as long, and the GPU another 5 to 10 to hand over to it
-and back. Imported only where Triton is.
+A few kilobytes take a kernel 2 to 3 µs. A copy engine takes as long, plus 5 to 10 µs for switching to it and back.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -19,8 +18,8 @@ _BLOCK = 1024
 
 
 def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Like `target.copy_(source, non_blocking=True)` for contiguous tensors of as many integers: one on the device, the
-    other there or pinned. What does not fit target's dtype is cut off."""
+    """`target.copy_(source, non_blocking=True)` for contiguous integer tensors of equal size: one on the device,
+    the other there or pinned. Values that do not fit target's dtype are truncated."""
     device = target.device if target.is_cuda else source.device
     grid = (triton.cdiv(source.numel(), _BLOCK),)
     is_host = not source.is_cuda
@@ -31,8 +30,8 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
 def _copy(source, target, size, is_host: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr):
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < size
-    # What the host wrote is there before the kernel ahead has ended. Kernels behind may read early what it planned, so
-    # that none of them is set up before this one ends.
+    # Host data is ready before the previous kernel ends. Later kernels may read this copy's result early, so they
+    # must not start before it ends.
     if overlaps and not is_host:
         gdc_launch_dependents()
         gdc_wait()
