@@ -71,8 +71,8 @@ class Weights:
                     setattr(layer, name, Fp8Matrix.of(matrix))
 
     def pack(self) -> None:
-        """Pack matrices for the CPU where possible. Packed copies replace the originals, except a small tied head;
-        a large one stays unpacked."""
+        """Pack matrices for the CPU where possible. A packed matrix replaces its original, unless that is small; a
+        large tied head stays unpacked."""
         for layer in self.layers:
             for name in _MATRICES:
                 matrix = getattr(layer, name)
