@@ -1,8 +1,7 @@
 """Prefixes that running requests compute now, so that others wait instead of computing them, too.
 
-It knows keys and owners but no tree nodes: an announcement outlives splits, evictions and chunks, and what its
-owner has inserted already is a cache hit. The scheduler announces each admitted prompt and asks before it admits
-the next.
+Keys and owners only: an announcement outlives splits, evictions and chunks; inserted parts are cache hits. The
+scheduler announces each admitted prompt and asks before admitting the next.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class Pending(NamedTuple):
 
 
 class InFlight:
-    """Which owner computes which key. Owners are the caller's numbers, with at most one key each.
+    """Which owner computes which key; owners are the caller's numbers, with one key each.
 
-    Each namespace keeps its keys sorted, so the longest common prefix is beside the bisection point: O(log owners).
+    Keys are sorted in each namespace, so the longest common prefix is beside the bisection point: O(log owners).
     """
 
     def __init__(self, page_size: int) -> None:
@@ -39,7 +38,7 @@ class InFlight:
         return owner in self._key_of
 
     def begin(self, owner: int, key: bytes, namespace: str | None = None) -> None:
-        """`owner` starts to compute `key` and will insert its whole pages as they are done."""
+        """`owner` starts to compute `key` and inserts whole pages as they are done."""
         assert owner not in self._key_of, f"request {owner} has announced a key already"
         self._key_of[owner] = (namespace, key)
         keys = self._sorted.setdefault(namespace, [])
@@ -57,7 +56,7 @@ class InFlight:
             del self._sorted[namespace]
 
     def find(self, asker: int, key: bytes, cached_len: int, namespace: str | None = None) -> Pending | None:
-        """The owner other than `asker` with the longest common prefix, if that exceeds `cached_len` tokens."""
+        """The other owner with the longest common prefix, if longer than `cached_len` tokens."""
         keys = self._sorted.get(namespace)
         if keys is None:
             return None

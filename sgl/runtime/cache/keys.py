@@ -1,7 +1,4 @@
-"""Token ids as `bytes`, the form in which the cache stores and compares them.
-
-A key is the int32 ids in memory order: memcmp compares prefixes, and the cache never loops over tokens in Python.
-"""
+"""Token ids as `bytes`: int32 in memory order, so that memcmp compares prefixes and no Python loop visits tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ def key_of(token_ids: npt.ArrayLike) -> bytes:
 
 
 def common_prefix(left: bytes, right: bytes, start: int, unit: int) -> int:
-    """Length of the common prefix of `left` and `right[start:]` in bytes, rounded down to `unit`.
+    """Bytes that `left` and `right[start:]` have in common, rounded down to `unit`.
 
-    Gallops with doubling strides, then bisects: O(result), a few microseconds for thousands of tokens.
+    Gallops, then bisects: O(result), a few microseconds for thousands of tokens.
     """
     limit = min(len(left), len(right) - start)
     limit -= limit % unit

@@ -1,7 +1,6 @@
 """Proves that every page has one owner and that the radix tree's counters are true.
 
-It changes nothing and reports problems instead of raising. It walks the whole tree, so it is for tests and idle
-moments.
+It changes nothing and reports instead of raising. It walks the whole tree: for tests and idle moments.
 """
 
 from __future__ import annotations
@@ -20,11 +19,8 @@ from sgl.runtime.cache.radix import Node, RadixCache
 def check(
     pool: PagePool, cache: RadixCache, private: Iterable[Int32Array], locked: Iterable[Node] | None = None
 ) -> list[str]:
-    """Problems, one sentence each.
-
-    `private`: the pages of every live request's private tail. `locked`: one node for each held lock; without it,
-    locks are only checked for consistency along the tree.
-    """
+    """Problems, one sentence each. `private`: the pages of every live private tail. `locked`: a node for each held
+    lock; without it, locks are only checked along the tree."""
     nodes = list(_walk(cache.root))
     problems = _check_pages(pool, nodes, list(private))
     problems += _check_shape(cache, nodes)

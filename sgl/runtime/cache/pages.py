@@ -29,8 +29,8 @@ OWNER_NAMES: Final = ("free", "private", "in the tree", "the dummy page")
 class PagePool:
     """`num_pages` pages of `page_size` tokens, including the dummy page 0, which is never handed out.
 
-    Each method costs a few NumPy calls, whatever the pool's size. Forbidden moves (a double free, a page listed
-    twice) assert before anything changes.
+    A method costs a few NumPy calls, whatever the pool's size. Forbidden moves (a double free, a page listed twice)
+    assert before anything changes.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:

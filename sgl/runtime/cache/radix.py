@@ -26,7 +26,7 @@ from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix
 from sgl.runtime.cache.pages import PagePool
 
 Edge = bytes | tuple[str | None, bytes]
-"""How a parent finds a child: the child's first page of tokens; below the root with the namespace."""
+"""The child's first page of tokens; below the root with the namespace."""
 
 _NO_PAGES: Final[Int32Array] = np.empty(0, np.int32)
 
@@ -129,8 +129,8 @@ class RadixCache:
         return match.node.length == match.length and match.next_edge not in match.node.children
 
     def refresh(self, match: Match, key: bytes) -> Match:
-        """The current match of the same `key`: `match` itself, without touching access times, if still current.
-        Otherwise the search continues from what is left of it."""
+        """The current match of `key`: `match` itself if current, without touching access times, else searched on
+        from what is left of it."""
         if self.is_current(match):
             return match
         start = match.node if match.node.length else self.root
@@ -142,7 +142,7 @@ class RadixCache:
         return Match(node, node.length, namespace, self._edge(node, key, node.length * TOKEN_BYTES, namespace))
 
     def _walk(self, node: Node, key: bytes, start: int, namespace: str | None) -> Node:
-        """Descend from `node` along `key[start:]` for as many whole pages as are stored, and split there."""
+        """Descend along `key[start:]` as far as whole pages are stored, and split there."""
         edge = self._edge(node, key, start, namespace)
         while edge is not None and (child := node.children.get(edge)) is not None:
             if not key.startswith(child.key, start):
@@ -166,10 +166,9 @@ class RadixCache:
     ) -> Inserted:
         """Store `key`, whose KV lies in `pages` (int32, one for each page of `key`), below the root or `after`.
 
-        Stored pages stay; the caller's pages for the same tokens are returned as duplicates: rewrite the page
-        table, then free them. The rest pass from PRIVATE to the tree. Nothing is locked: lock the returned node
-        before anything may evict. `after` is a node that the caller has locked; `key` and `pages` then follow it,
-        so the cost does not depend on what comes before.
+        Already stored pages stay, and the caller's are returned as duplicates: rewrite the page table, then free
+        them. The rest pass from PRIVATE to the tree. Lock the returned node before anything may evict. `after` is a
+        node locked by the caller, which `key` and `pages` follow; what comes before it costs nothing.
         """
         assert len(key) == len(pages) * self._page_bytes, f"{len(pages)} pages do not hold {len(key)} bytes of key"
         base = self.root if after is None else after
@@ -204,7 +203,7 @@ class RadixCache:
         return leaf
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut `node` after `at` bytes (whole pages) of its key. Returns the new node above, which takes these."""
+        """Cut `node` after `at` bytes (whole pages) of its key; returns the new node above."""
         num_pages = at // self._page_bytes
         parent = node.parent
         assert parent is not None, "the root spans nothing that could be split"
@@ -229,7 +228,7 @@ class RadixCache:
         return self._next_id - 1
 
     def _touch(self, node: Node) -> None:
-        """Make the unlocked part of the path to `node` the most recently used, each node before its parent."""
+        """Make the path's unlocked nodes the most recently used, each before its parent."""
         while not node.lock_ref and node.parent is not None:
             self.lru.move_to_end(node)
             node = node.parent
@@ -258,8 +257,8 @@ class RadixCache:
             self.unlock(old)
 
     def _lock_up_to(self, held: Node | None, node: Node) -> bool:
-        """Add one holder from `node` up to the root, or up to below `held`, whose lock covers the rest. Returns
-        whether it reached `held`."""
+        """Add a holder from `node` up to the root, or up to below `held`, whose lock covers the rest; returns
+        whether it met `held`."""
         assert node.length or node is self.root, f"{node} cannot be locked: it is gone from the tree"
         above: Node | None = node
         while above is not None and above is not held:
@@ -283,8 +282,8 @@ class RadixCache:
         return self.pool.alloc(num_pages)
 
     def evict(self, num_pages: int) -> int:
-        """Free that many pages, or all unlocked ones if fewer: least recently used leaves first, each from its end.
-        Returns how many it freed."""
+        """Free that many pages, or all unlocked ones: least recently used leaves first, each from its end. Returns
+        the number."""
         missing = wanted = min(num_pages, self.evictable_pages)
         freed: list[Int32Array] = []
         while missing > 0:
