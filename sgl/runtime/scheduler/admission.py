@@ -1,8 +1,5 @@
-"""Whether one more request fits: simulates how running requests grow and when they release pages.
-
-Time is exact, growth is rounded up by at most a page for each request. `OutputLengths` estimates output lengths
-from finished requests.
-"""
+"""Admission: simulates how running requests grow and release pages. Growth is rounded up by at most a page for each
+request; `OutputLengths` estimates output lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _ENOUGH = 8  # ratios
 
 
 class OutputLengths:
-    """Expects outputs to reach the 0.9 quantile of recent ratios output / max_new_tokens."""
+    """Expects the 0.9 quantile of recent ratios output / max_new_tokens."""
 
     def __init__(self, conservativeness: float = 1.0) -> None:
         self._conservativeness = conservativeness
@@ -64,8 +61,8 @@ class ReleaseSimulation:
         self._most_grown = 0  # pages, if none are released before all have ended
 
     def add(self, remaining: int, known_len: int, held_pages: int, released_pages: int) -> None:
-        """Add a request that computes its known_len tokens at once, then `remaining` more one by one. It holds
-        held_pages now; at its end it releases released_pages of them and all that it grew."""
+        """Add a request that computes known_len tokens at once, then `remaining` more one by one. At its end it
+        releases released_pages of its held_pages, and all that it grew."""
         needed = max(0, -(-known_len // self._page_size) - held_pages)
         self._available -= needed
         self._needed.append(needed)
@@ -79,7 +76,7 @@ class ReleaseSimulation:
         """Whether free pages suffice at every moment."""
         if self._available < 0:
             return False
-        if self._available >= self._most_grown:  # the usual case; the rest takes 50 µs
+        if self._available >= self._most_grown:  # usual; the rest takes 50 µs
             return True
         remaining = np.array(self._remaining, np.int64)
         order = np.argsort(remaining, kind="stable")
@@ -87,7 +84,7 @@ class ReleaseSimulation:
         slack, released = np.array(self._slack)[order], np.array(self._released)[order]
         alive = np.arange(len(order), 0, -1)
         slack_alive = np.cumsum(slack[::-1])[::-1]
-        # Each live request grew by ceil((t - slack) / page_size) pages, rounded up by less than one page:
+        # Each request grew by ceil((t - slack) / page_size) pages, rounded up by less than one:
         grown = (alive * (remaining + self._page_size - 1) - slack_alive) // self._page_size
         freed = np.cumsum(released) - released
         return bool((self._available + freed - grown >= 0).all())
@@ -103,5 +100,5 @@ class ReleaseSimulation:
         self._released.pop()
 
     def _growth(self, remaining: int, slack: int) -> int:
-        """Pages for that many tokens, `slack` of which fit into held pages."""
+        """Pages for tokens beyond `slack`."""
         return max(0, -(-(remaining - slack) // self._page_size))

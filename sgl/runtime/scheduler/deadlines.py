@@ -11,8 +11,7 @@ MAX_EXPIRED = 256
 
 
 class Deadlines:
-    """Watches requests with a deadline. Ended ones leave lazily: when they reach the top, or when they outnumber
-    the rest."""
+    """Requests with a deadline. Ended ones are dropped lazily."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
@@ -29,7 +28,7 @@ class Deadlines:
         self._num_live -= request.is_timed
 
     def expired(self, now: float, most: int) -> list[Request]:
-        """Up to `most` requests whose deadline has passed; each is returned once."""
+        """Up to `most` requests whose deadline has passed, each once."""
         late: list[Request] = []
         while self._heap and self._heap[0][0] <= now and len(late) < most:
             _, _, request = heappop(self._heap)
@@ -42,7 +41,7 @@ class Deadlines:
         return late
 
     def __len__(self) -> int:
-        """Entries, including ended requests."""
+        """Includes ended requests."""
         return len(self._heap)
 
     def _watch(self, request: Request) -> None:
@@ -53,7 +52,6 @@ class Deadlines:
 
 
 def _next_deadline(request: Request) -> float:
-    """The queue deadline applies until the first row, the other always."""
     deadline = request.deadline if request.deadline is not None else float("inf")
     if request.queue_deadline is not None and request.phase is Phase.WAITING and not request.num_retractions:
         return min(deadline, request.queue_deadline)

@@ -1,7 +1,6 @@
-"""Locks on cached prefixes for those who do not run: a waiting program keeps its pages this way.
+"""Locks on cached prefixes for waiting programs.
 
-Running requests have precedence: the scheduler drops the oldest leases before it retracts or refuses a request. A
-holder reads `lost` to learn whether its lease still stands.
+The scheduler drops the oldest leases before it retracts or refuses a request; a holder then finds `lost` set.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Leases:
 
     def __init__(self, cache: RadixCache) -> None:
         self.num_pages = 0
-        """Sum of the leases' `num_pages`: roughly what would become evictable without them."""
+        """Roughly what would become evictable without leases."""
         self._cache = cache
         self._leases: dict[Lease, None] = {}  # oldest first
 
@@ -41,7 +40,7 @@ class Leases:
         return (lease.node for lease in self._leases)
 
     def take(self, key: bytes, namespace: str | None) -> Lease | None:
-        """Lock the cached prefix of a key; None if there is none."""
+        """Lock a key's cached prefix; None if there is none."""
         match = self._cache.match(key, namespace)
         if not match.length:
             return None
@@ -59,13 +58,13 @@ class Leases:
             self._unlock(lease)
 
     def expire(self, lease: Lease) -> None:
-        """Take it from all its holders: nobody returned to it in time."""
+        """Take it from all holders: nobody returned in time."""
         if lease.lost is None:
             self._unlock(lease)
             lease.lost = "expired"
 
     def drop_oldest(self) -> bool:
-        """Take the oldest lease from its holders because pages are needed; False if there is none."""
+        """Take the oldest lease: its pages are needed. False if there is none."""
         oldest = next(iter(self._leases), None)
         if oldest is None:
             return False

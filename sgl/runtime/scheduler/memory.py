@@ -1,8 +1,8 @@
-"""The pages of every running request: its row of the page table and its place in the radix tree.
+"""The pages of running requests: their rows of the page table and places in the radix tree.
 
-A row's pages are [lent by the tree | shared with it | private tail]. The tree owns those of the first
-`request.tree_len` tokens, kept by one lock on `request.node`. Changes of the page table are collected for the next
-batch. The only policy here: running requests come before leases.
+A row's pages are [lent by the tree | shared with it | private tail]; the tree owns the first `request.tree_len`
+tokens, held by one lock on `request.node`. Changes of the page table wait for the next batch. Running requests take
+precedence over leases.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class RowMemory:
         return self.pool.num_free + self.cache.evictable_pages
 
     def pop_page_writes(self) -> Int32Array:
-        """The page table's changes since the last batch, [n, 3] of (row, index, page), each place once."""
+        """The page table's changes since the last batch, [n, 3] of (row, index, page), without repeats."""
         writes, self._page_writes = self._page_writes, []
         return np.concatenate(writes) if writes else np.empty((0, 3), np.int32)
 
     def current_match(self, request: Request) -> Match:
-        """The longest cached prefix that a waiting request may use, looked up again only after a change."""
+        """A waiting request's longest usable cached prefix, looked up again only after a change."""
         match = request.match
         if match is None or not self.cache.is_current(match):
             key = request.key()[: 4 * request.match_limit]
@@ -55,14 +55,14 @@ class RowMemory:
         return match
 
     def computed_by(self, request: Request) -> int | None:
-        """The uid of a running request that will soon insert this one's next tokens into the tree."""
+        """The uid of a running request that will soon insert this one's next tokens."""
         cached_len = self.current_match(request).length
         key = request.key()[: 4 * request.match_limit]
         pending = self._in_flight.find(request.uid, key, cached_len, request.namespace)
         return None if pending is None else pending.owner
 
     def is_in_flight(self, uid: int) -> bool:
-        """Whether that request will still insert tokens into the tree."""
+        """Whether that request will still insert tokens."""
         return uid in self._in_flight
 
     def enter(self, request: Request) -> None:
@@ -78,7 +78,7 @@ class RowMemory:
             self._in_flight.begin(request.uid, request.key(), request.namespace)
 
     def leave(self, request: Request) -> None:
-        """Take the request's row away. Whole pages go to the tree, the rest to the free list."""
+        """Take the request's row. Whole pages go to the tree, others to the free list."""
         row = request.row
         assert request.node is not None, "a request with a row has its place in the tree"
         self.share(request)
@@ -91,7 +91,7 @@ class RowMemory:
         self._page_writes = [writes[writes[:, 0] != row] for writes in self._page_writes]
 
     def share(self, request: Request) -> None:
-        """Hand the request's full pages of known and computed tokens to the tree."""
+        """Hand full pages of known, computed tokens to the tree."""
         held, row = request.node, request.row
         assert held is not None, "a request with a row has its place in the tree"
         first = request.tree_len // self.page_size
@@ -109,11 +109,11 @@ class RowMemory:
             self.pool.free(inserted.duplicates)
 
     def prompt_is_computed(self, request: Request) -> None:
-        """No other request need wait for this prompt any more."""
+        """Nobody needs to wait for this prompt any more."""
         self._in_flight.end(request.uid)
 
     def reach(self, request: Request, end: int) -> int:
-        """Give the request pages up to token `end`, or as many as there are; returns the token reached."""
+        """Give the request pages up to token `end`, if available; returns the token reached."""
         held = int(self.rows.num_pages[request.row])
         self._reclaim(-(-end // self.page_size) - held)
         end = min(end, (held + self.available_pages) * self.page_size)
@@ -125,7 +125,7 @@ class RowMemory:
         return end
 
     def grow(self, rows: Int32Array) -> bool:
-        """Give each row one more page, or none of them; returns whether there were enough."""
+        """Give each row one more page, or none; returns which."""
         self._reclaim(len(rows))
         pages = self.cache.alloc(len(rows))
         if pages is None:
@@ -137,7 +137,6 @@ class RowMemory:
         return True
 
     def _reclaim(self, num_pages: int) -> None:
-        """Drop leases until that many pages are available, or no lease is left."""
         while self.available_pages < num_pages and self.leases.drop_oldest():
             pass
 

@@ -1,9 +1,8 @@
-"""One policy's order over waiting requests.
+"""One policy's order over waiting requests, without ever visiting all of them.
 
-No operation visits all of them. Requests with the same cached prefix (tree node) and the same next page form a
-group, since any change of the cache concerns all of them alike. A change marks one group stale; its members are
-rematched a few each round, oldest first. A group whose next page a running request computes is set aside until
-then. "Longest prefix" therefore means the longest known so far.
+Requests with the same cached prefix (tree node) and next page form a group, since changes of the cache concern them
+alike. A change marks its group stale; stale members are rematched a few each round, oldest first. A group whose
+next page is being computed is set aside. "Longest prefix" therefore means the longest known so far.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ class Prefixes(Protocol):
     """What the queue needs from the memory."""
 
     def current_match(self, request: Request) -> Match:
-        """The longest cached prefix that a waiting request may use."""
+        """See `RowMemory`."""
 
     def computed_by(self, request: Request) -> int | None:
-        """The uid of a running request that will soon insert this one's next tokens into the tree."""
+        """See `RowMemory`."""
 
     def is_in_flight(self, uid: int) -> bool:
-        """Whether that request still will."""
+        """See `RowMemory`."""
 
 
 class Group:
-    """Waiting requests with the same cached prefix and next page. `members` holds ranks instead of requests: ints
-    compare fast and the GC skips them."""
+    """Waiting requests with the same cached prefix and next page. `members` are ranks: ints compare fast and the GC
+    skips them."""
 
     __slots__ = ("blocked_by", "is_stale", "key", "length", "members", "size", "stamp")
 
@@ -108,7 +107,7 @@ class Order:
         return request.group is not None and request.group.stamp > 0
 
     def is_misplaced(self, request: Request) -> bool:
-        """Whether its match no longer fits its group, which then becomes stale."""
+        """Whether its match no longer fits its group, which becomes stale."""
         match = self._prefixes.current_match(request)
         if key_of(match) == request.group.key:
             return False
@@ -125,8 +124,8 @@ class Order:
         self._blocked.setdefault(owner, []).append(group)
 
     def begin_round(self, budget: int) -> int:
-        """Reoffer groups that are no longer blocked and rematch up to `budget` stale requests; returns the budget
-        left. Weights are frozen until `end_round`."""
+        """Reoffer unblocked groups and rematch up to `budget` stale requests; returns the budget left. Freezes
+        weights until `end_round`."""
         self._unblock()
         budget = self._match_again(budget)
         if self._subtrees is not None:
@@ -141,7 +140,7 @@ class Order:
     # ── what the cache tells ────────────────────────────────────────────────────────────────────────────────────
 
     def grown(self, node: Node, edge: Edge) -> None:
-        """`node` has a new child: whoever waits for that page has a longer prefix now."""
+        """See `radix.Watcher`: whoever waits for that page has a longer prefix now."""
         group = self._groups.get((node, node.length, edge))
         if group is not None:
             group.length = max(group.length, group.key[1] + 1)
@@ -171,13 +170,11 @@ class Order:
         return request is not None and request.group is group
 
     def _first(self, group: Group) -> Request:
-        """The first member of a group with any."""
         while not self._is_member(group, group.members[0]):
             heappop(group.members)
         return self._requests[group.members[0] & _ORDER]
 
     def _offer(self, group: Group) -> None:
-        """Let a group take part, at its present rank."""
         self._withdraw(group)
         group.stamp = next(self._stamps)
         self._offered[group.stamp] = group
@@ -201,7 +198,7 @@ class Order:
         return rank - (group.length << _ORDER_BITS) if self._policy == "lpm" else rank
 
     def _top(self) -> Group | None:
-        """The group of lowest rank. Groups whose rank rose are moved back first."""
+        """The group of lowest rank; risen groups are moved first."""
         heap = self._heap
         while heap:
             was, stamp = heap[0]

@@ -13,7 +13,7 @@ from sgl.runtime.scheduler.rows import RowTable
 
 @dataclass(slots=True)
 class Chunk:
-    """Known tokens [start, end) of a request, perhaps with its draft, computed in one step."""
+    """Known tokens [start, end) of a request, perhaps with its draft."""
 
     request: Request
     start: int
@@ -39,7 +39,7 @@ def assemble(
     setups: list[RowSetup],
     page_writes: Int32Array,
 ) -> Batch:
-    """The batch of these decodes, then chunks. Advances kv_len in the table and scored_len in the requests."""
+    """The batch of these decodes, then chunks. Advances kv_len and scored_len."""
     chunk_rows = np.array([chunk.request.row for chunk in chunks], np.int32)
     starts = np.array([chunk.start for chunk in chunks], np.int32)
     ends = np.array([chunk.end for chunk in chunks], np.int32)
@@ -75,7 +75,6 @@ def assemble(
 
 
 def _score(batch: Batch, b: int, chunk: Chunk) -> None:
-    """Ask for the logprobs of the prompt tokens after the chunk's positions, if wanted."""
     request = chunk.request
     first, last = max(chunk.start, request.scored_len), min(chunk.end, request.prompt_len - 1)
     if request.logprob_start is not None and first < last:

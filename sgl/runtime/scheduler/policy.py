@@ -1,9 +1,8 @@
-"""The waiting queue: who is admitted next.
+"""The waiting queue: who is admitted next, fairly between calls and with bounded waits.
 
-It shares fairly between calls and bounds every wait, but does not know whether a request fits. A request's rank
-depends on how many of its call waited when it came: rank 0 for the first `SHARE`, 1 for as many again, then for
-twice as many each time. Priority comes first, then rank, then the policy. A call thus waits for about twice its own
-number of another call's requests, and a call of 10^5 never blocks a single one.
+Priority comes first, then rank, then the policy. Rank depends on how many of the same call waited on arrival: 0 for
+the first `SHARE`, 1 for as many again, then for twice as many each time. A call thus waits for about twice its own
+number of another's requests, and a call of 10^5 never blocks a single one.
 
 A request is *overtaken* when a later one of another call is admitted before it. After `patience` times the oldest
 goes first, and nobody may pass.
@@ -55,7 +54,7 @@ class WaitingQueue:
         return self._num_waiting_for_grammar
 
     def add(self, request: Request) -> None:
-        """Append a request, or return a retracted one to its old place. Harmless if it waits already."""
+        """Append a request, or return a retracted one to its old place. Idempotent."""
         if request.order in self._requests:
             return
         request.order = request.order or next(self._numbers)
@@ -88,7 +87,7 @@ class WaitingQueue:
             self._overtaken = 0
 
     def admitted(self, request: Request) -> None:
-        """Remove a request that got a row, and count whom it overtook."""
+        """Remove a request that got a row; count whom it overtook."""
         self.remove(request)
         oldest = self._oldest()
         if (
@@ -108,12 +107,12 @@ class WaitingQueue:
                 request.standing.place(request)
 
     def is_aged(self, request: Request) -> bool:
-        """Whether nobody may pass this request any more."""
+        """Whether nobody may pass this request."""
         return self._overtaken >= self._patience and self._round(request) == self._round(self._oldest())
 
     def candidates(self) -> Generator[Request, None, None]:
-        """Requests that could run if they had a row, best first. The caller has each one `admitted` before the
-        next, or passes it over for this round. Close the iterator before anything else changes."""
+        """Requests that could run if they had a row, best first. Take each (`admitted`) or pass it over before the
+        next; close the iterator before anything else changes."""
         budget = _MATCHES_A_ROUND
         orders = list(self._orders)
         for order in orders:
@@ -148,19 +147,18 @@ class WaitingQueue:
     # ── what the cache tells ────────────────────────────────────────────────────────────────────────────────────
 
     def grown(self, node: Node, edge: Edge) -> None:
-        """`node` has a new child: whoever waits for that page has a longer prefix now."""
+        """See `radix.Watcher`."""
         for order in self._orders:
             order.grown(node, edge)
 
     def split(self, node: Node, upper: Node) -> None:
-        """`upper` is new, above `node`."""
+        """See `radix.Watcher`."""
         for order in self._orders:
             order.split(node, upper)
 
     # ── who is next ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _best(self) -> Request | None:
-        """The next request that is not set aside."""
         if self._overtaken >= self._patience:
             oldest = self._oldest()
             if oldest is not None and oldest.standing.takes_part(oldest):
@@ -175,7 +173,7 @@ class WaitingQueue:
         return found
 
     def _can_compute_nothing(self, request: Request) -> bool:
-        """For a request without its grammar: it was retracted, or all tokens but its last known one are cached."""
+        """Without its grammar: it was retracted, or only its last known token is uncached."""
         cached_len = self._prefixes.current_match(request).length
         return request.num_retractions > 0 or cached_len == request.num_known - 1
 
@@ -196,7 +194,7 @@ class WaitingQueue:
 
     @staticmethod
     def _round(request: Request | None) -> tuple[Hashable, ...] | None:
-        """The requests that age together: arrivals of one scheduling round, in a large call `SHARE` of them."""
+        """Requests that age together: arrivals of one scheduling round, of a large call `SHARE` of them."""
         if request is None:
             return None
         if request.call is None:

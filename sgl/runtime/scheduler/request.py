@@ -1,8 +1,5 @@
-"""One generation in flight, as the host sees it.
-
-A Request knows its tokens and how far they are computed, but no text and no device. The scheduler moves it through
-its phases; the loop reads its output.
-"""
+"""One generation in flight, as the host sees it: its tokens and how far they are computed, but no text and no
+device. The scheduler moves it through its phases; the loop reads its output."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ class Phase(Enum):
     PREFILL = "prefill"  # has a row; known tokens remain to be computed
     DECODE = "decode"  # has a row; samples one token each step
     VERIFY = "verify"  # has a row; a draft is being verified
-    DRAINING = "draining"  # its last token is sampled on the device, the host waits for it
+    DRAINING = "draining"  # its last token is sampled, but not on the host yet
     DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why a request ended. `matched` is the stop token id or the text of the stop, `stop` the stop string or the
-    source of the stop regex. A stop without either: the output is complete under its constraint."""
+    """Why a request ended. `matched`: the stop token id or stop text; `stop`: the stop string or source of the stop
+    regex. A stop without either: the output is complete under its constraint."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
@@ -68,7 +65,7 @@ class Request:
     num_retractions: int = 0
     num_forced: int = 0  # output tokens that were certain and not sampled
 
-    waits_for_grammar: bool = False  # its last known token waits until the constraint is compiled
+    waits_for_grammar: bool = False  # its last known token waits for the constraint
     tick: int = 0  # scheduling round of its arrival
     order: int = 0  # serial number of arrival; 0: never waited
     standing: Any = None  # the Order it waits in
@@ -96,7 +93,7 @@ class Request:
 
     @property
     def computable_len(self) -> int:
-        """How many of the tokens known at admission may be computed."""
+        """Tokens known at admission that may be computed."""
         return self.target_len - self.waits_for_grammar
 
     @property
@@ -123,8 +120,7 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """Most tokens that a cached prefix may cover: the last one, and every position whose logits are wanted,
-        must be computed."""
+        """Tokens that a cached prefix may cover: the last one and every scored position must be computed."""
         limit = self.num_known - 1
         if self.logprob_start is not None and self.scored_len < self.prompt_len - 1:
             limit = min(limit, self.scored_len)

@@ -1,7 +1,5 @@
-"""Host tables by request row: how far each row is computed, and its pages.
-
-They mirror the runner's device tables, in NumPy: a step over hundreds of rows is a few array operations.
-"""
+"""Host mirrors of the runner's tables by request row, in NumPy: a step over hundreds of rows is a few array
+operations."""
 
 from __future__ import annotations
 
@@ -40,14 +38,14 @@ class RowTable:
         return self.pages[row, : self.num_pages[row]]
 
     def append(self, row: int, pages: Int32Array) -> Int32Array:
-        """Add pages to a row; returns the page-table writes, [n, 3] of (row, index, page)."""
+        """Add pages; returns the page-table writes, [n, 3] of (row, index, page)."""
         start = int(self.num_pages[row])
         self.num_pages[row] = start + len(pages)
         self.pages[row, start : start + len(pages)] = pages
         return self.writes(row, start, len(pages))
 
     def writes(self, row: int, start: int, count: int) -> Int32Array:
-        """Page-table writes for `count` entries of a row from index `start`, [count, 3]."""
+        """Page-table writes for `count` entries from index `start`, [count, 3]."""
         writes = np.empty((count, 3), np.int32)
         writes[:, 0] = row
         writes[:, 1] = np.arange(start, start + count)

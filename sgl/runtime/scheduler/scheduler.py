@@ -1,7 +1,6 @@
 """Decides what each step computes: who runs, who waits, who is retracted.
 
-The step's token budget goes to decodes first, then to started prompts, then to new ones. Plain ints and NumPy only;
-the loop brings batches to a runner and results back.
+The token budget goes to decodes, then to started prompts, then to new ones. Plain ints and NumPy only.
 """
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ class Scheduler:
         self._deadlines.add(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request in any phase. On return its pages are free or evictable; a pending result for it will be
-        ignored. Idempotent."""
+        """End a request in any phase; its pages become free or evictable, pending results are ignored. Idempotent."""
         if request.phase is Phase.DONE:
             return
         if request.phase is Phase.WAITING:
@@ -128,14 +126,14 @@ class Scheduler:
                 self._lengths.finished(len(request.output_ids), request.max_new_tokens)
 
     def grammar_is_ready(self, request: Request) -> None:
-        """The constraint is compiled: compute the request's last known token, too."""
+        """The constraint is compiled: compute the last known token, too."""
         if request.waits_for_grammar:
             self.queue.grammar_is_ready(request)
 
     def append(self, request: Request, token_ids: Sequence[int], draft: int | None = None) -> None:
         """Append certain tokens to a request that was just advanced: the next step computes them and samples what
-        follows, with a draft perhaps two tokens. A step in flight that computes the previous last token is in vain:
-        its sample is dropped. A draft alone then changes nothing."""
+        follows, with a draft perhaps two tokens. The sample of a step in flight for it is dropped; a draft alone
+        then changes nothing."""
         if not token_ids and self._rows.kv_len[request.row] == request.num_known:
             return
         request.output_ids.extend(token_ids)
@@ -151,7 +149,6 @@ class Scheduler:
             request.target_len += draft is not None
 
     def _extend(self, request: Request) -> None:
-        """Compute the known tokens of a decoding request next."""
         request.phase = Phase.PREFILL
         request.target_len = request.num_known
         self._rows.samples_left[request.row] = request.max_new_tokens - len(request.output_ids)
@@ -178,13 +175,13 @@ class Scheduler:
         return self.queue.num_waiting_for_grammar > 0 or any(r.waits_for_grammar for r in self._running.values())
 
     def expire(self, most: int = MAX_EXPIRED) -> list[Request]:
-        """Up to `most` requests whose deadline has passed, for the caller to finish; each is returned once."""
+        """Up to `most` requests whose deadline has passed, each once, for the caller to finish."""
         return self._deadlines.expired(self._clock(), most) if self._deadlines else []
 
     # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> Step | None:
-        """Build the next batch; None if nothing can run before a result or request arrives."""
+        """Build the next batch; None if nothing can run now."""
         self._tick += 1
         setups: list[RowSetup] = []
         while True:
@@ -201,21 +198,21 @@ class Scheduler:
             if held and (len(held) < len(stuck) or self.queue.num_waiting_for_grammar < len(self.queue)):
                 self._retract(held[-1])
             elif not held and len(stuck) > 1:
-                self._retract(stuck[-1])  # all wait for pages that they hold themselves
+                self._retract(stuck[-1])  # they wait for pages that they hold themselves
             else:
                 return None
 
     def launched(self, step: Step) -> None:
-        """Call it after the launch: later steps may share this batch's prompt pages, since steps run in order."""
+        """Call it after the launch: from the next step on, this batch's prompt pages may be shared."""
         for request in step.requests[step.num_decodes :]:
             self.memory.share(request)
             if self._rows.kv_len[request.row] >= request.computable_len:
                 self.memory.prompt_is_computed(request)
 
     def handle(self, step: Step, result: StepResult) -> Iterator[list[Request]]:
-        """Take in a step's result. Yields groups of requests with one more output token, or that wanted none and
-        are computed. A request whose draft is accepted appears again in the next group, unless the caller has ended
-        it or appended to it. Requests that ended before are skipped."""
+        """Take in a step's result. Yields groups of requests with one more output token (or computed, if they want
+        none). A request whose draft is accepted returns in the next group, unless the caller ended it or appended
+        to it. Ended requests are skipped."""
         for b, logprobs in result.input_logprobs.items():
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
@@ -244,7 +241,7 @@ class Scheduler:
         return _groups(advanced, verified)
 
     def _verified(self, request: Request, check: int, token: int) -> Iterator[Request]:
-        """Append the token sampled in place of the draft, and if they are equal, the one sampled after it."""
+        """Append the token sampled in place of the draft, and if equal, the next one."""
         stands = check == request.draft
         self._rows.kv_len[request.row] -= not stands  # the draft's KV will be overwritten
         request.draft, request.phase = None, Phase.DECODE
@@ -260,12 +257,11 @@ class Scheduler:
     # ── what goes into a batch ──────────────────────────────────────────────────────────────────────────────────
 
     def _prompt_budget(self, num_decodes: int) -> int:
-        """Prompt tokens in this step: what decodes leave, at least one."""
         budget = self.limits.step_budget
         return _NO_BUDGET if budget is None else max(budget - num_decodes, 1)
 
     def _grow_decodes(self) -> list[Request]:
-        """The requests that decode in this step, each with a page to write to. Sets _decode_rows alike."""
+        """The requests that decode in this step, each with a page to write to. Also sets _decode_rows."""
         table, page_size = self._rows, self.memory.page_size
         while True:
             if self._decodes is None:
@@ -286,7 +282,6 @@ class Scheduler:
             return writable
 
     def _continue_prompts(self, budget: int) -> list[Chunk]:
-        """Chunks of admitted requests with uncomputed known tokens."""
         chunks: list[Chunk] = []
         for request in self._running.values():
             if budget <= 0:
@@ -302,7 +297,6 @@ class Scheduler:
         return chunks
 
     def _admit(self, budget: int, setups: list[RowSetup]) -> list[Chunk]:
-        """Give rows to waiting requests while rows, budget and pages last."""
         chunks: list[Chunk] = []
         if budget <= 0 or not self._rows.num_free or not len(self.queue):
             return chunks
@@ -342,7 +336,7 @@ class Scheduler:
         )
 
     def _give_row(self, request: Request, simulation: ReleaseSimulation) -> bool:
-        """Give the request a row and its cached prefix, if the simulation has room or nothing else runs."""
+        """Give the request a row and its cached prefix, if it fits or nothing else runs."""
         memory = self.memory
         match = memory.current_match(request)
         before = memory.available_pages
@@ -369,8 +363,8 @@ class Scheduler:
         return True
 
     def _drop_leases(self, simulation: ReleaseSimulation, lent: int) -> bool:
-        """Drop the oldest leases until the simulation is feasible; none if all would not suffice. lent: pages that
-        this request has locked itself."""
+        """Drop the oldest leases until the simulation is feasible; none if all would not suffice. lent: pages
+        locked for this request."""
         leases, memory = self.memory.leases, self.memory
         if not len(leases):
             return False
@@ -388,7 +382,7 @@ class Scheduler:
         return would_do
 
     def _commit(self, decodes: list[Request], chunks: list[Chunk], setups: list[RowSetup]) -> Step:
-        """Build the batch and move its requests to their phases after the launch."""
+        """Build the batch and advance its requests' phases."""
         page_writes = self.memory.pop_page_writes()
         batch = assemble(self._rows, decodes, self._decode_rows, chunks, setups, page_writes)
         requests = decodes + [chunk.request for chunk in chunks]
@@ -415,8 +409,8 @@ class Scheduler:
         self._decodes = None
 
     def _retract(self, request: Request) -> None:
-        """Take a running request's row and pages away. It returns to its old place in the queue; pages still in the
-        tree will be a prefix hit."""
+        """Take a running request's row and pages. It returns to its old place in the queue; pages still in the tree
+        will be a hit."""
         self._leave(request)
         request.phase = Phase.WAITING
         request.draft = None
@@ -426,8 +420,8 @@ class Scheduler:
         self.queue.add(request)
 
     def _youngest(self) -> Request | None:
-        """The request to retract first: lowest priority, then one whose constraint still compiles (it only holds
-        pages), then latest admitted. Never the only one."""
+        """The request to retract first: lowest priority, then one that still compiles (it only holds pages), then
+        the latest. Never the only one."""
         under_way = Phase.DRAINING, Phase.VERIFY
         candidates = [request for request in self._running.values() if request.phase not in under_way]
         if len(candidates) < 2:
@@ -440,7 +434,7 @@ class Scheduler:
 
 
 def _groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
-    """All advanced requests with the first of each verified one, then the next of each."""
+    """All advanced requests and the first of each verified one, then the next of each."""
     group = advanced + [request for each in verified for request in islice(each, 1)]
     while group:
         yield group

@@ -1,7 +1,7 @@
-"""Counts waiting requests at and below each tree node: the dfs-weight order.
+"""The dfs-weight order: counts waiting requests at and below each tree node.
 
-Entering the heaviest subtree first (SGLang's paper, arXiv 2312.07104) uses a prefix up while it is cached. Each
-arrival or departure updates one path to the root; nothing walks the whole tree.
+Entering the heaviest subtree first (SGLang's paper, arXiv 2312.07104) uses a prefix up while it is cached. An
+arrival or departure updates one path to the root.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Subtrees(Generic[Group]):
             place = above
 
     def offer(self, node: Node, group: Group, rank: int) -> None:
-        """A group at a node may go on while its stamp stands; lowest rank first."""
+        """A group at a node may go on while its stamp stands."""
         place = self._place(node)
         heappush(place.groups, (rank, group.stamp, group))
         self._count(place, 1)
@@ -85,7 +85,7 @@ class Subtrees(Generic[Group]):
         self._frozen = {}
 
     def thaw(self) -> None:
-        """Apply the changes since `freeze`, additions first: a place without requests is forgotten at once."""
+        """Apply the changes since `freeze`, additions first: an empty place is forgotten at once."""
         changes, self._frozen = self._frozen or {}, None
         for node, number in sorted(changes.items(), key=lambda change: -change[1]):
             if number:
@@ -146,7 +146,6 @@ class Subtrees(Generic[Group]):
             place = place.parent
 
     def _show(self, place: _Place[Group]) -> None:
-        """Renew a place's entry in its parent's heap before the next look."""
         place.stamp = next(self._stamps)
         self._changed.add(place)
 
@@ -154,7 +153,7 @@ class Subtrees(Generic[Group]):
         above = place.parent
         if above is None or not place.num_offered:
             return
-        # Among equals the latest change wins: that subtree is being used up.
+        # among equals the latest change: that subtree is being used up
         heappush(above.heavy, (-place.weight, -place.stamp, place))
         if len(above.heavy) > 2 * above.num_children + _MUCH_GARBAGE:
             above.heavy = [entry for entry in above.heavy if _is_valid(entry, above)]
