@@ -1,5 +1,5 @@
-"""The process an engine runs in. A forked child copies the engine's objects but not its threads, and locks in
-whatever state they had; engines therefore check first."""
+"""The process an engine runs in. A forked child copies the engine's objects but not its threads, with locks in any
+state; engines check first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Home:
     @classmethod
     def of_engine(cls) -> Home:
         """For a new engine. Raises EngineDead in a forked child of a process that ever had one: torch would wait
-        for threads that are not there."""
+        for missing threads."""
         cls._first = cls._first or os.getpid()
         if cls._first != os.getpid():
             raise _forked(cls._first)

@@ -1,8 +1,7 @@
 """The engine's one thread: takes requests, launches steps, and turns results into outputs.
 
-With run-ahead, step N's result is handled while step N + 1 computes, otherwise before N + 1 is scheduled. Token
-masks are made during the forward pass. All ways emit the same tokens. Outputs leave through one `deliver` call a
-step.
+With run-ahead, step N's result is handled while step N + 1 computes. Token masks are made during the forward pass.
+Outputs leave through one `deliver` call a step.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class EngineLoop:
         stream_interval: int = 1,
         check_ledger: bool = False,
     ) -> None:
-        """jump_cost: by how many steps a step is longer if one of its rows computes several tokens."""
+        """jump_cost: by how many steps a row with several tokens prolongs its step."""
         self.scheduler = scheduler
         self.timers = Timers()
         """Actions between steps, for the loop's own thread."""
@@ -103,9 +102,9 @@ class EngineLoop:
         self.post(lambda: self._add(by_uid))
 
     def abort(self, uids: Collection[int] | None, then: Callable[[], None] | None = None) -> None:
-        """Ask to abort requests (None: all), running ones first. Each sends one last output, after which its pages
-        are free; unknown and finished ones are ignored. `then` is called on the loop's thread when all have ended
-        and must not raise. Raises EngineDead."""
+        """Abort requests (None: all), running ones first; unknown and finished ones are ignored. Each sends a last
+        output, after which its pages are free. `then` runs on the loop's thread when all have ended and must not
+        raise. Raises EngineDead."""
         chosen = None if uids is None else frozenset(uids)
         self.post(lambda: self._abort(chosen, then))
 
@@ -134,7 +133,7 @@ class EngineLoop:
                     raise
 
     def stop(self) -> None:
-        """End every request and wait for the thread to end. Idempotent. Does nothing in a forked child."""
+        """End every request and wait for the thread. Idempotent. Does nothing in a forked child."""
         if self.home.is_elsewhere:
             return
         with self._gate:
@@ -148,8 +147,7 @@ class EngineLoop:
         return self._death is None and not self._stopping and self._thread.is_alive
 
     def heartbeat_age(self) -> float:
-        """Seconds since the present round began: 0 while idle, infinite when dead. A long round is a long step or a
-        hanging device."""
+        """Seconds since the present round began: 0 while idle, infinite when dead."""
         began = self._round_began
         if not self.is_alive:
             return math.inf
@@ -180,7 +178,7 @@ class EngineLoop:
             self._close()
 
     def _drain(self) -> None:
-        """Run arrived actions for a bounded time; block for one when idle."""
+        """Run arrivals for a bounded time; block for one when idle."""
         has_nothing = self._is_held or not self.scheduler.has_work
         idle = self._flying is None and not self._outputs and not self._slices and has_nothing
         try:
@@ -196,7 +194,6 @@ class EngineLoop:
         self._slices.work_off(_SLICES_SECONDS)
 
     def _step(self) -> None:
-        """Launch the next step, and handle the one that is due."""
         step = self.scheduler.schedule() if self.scheduler.has_work else None
         flying, self._flying = self._flying, None
         if step is not None:
@@ -225,7 +222,7 @@ class EngineLoop:
             raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
 
     def _find_masks(self, step: Step) -> TokenMasks | None:
-        """The masks of a step's rows; rows of ended requests get none."""
+        """The masks of a step's rows; none for ended requests."""
         batch, counters = step.batch, self.scheduler.counters
         masks: list[TokenMask | None] = []
         for b, comes_draft in zip(*map(np.ndarray.tolist, batch.sampling), strict=True):
@@ -248,13 +245,12 @@ class EngineLoop:
                 submission.first_step = submission.first_step or now
 
     def _handle(self, step: Step, pending: PendingStep) -> None:
-        """Hand a step's result to its requests and end complete ones."""
         for requests in self.scheduler.handle(step, pending.wait()):
             self._go_on(requests)
 
     def _go_on(self, requests: list[Request]) -> None:
-        """Read each request's latest token and what certainly follows. All forced text is tokenised in one call on
-        all cores: one by one it would take longer than the step."""
+        """Read each request's latest token and what certainly follows. Forced texts are tokenised in one call on
+        all cores: one by one they would take longer than the step."""
         jumping: list[tuple[Submission, RequestMatcher, Foreseen]] = []
         for request in requests:
             submission: Submission = request.owner
@@ -273,7 +269,6 @@ class EngineLoop:
             self._jump_all(jumping)
 
     def _jump_all(self, jumping: list[tuple[Submission, RequestMatcher, Foreseen]]) -> None:
-        """Append the forced tokens to each request, and end those that are complete."""
         cuts = cut([foreseen for _, _, foreseen in jumping], jumping[0][1].encode)
         for (submission, matcher, foreseen), ids in zip(jumping, cuts, strict=True):
             try:
@@ -297,7 +292,7 @@ class EngineLoop:
         return self._jump_forward and request.top_logprobs < 0 and not request.params.has_penalties
 
     def _jump(self, submission: Submission, matcher: RequestMatcher, jump: Jump) -> FinishReason | None:
-        """Append the forced tokens and try a draft, if that pays; returns the reason if they end the request."""
+        """Append forced tokens and try a draft, if that pays; returns the reason if they end the request."""
         request = submission.request
         room = request.max_new_tokens - len(request.output_ids)
         forced = jump.token_ids[:room]
@@ -323,7 +318,6 @@ class EngineLoop:
         return reason or (FinishReason("length") if len(forced) == room else None)
 
     def _end(self, submission: Submission, reason: FinishReason) -> None:
-        """Finish a request and send its last output."""
         request = submission.request
         del self._live[request.uid]
         if submission.has_entered:
@@ -373,7 +367,6 @@ class EngineLoop:
             self.post(partial(self._begin_constrained, submission, matcher))
 
     def _begin_constrained(self, submission: Submission, matcher: RequestMatcher) -> None:
-        """Continue a request whose constraint is compiled, or end it if compiling failed."""
         if submission.request.is_done:
             return
         try:

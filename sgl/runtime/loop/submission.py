@@ -13,7 +13,7 @@ from sgl.runtime.text.output import TextOutput
 
 
 class Detail(NamedTuple):
-    """What an output carries besides tokens: present with the first, the last, and any with logprobs."""
+    """What an output carries besides tokens, with the first, the last, and any that has logprobs."""
 
     output_logprobs: list[Logprobs]
     input_logprobs: list[Logprobs]  # all of them, with the first output after the prompt
@@ -26,7 +26,7 @@ class Detail(NamedTuple):
 
 @dataclass(slots=True)
 class Output:
-    """What one request produced since its previous output. `finish_reason` marks the last one."""
+    """One request's products since its previous output. `finish_reason` marks the last one."""
 
     uid: int
     text: str
@@ -67,7 +67,7 @@ class Submission:
         return reason or (FinishReason("length") if len(request.output_ids) >= request.max_new_tokens else None)
 
     def read(self, token: int) -> FinishReason | None:
-        """Advance text and constraint by one token; returns the reason if it ends the request."""
+        """Advance text and constraint by a token; returns the reason if it ends the request."""
         request, text, matcher = self.request, self.text, self.matcher
         if matcher is not None:
             matcher.check()

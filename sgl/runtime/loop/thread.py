@@ -1,7 +1,7 @@
-"""The one thread in which an engine uses torch: for loading, then for its steps.
+"""The one thread in which an engine uses torch.
 
-OpenMP gives every thread that runs a parallel region its own workers. Two such threads have more workers than
-cores, which then sleep between regions; waking them takes longer than most regions.
+OpenMP gives every thread that runs parallel regions its own workers. With more workers than cores, waking them
+takes longer than most regions.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _Work = queue.SimpleQueue[Callable[[], object] | None]
 
 
 class EngineThread:
-    """A daemon thread that runs functions in turn until it is closed or dropped. It sets torch's number of threads
-    to its creator's; otherwise another engine's setting for a small step would apply."""
+    """A daemon thread that runs functions in turn until closed or dropped. It takes its creator's number of torch
+    threads, lest another engine's setting for a small step apply."""
 
     def __init__(self) -> None:
         import torch  # here: the server's process imports this file without torch
@@ -38,8 +38,8 @@ class EngineThread:
         return future
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run a function there and return its result. If it raises or waiting is interrupted, the thread ends
-        first: an interpreter that exits beside it would abort."""
+        """Run a function there and return its result. On an error or interrupt the thread ends first: an
+        interpreter that exits beside it would abort."""
         try:
             return self.start(function).result()
         except BaseException:
@@ -73,7 +73,7 @@ def settle(future: Future[T], function: Callable[[], T]) -> None:
 def _run(queued: _Work, num_threads: int) -> None:
     import torch
 
-    torch.get_num_threads()  # a thread's first use of torch resets its number
+    torch.get_num_threads()  # a thread's first use of torch adopts the process's number
     torch.set_num_threads(num_threads)
     for work in iter(queued.get, None):
         work()

@@ -1,8 +1,4 @@
-"""Actions due at a time, for the engine's thread.
-
-Starts no thread and never waits: the loop asks how long it may wait and runs due actions between steps. Programs
-set timers for leases and deadlines.
-"""
+"""Actions due at a time, for the engine's thread, which asks how long it may wait and runs due ones between steps."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ class Timers:
         self._num_cancelled = 0  # of those in the heap
 
     def call_at(self, when: float, action: Callable[[], None]) -> Timer:
-        """Run an action at `when` (monotonic seconds) or soon after. It must not raise. Raises ValueError unless
+        """Run an action at `when` (monotonic seconds) or soon after; it must not raise. Raises ValueError unless
         `when` is finite: a NaN at the heap's root would block all others."""
         if not math.isfinite(when):
             raise ValueError(f"a timer needs a finite time, not {when!r}")
