@@ -1,8 +1,5 @@
-"""The state of one output in its constraint.
-
-`MatcherCursor` computes masks itself. `FinishedCursor` walks a finished automaton and leaves masks to the device,
-until the token budget is nearly used up.
-"""
+"""The state of one output in its constraint. `MatcherCursor` computes masks itself; `FinishedCursor` walks a
+finished automaton and leaves masks to the device until the token budget is nearly used up."""
 
 from __future__ import annotations
 
@@ -37,8 +34,8 @@ class Cursor(Protocol):
     """The state of one output in its constraint."""
 
     def mask(self, remaining: int) -> Int32Array | Standing:
-        """The mask of the next token, with `remaining` tokens to come (see `Matcher.fill_mask`): packed and
-        read-only, or a place in an automaton. Raises GrammarError."""
+        """The mask with `remaining` tokens to come (see `Matcher.fill_mask`): packed and read-only, or a place in
+        an automaton. Raises GrammarError."""
 
     def accept(self, token_id: int) -> bool:
         """Advance by a token; False, without a change, if it is not allowed."""
@@ -47,22 +44,22 @@ class Cursor(Protocol):
         """Advance by tokens that `forced` returned."""
 
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
-        """The forced text that follows the output; None if there is none to tokenise. See `jump.py`."""
+        """The forced text after the output; None if there is none. See `jump.py`."""
 
     def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
-        """The forced tokens that follow the output. `foreseen` comes from the cursor's present state, `ids` from
-        `jump.cut`. The tokens stop where masks would forbid them with `remaining` to come. Raises GrammarError."""
+        """The forced tokens after the output, cut where masks would forbid them with `remaining` to come.
+        `foreseen` is of the present state, `ids` from `jump.cut`. Raises GrammarError."""
 
     def behind(self, draft: int) -> Cursor | None:
-        """A cursor after `forced`'s tokens and its draft; None if the draft is not allowed."""
+        """A cursor after `forced`'s tokens and draft; None if the draft is not allowed."""
 
     def is_complete(self) -> bool:
         """Whether the output matches and nothing can follow."""
 
 
 class MatcherCursor:
-    """A cursor that computes masks itself. Each output has ALLOWANCE seconds of CPU time and gains SECONDS_A_TOKEN
-    with each token; when they are used up, any method raises GrammarTooLarge.
+    """A cursor that computes masks itself. It has ALLOWANCE seconds of CPU time and gains SECONDS_A_TOKEN with each
+    token; when they are used up, any method raises GrammarTooLarge.
 
     text: an allowed beginning, read before.
     """
@@ -225,8 +222,7 @@ class FinishedCursor:
         return True
 
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
-        """See `Cursor`. Uses the automaton even after falling back to the host: earlier outputs may have found the
-        text."""
+        """See `Cursor`. Also used after falling back: earlier outputs may have found the text."""
         if self._is_finished or self._automaton.only_byte[self._place.state] < 0:
             return None
         return self._grammar.runs.foresee(self._place, output_ids)

@@ -1,8 +1,7 @@
 """Finishes automata in parallel processes, managed by one thread.
 
-One thread for each process would compete for the GIL, which torch releases at every launch. While the scheduler
-launches kernels one by one, answers also stay packed: unpacking one takes a millisecond and would delay the next
-launch.
+More threads would compete for the GIL, which torch releases at every launch. During launches answers stay packed:
+unpacking one takes a millisecond and would delay the next launch.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class _Job:
 
 
 class Finishers:
-    """`num_processes` processes that finish automata. Seconds count from when a process takes a constraint up: at
-    most `deadline` for one constraint (from when the process is ready), `patience` for its caller. Answers are
-    delivered when nobody `is_launching`, or 0.2 s later; lateness is reported at once. Safe from any thread."""
+    """`num_processes` processes that finish automata. Seconds count from when a process takes a constraint up:
+    `deadline` for the constraint, `patience` for its caller. Answers are delivered when nobody `is_launching`, or
+    0.2 s later; lateness is reported at once. Safe from any thread."""
 
     def __init__(
         self,
@@ -88,9 +87,9 @@ class Finishers:
     def finish(
         self, constraint: Constraint, ended: Callable[[Answer], None], came_late: Callable[[Answer], None]
     ) -> None:
-        """Finish the automaton of a constraint. `ended` is called once in this object's thread, and must not raise:
-        with the automaton, the error, or None if it is too large or exceeds `patience`. In the latter case
-        `came_late` is called once with the later answer."""
+        """Finish a constraint's automaton. `ended` is called once in this object's thread, and must not raise: with
+        the automaton, the error, or None if it is too large or exceeds `patience`; after the latter, `came_late`
+        once with the later answer."""
         self._waiting.append(_Job(constraint, ended, came_late))
         if self._sleeps and self._at_rest:  # else it looks anyway, and a system call would release the GIL
             self._rouse()
@@ -140,7 +139,6 @@ class Finishers:
         return not self._is_launching() or monotonic() - self._answered[0].answered > _LONGEST_WAIT
 
     def _seconds_left(self) -> float | None:
-        """Until the next due time; None: nothing is due."""
         dues = [job.due for job in self._busy.values()]
         left = max(min(dues) - monotonic(), 0.0) if dues else None
         if self._answered:
@@ -163,7 +161,6 @@ class Finishers:
             self._get_on(process)
 
     def _get_on(self, process: GrammarProcess) -> None:
-        """Send and read without blocking."""
         try:
             answer = process.answer(self._deadline)
         except NotToBlame:
@@ -190,7 +187,6 @@ class Finishers:
             job.ended(None)
 
     def _end(self, process: GrammarProcess, answer: Callable[[], Answer]) -> None:
-        """Free the process; its answer is delivered later."""
         job, channel = self._busy.pop(process), self._channels.pop(process, None)
         if channel is not None:
             self._selector.unregister(channel)

@@ -1,7 +1,6 @@
-"""Disposable processes that compile constraints.
+"""Disposable processes that compile constraints and finish automata (`finished.py`).
 
-A thread cannot be killed, and hostile constraints evade time checks inside C code or by taking memory. The same
-processes finish automata (`finished.py`).
+A thread cannot be killed, and hostile constraints evade time checks inside C code or take memory.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
 
 
 class Channel:
-    """Whole messages over a socket. On a non-blocking one, `flush` and `receive` do what they can now."""
+    """Whole messages over a socket. On a non-blocking one, `flush` and `receive` never wait."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -93,9 +92,9 @@ class NotToBlame(Exception):
 
 
 class GrammarProcess:
-    """A process, started on first use, that works on one constraint at a time. With a vocabulary it tries
-    constraints, without one it finishes their automata. It exits when memory runs out or half of its allowance is
-    used, so no constraint suffers for an earlier one: only the first one in a process is blamed for its death."""
+    """A process that works on one constraint at a time: with a vocabulary it tries constraints, without one it
+    finishes automata. It exits when memory runs out or half of its allowance is used: only the first constraint of
+    a process is blamed for its death."""
 
     def __init__(self, vocabulary: Vocabulary | None, *, more_bytes: int = _MORE_BYTES) -> None:
         """more_bytes: the memory that constraints may take."""
@@ -116,8 +115,8 @@ class GrammarProcess:
             self._started()
 
     def run(self, constraint: Constraint, until: float, deadline: float) -> FinishedAutomaton | None:
-        """`ask` and wait for the answer; threads take turns. At `until` (monotonic seconds, extended by the
-        process's start-up time) kills the process and raises OutOfTime."""
+        """`ask` and wait for the answer; threads take turns. At `until` (monotonic seconds, plus start-up time)
+        kills the process and raises OutOfTime."""
         if not self._turn.acquire(timeout=max(until - monotonic(), 0.0)):
             raise OutOfTime(deadline)
         try:
@@ -140,8 +139,8 @@ class GrammarProcess:
         return answer()
 
     def ask(self, constraint: Constraint, seconds: float) -> Channel:
-        """Start on a constraint, for `seconds`. Call `answer` whenever the channel is ready. Raises GrammarTooLarge
-        if no process can be started."""
+        """Start on a constraint. Call `answer` whenever the channel is ready. Raises GrammarTooLarge if no process
+        can be started."""
         try:
             channel = self._started()
             self._num_asked += 1
@@ -153,13 +152,13 @@ class GrammarProcess:
         return channel
 
     def due(self, seconds: float) -> float:
-        """When the latest constraint's time is up, in monotonic seconds; later if the process is still starting."""
+        """When the constraint's time is up, in monotonic seconds, including start-up time."""
         return self._begun + seconds + (0.0 if self._is_ready else _START_SECONDS)
 
     def answer(self, deadline: float) -> Callable[[], FinishedAutomaton | None] | None:
-        """Never blocks; None if there is no answer yet. Otherwise a function that returns the finished automaton,
-        or None if it is too large or the constraint was only tried, and raises the compiler's GrammarError or
-        OutOfTime. If the process has died, raises GrammarTooLarge for its first constraint, else NotToBlame."""
+        """None if there is no answer yet; never blocks. Else a function that returns the finished automaton, or
+        None if it is too large or was only tried, and raises the compiler's GrammarError or OutOfTime. If the
+        process has died, raises GrammarTooLarge for its first constraint, else NotToBlame."""
         channel = self._channel
         try:
             if channel is None:
@@ -221,8 +220,8 @@ def _found(received: Callable[[], Any], deadline: float) -> FinishedAutomaton | 
 
 
 def serve(descriptor: int, nicer: int, more_bytes: int) -> None:
-    """The process's main function. Reports readiness, then answers constraints as `GrammarProcess.answer`
-    describes; ends with its parent."""
+    """The process's main function: reports readiness, then answers constraints as `GrammarProcess.answer`
+    describes, until its parent ends."""
     resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
     os.nice(nicer)
     serve_channel(Channel(socket.socket(fileno=descriptor)), _Memory(more_bytes))

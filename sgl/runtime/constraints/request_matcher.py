@@ -1,7 +1,6 @@
 """Compiles a request's constraint and follows its output.
 
-Compiling runs where requests come in and delays no step; the caller waits up to a deadline. Only the loop's thread
-uses a grammar afterwards.
+Compiling delays no step: the caller waits, up to a deadline. Only the loop's thread uses a compiled grammar.
 """
 
 from __future__ import annotations
@@ -107,13 +106,12 @@ class RequestMatcher:
         return self._behind.next(remaining)
 
     def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
-        """The forced text that follows, to be tokenised by `grammar.jump.cut`; None if there is none, or after a
-        pinned token: a run must be cut alike whether it is appended or sampled. Raises GrammarError."""
+        """The forced text that follows, for `grammar.jump.cut`; None if there is none, or after a pinned token,
+        since a run must be cut alike whether it is appended or sampled. Raises GrammarError."""
         return None if self._was_pinned else self._cursor.foresee(output_ids)
 
     def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int) -> Jump:
-        """The forced tokens that follow, from the latest `foresee` and its ids, with `remaining` to come. Raises
-        GrammarError."""
+        """The forced tokens that follow, from the latest `foresee` and its ids. Raises GrammarError."""
         return self._cursor.forced(foreseen, ids, remaining)
 
     def pin(self, token_ids: Sequence[int]) -> None:
@@ -161,8 +159,8 @@ class Constraints:
         self._encode = KnownTexts(self._tokens_of, _KNOWN_TEXTS)
 
     def warm_up(self) -> tuple[Vocabulary, Standing]:
-        """Start processes and build tables now, not with the first constraint. Returns the vocabulary and a place
-        to try masks at. Needs a tokenizer and masks on a device."""
+        """Start processes and build tables before the first constraint. Returns the vocabulary and a place to try
+        masks at. Needs a tokenizer and masks on a device."""
         service = self._started()
         service.start()
         service.vocabulary.work_out()  # this and the next take half a second each
@@ -180,8 +178,8 @@ class Constraints:
         return [None if flight is None else RequestMatcher(flight, self._encode) for _ in range(params.n)]
 
     def announce(self, params: SamplingParams) -> Future[Grammar | FinishedGrammar] | None:
-        """The shared compilation of a request's constraint; None if it has none. The future raises GrammarError if
-        compiling fails. Raises InvalidRequest without a tokenizer."""
+        """The shared compilation of a request's constraint; None without one. The future may raise GrammarError.
+        Raises InvalidRequest without a tokenizer."""
         if params.constraint is None:
             return None
         kind, text = params.constraint

@@ -1,9 +1,8 @@
 """Compiles constraints for an engine: once each, with a deadline and a bounded cache of grammars and failures.
 
-Almost all compile in a few milliseconds in a thread, which checks the time. But a thread holds the GIL, and no
-check reaches into C code or bounds memory. Whatever is large or takes longer than a moment is therefore tried in a
-process (`process.py`) first, then compiled here. A trial of more than a second starts again in a second process,
-where slow constraints delay only each other.
+Almost all compile in a few milliseconds in a thread, which checks the time. But a thread holds the GIL and cannot
+bound C code or memory, so whatever is large or slower than a moment is first tried in a process (`process.py`). A
+trial of more than a second restarts in a second process, where slow constraints delay only each other.
 
 For masks on a device, the whole automaton is finished (`finishers.py`).
 """
@@ -58,9 +57,9 @@ class CompileService:
         is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
         """Seconds: `deadline` for one constraint; `moment` of CPU time in a thread before it is tried in a process;
-        `failures_kept` for which failures are cached. With `num_finishers` processes, small grammars come as
-        FinishedGrammar; if that takes longer than `patience`, only for later requests. `prepare` is called with
-        each of them first. is_launching: see `Finishers`."""
+        `failures_kept` in the cache. With `num_finishers` processes, small grammars come as FinishedGrammar, after
+        `prepare` was called with it; if that takes longer than `patience`, only later requests get it.
+        is_launching: see `Finishers`."""
         self.vocabulary = vocabulary
         self.deadline = deadline
         self.moment = moment
@@ -89,11 +88,9 @@ class CompileService:
             self._end_finishers = weakref.finalize(self, self._finishers.close)
 
     def submit(self, constraint: Constraint) -> Flight:
-        """The grammar, finished or with its first mask; the same future for the same constraint.
-
-        Fails with GrammarTooLarge after the deadline, which counts from when a thread or process takes it up, and
-        with EngineDead once the service is closed.
-        """
+        """The grammar, finished or with its first mask; the same future for the same constraint. Fails with
+        GrammarTooLarge after the deadline, counted from when a thread or process takes it up, and with EngineDead
+        once the service is closed."""
         with self._lock:
             if self._is_closed:
                 return _abandoned(Future())
@@ -114,8 +111,8 @@ class CompileService:
             return flight
 
     def _make_room(self) -> None:
-        """Evict the least recently used beyond `max_grammars` or MAX_BYTES. Sizes are checked only at times: adding
-        them up for each new grammar would take longer than finishing it."""
+        """Evict the least recently used beyond `max_grammars` or MAX_BYTES. Sizes are added up rarely: that takes
+        longer than finishing a grammar."""
         self._num_new += 1
         if self._num_new % _LOOKS == 0:
             self._forget_large()
@@ -176,7 +173,6 @@ class CompileService:
             flight.add_done_callback(partial(self._replace, constraint, answer))
 
     def _replace(self, constraint: Constraint, finished: FinishedAutomaton, flight: Flight) -> None:
-        """Hand out the finished automaton from now on."""
         if flight.exception() is not None:
             return
         later: Flight = Future()
@@ -204,7 +200,6 @@ class CompileService:
             self._try(self._long_trials, self._trial, self.deadline, flight, constraint)
 
     def _compile_in_time(self, constraint: Constraint) -> Grammar:
-        """Raises OutOfTime after a moment."""
         self.vocabulary.work_out()  # once, for all constraints
         with time_limit(min(self.moment, self.deadline), thread_time), resting():
             return with_first_mask(constraint, self.vocabulary)
@@ -238,7 +233,6 @@ class CompileService:
             _abandoned(flight)
 
     def _build(self, constraint: Constraint) -> Grammar:
-        """Compile a constraint that passed its trial."""
         with time_limit(self.deadline, thread_time), resting():
             return with_first_mask(constraint, self.vocabulary)
 
