@@ -1,4 +1,4 @@
-"""Resources for capturing CUDA graphs: a memory pool, a stream, and no interference from other threads or the GC."""
+"""A memory pool, a stream and quiet surroundings for capturing CUDA graphs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _one_at_a_time = threading.Lock()  # the GC's switch is global to the process
 
 @contextmanager
 def capturing(what: str) -> Iterator[tuple[Any, torch.cuda.Stream]]:
-    """A memory pool and a stream to capture with; logs time and memory. The GC is off: destroying an old engine's
-    graph would spoil the capture."""
+    """A memory pool and a stream to capture with; logs time and memory. The GC is off: destroying an old graph
+    would spoil the capture."""
     with _one_at_a_time, _uncollected():
         began = time.monotonic()
         free_before = torch.cuda.mem_get_info()[0]

@@ -1,7 +1,5 @@
-"""Copies vocabularies, automata and places to the device, in the layout of `kernels.mask`.
-
-Knows only `sgl.grammar`'s arrays and the kernels' tensors; callers number grammars and rows.
-"""
+"""Copies vocabularies, automata and places to the device, in the layout of `kernels.mask`. Callers number grammars
+and rows."""
 
 from __future__ import annotations
 
@@ -29,11 +27,10 @@ from sgl.kernels.mask.layout import (
 
 Int32Array = npt.NDArray[np.int32]
 _FEW_CHARS = 16
-"""Longer plain tokens get blocks of their own: only these are walked where almost all others are known to be
-allowed."""
+"""Longer plain tokens get their own blocks: only these are walked where almost all others are known to be allowed."""
 
 _MAX_RUN = 128
-"""Longest run of equal bytes that 16 bits hold; longer runs are split."""
+"""Most equal bytes in a 16-bit run."""
 
 assert (COUNT_SHIFT, finished.GUARD_BIT, finished.FOR_EVER) == (OPERATION_SHIFT, GUARD_BIT, ENDLESS), (
     "arrays are copied"
@@ -41,7 +38,7 @@ assert (COUNT_SHIFT, finished.GUARD_BIT, finished.FOR_EVER) == (OPERATION_SHIFT,
 
 
 def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int = 128) -> VocabularyTensors:
-    """A vocabulary for walks in blocks of `block` tokens, a multiple of 32."""
+    """A vocabulary in blocks of `block` tokens, a multiple of 32."""
     chars, plain, lengths = vocabulary.chars, vocabulary.plain, vocabulary.lengths
     by_bytes = sorted(np.flatnonzero(lengths).tolist(), key=vocabulary.token_bytes.__getitem__)
     order = np.array(by_bytes, np.int64)
@@ -113,7 +110,7 @@ def addresses_of(automata: Sequence[AutomatonTensors]) -> npt.NDArray[np.int64]:
 
 
 def places_arrays(chosen: Sequence[tuple[int, Place]], max_depth: int) -> list[Int32Array]:
-    """The fields of Places, in order: each place with its grammar's number, and at most max_depth frames."""
+    """The fields of Places: each place with its grammar's number, and at most max_depth frames."""
     columns = np.array([(n, p.state, p.char_count, p.item_count) for n, p in chosen], np.int32).reshape(-1, 4)
     depths = np.zeros(len(chosen), np.int32)
     stacks = np.zeros((len(chosen), max_depth, 2), np.int32)
@@ -126,7 +123,7 @@ def places_arrays(chosen: Sequence[tuple[int, Place]], max_depth: int) -> list[I
 
 
 def _frames_of(place: Place) -> list[tuple[int, int]]:
-    """Symbol and item count of each frame, outermost first."""
+    """Symbol and item count of frames, outermost first."""
     frames = []
     frame = place.stack
     while frame is not None:
@@ -136,7 +133,7 @@ def _frames_of(place: Place) -> list[tuple[int, int]]:
 
 
 def _runs(text: npt.NDArray[np.uint8], starts: Int32Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int16]]:
-    """The runs of equal bytes of all tokens, and where each token's begin, [V + 1]."""
+    """The runs of equal bytes of all tokens, and the start of each token's, [V + 1]."""
     begins = np.ones(len(text) + 1, np.bool_)
     begins[1:-1] = text[1:] != text[:-1]
     begins[starts] = True

@@ -1,8 +1,4 @@
-"""Computes token masks on the device: finished automata lie in an arena there and are walked from the requests'
-places.
-
-The sampler calls it once a step with places from the host; nothing is read back.
-"""
+"""Computes token masks on the device, from the requests' places in finished automata. Nothing is read back."""
 
 from __future__ import annotations
 
@@ -37,8 +33,8 @@ class _Home(NamedTuple):
 class DeviceMasks:
     """Masks over one vocabulary for at most `max_rows` requests a step.
 
-    Automata stay in the arena until it is full, then it is cleared. Everything is in stream order: earlier launches
-    still read their own data.
+    Automata stay in an arena, which is cleared when full. In stream order: earlier launches still read their own
+    data.
     """
 
     def __init__(self, vocabulary: Vocabulary, max_rows: int, device: torch.device) -> None:
@@ -50,8 +46,8 @@ class DeviceMasks:
         self._large_uploader = Uploader(device, _COPY_BYTES + MAX_BYTES, num_buffers=4)
 
     def walk(self, standings: Collection[Standing], masks: torch.Tensor, rows: Int32Array) -> None:
-        """Write the mask of each place to its row (int32 [N], distinct) of masks, int32 [rows, words]. Does not
-        wait for the device."""
+        """Write each place's mask to its row (int32 [N], distinct) of masks, int32 [rows, words]. Does not wait for
+        the device."""
         self._settle({id(finished): finished for finished, _ in standings})
         numbers: dict[int, int] = {}
         places = [(numbers.setdefault(id(finished), len(numbers)), place) for finished, place in standings]
@@ -59,7 +55,7 @@ class DeviceMasks:
         arrays = places_arrays(places, MAX_DEPTH)
         addresses = np.array([home.addresses for home in homes], np.int64)
         *on_device, index, addresses_there = self._uploader.upload(*arrays, rows, addresses)
-        # one kernel for all: the one for grammars with stacks and counters
+        # one kernel for all: with stacks and counters
         automata = [home.tensors for home in homes]
         grammars = GrammarTensors(automata, addresses_there, has_stacks=True, has_counters=True)
         find_masks_(masks, index, Places(*on_device), grammars, self._vocabulary)
@@ -81,7 +77,7 @@ class DeviceMasks:
             tensors = AutomatonTensors(*views_into(home, tuple(its)))
             self._homes[id(finished)] = _Home(finished, tensors, addresses_of([tensors])[0].tolist())
             self._used += size
-        # Few copies: each may wait for one of few staging buffers.
+        # Few copies: each may wait for a staging buffer.
         at, together, length = self._used - sum(sizes), list[npt.NDArray[Any]](), 0
         for its, size in zip(arrays, sizes, strict=True):
             together += its

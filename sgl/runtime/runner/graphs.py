@@ -1,8 +1,7 @@
 """CUDA graphs of decode steps: a whole forward pass in one launch.
 
-There is one graph for each bucket of rows; smaller steps are padded with rows that use the dummy page. Graphs read
-inputs at fixed addresses: the attention backend copies rows, positions and slots there with its plan, in stream
-order.
+Smaller steps are padded to the next bucket with rows that use the dummy page. The attention backend copies rows,
+positions and slots to the graphs' fixed addresses with its plan, in stream order.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
 
 class Replayed(NamedTuple):
-    """float32 logits [B, vocab] of a step; int64 [B] its request rows and the positions of the next tokens."""
+    """float32 logits [B, vocab]; int64 [B] request rows and positions of the next tokens."""
 
     logits: torch.Tensor
     rows: torch.Tensor
@@ -30,8 +29,8 @@ class Replayed(NamedTuple):
 
 
 def buckets(max_rows: int) -> list[int]:
-    """Numbers of rows to capture. Coarse below 160, where an H200's step time depends on reading weights and
-    padding is almost free; above, at most 9 % of the products are padding."""
+    """Numbers of rows to capture. Below 160, an H200's step time depends on reading weights, so padding is almost
+    free; above, at most 9 % of the products are padding."""
     coarse = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160]
     sizes = [size for size in coarse if size < max_rows] + list(range(176, max_rows, 16))
     return [*sizes, max_rows]
@@ -40,8 +39,8 @@ def buckets(max_rows: int) -> list[int]:
 class DecodeGraphs:
     """Decode steps of at most `max_rows` rows. Capture before the first step.
 
-    next_tokens: int64 [request rows + 1], each row's last sampled token, which graphs read. Tokens that the host
-    knows better are written there first. The last row is padding.
+    next_tokens: int64 [request rows + 1], each row's last sampled token, which graphs read; tokens known better by
+    the host are written there first. The last row is padding.
     """
 
     def __init__(
@@ -62,8 +61,8 @@ class DecodeGraphs:
         self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float32, device=model.device)
 
     def run(self, batch: Batch, pages: Int32Array) -> Replayed | None:
-        """Replay the step; results are valid until the next run. None if it cannot be replayed: it has several
-        tokens in a row, scores positions, or has too many rows. Never waits for the device.
+        """Replay the step; results are valid until the next run. None if it has several tokens in a row, scored
+        positions, or too many rows. Never waits for the device.
 
         pages: the batch's rows of the page table, [B, max_pages].
         """
@@ -94,7 +93,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every bucket, largest first: smaller ones reuse its memory."""
+        """Record every bucket, the largest first, whose memory others reuse."""
         with capturing(f"decode steps of up to {self._buckets[-1]} rows") as (pool, stream):
             for bucket in reversed(self._buckets):
                 ones = np.ones(bucket, np.int32)

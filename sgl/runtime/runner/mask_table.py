@@ -1,7 +1,7 @@
 """A cache of packed token masks on the device, by host array or place.
 
-Grammars return the same read-only array for the same mask, and requests revisit places, so a cached mask costs a
-look-up and four bytes a step. Knows no grammar.
+Grammars return the same array for the same mask, and requests revisit places: a hit costs a look-up and four bytes
+a step.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from sgl.runtime.runner.pack import Uploader
 class MaskTable:
     """`rows` int32 [num_rows, ceil(vocab_size / 32)] on the device, for `kernels.mask.apply_token_mask_`.
 
-    Least recently used masks are evicted. Everything is in stream order: earlier launches still read their own
-    masks.
+    LRU eviction, in stream order: earlier launches still read their own masks.
     """
 
     def __init__(
@@ -34,14 +33,11 @@ class MaskTable:
         self._walker = walker
         self._uploader = Uploader(device)
         self._known: OrderedDict[int | Standing, tuple[int, Int32Array | None]] = OrderedDict()
-        """By place or array id: the row, and the array, which keeps its id in use. Least recently used first."""
+        """By place or array id, least recently used first: the row, and the array, which keeps its id in use."""
 
     def find(self, masks: Sequence[TokenMask | None]) -> Int32Array:
         """The row of each mask, uploaded or computed as needed, int32 [len(masks)]; -1 for None and for single
-        tokens.
-
-        Arrays must never change afterwards. Does not wait for the device.
-        """
+        tokens. Arrays must never change. Does not wait for the device."""
         found = np.full(len(masks), -1, np.int32)
         arrays: dict[int | Standing, Int32Array] = {}
         places: dict[Standing, None] = {}
@@ -75,7 +71,7 @@ class MaskTable:
         return found
 
     def _room_for(self, masks: Mapping[Any, Int32Array | None]) -> Int64Array:
-        """Rows for new masks. Masks of this step are the most recently used, so none of them is evicted."""
+        """Rows for new masks; never evicts one of this step, since these are the most recently used."""
         rows = []
         num_known, num_rows = len(self._known), len(self.rows)
         for key, array in masks.items():

@@ -1,8 +1,7 @@
 """Piecewise CUDA graphs of steps with prompts: everything between two attention calls is one launch.
 
-On a slow host, launching a small step takes longer than computing it. Only attention depends on how rows lie, and
-is launched; the rest depends on the number of tokens alone. Steps are padded to the next bucket with tokens that
-write to the dummy page and that nothing attends to.
+On a slow host, a small step takes longer to launch than to compute. Attention depends on the rows and is launched;
+the rest depends only on the number of tokens. Padding tokens write to the dummy page, and nothing attends to them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NUM_INPUTS = 3  # the first of which graphs read
 
 def token_buckets(num_weights: int, most: int) -> list[int]:
     """Numbers of tokens to capture, at most `most`, for layers of num_weights. Few tokens cost what reading weights
-    costs; above 256, at most an eighth of a step is padding."""
+    costs; above 256, at most an eighth is padding."""
     most = min(most, _MOST_TOKENS, max(64, _LARGE_WORK // num_weights // 128 * 128))
     sizes, size = [], 16
     while size < most:
@@ -53,7 +52,7 @@ def that_fit(sizes: list[int], config: ModelConfig, itemsize: int, free_bytes: i
 
 
 class PromptGraphs:
-    """Steps of at most `max_tokens` tokens, or fewer if layers are so large that launching keeps up. Capture before
+    """Steps of at most `max_tokens` tokens; fewer if layers are so large that launching keeps up. Capture before
     the first step; each step, `place`, plan the attention, `run`."""
 
     def __init__(self, model: Decoder, kv: KVCache, attention: GraphAttention, max_tokens: int) -> None:
@@ -76,11 +75,11 @@ class PromptGraphs:
         self._pieces: dict[int, tuple[LayerState, list[torch.cuda.CUDAGraph]]] = {}
 
     def holds(self, num_tokens: int) -> bool:
-        """Whether such a step is replayed. One token has its own kernels."""
+        """Whether such a step is replayed; one token has its own kernels."""
         return 1 < num_tokens <= self._buckets[-1]
 
     def place(self, *step: Int64Array) -> list[torch.Tensor]:
-        """Copy a PackedStep to where graphs read it. Returns its arrays there, the first _NUM_INPUTS padded."""
+        """Copy a PackedStep to where graphs read it; returns its arrays there, the first _NUM_INPUTS padded."""
         read = np.zeros((_NUM_INPUTS, self._bucket(len(step[0]))), np.int64)
         read[:, : len(step[0])] = step[:_NUM_INPUTS]
         arrays = *read, *step[_NUM_INPUTS:]
@@ -102,7 +101,7 @@ class PromptGraphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every bucket, largest first: smaller ones reuse its memory."""
+        """Record every bucket, the largest first, whose memory others reuse."""
         with capturing(f"steps of up to {self._buckets[-1]} tokens with prompts") as (pool, stream):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

@@ -1,8 +1,4 @@
-"""A launched step's results and their way to the host: one copy and one event a step.
-
-Knows how log-probabilities of many rows share one tensor. The engine loop calls `PendingStep.wait` after launching
-the next step.
-"""
+"""A launched step's results and their way to the host: one copy and one event a step."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ SCORE_BYTES = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions [start, stop) belong to row b, which asked for top_k likeliest and num_given ids."""
+    """Positions [start, stop) of row b, which wants the top_k likeliest and num_given ids."""
 
     b: int
     start: int
@@ -37,15 +33,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLogprobs:
-    """Log-probabilities at N positions of several rows, on the device. K and G are the most that any row asked for."""
+    """Log-probabilities at N positions of several rows, on the device, for the largest K and G of any row."""
 
     spans: list[Span]
     columns: dict[str, torch.Tensor]
-    """By the fields of `Logprobs`: chosen float32 [N], and if any row wants them top_values float32 [N, K], top_ids
-    int32 [N, K], given float32 [N, G]."""
+    """By the fields of `Logprobs`: chosen float32 [N]; as wanted top_values float32 [N, K], top_ids int32 [N, K],
+    given float32 [N, G]."""
 
     def split(self, copied: Iterator[npt.NDArray[Any]]) -> dict[int, Logprobs]:
-        """By row, with the columns that it asked for. Consumes arrays of `copied`."""
+        """By row, with its own columns. Consumes arrays of `copied`."""
         arrays = {name: next(copied) for name in self.columns}
         chosen = arrays.pop("chosen")
         parts = {}
@@ -58,7 +54,7 @@ class DeviceLogprobs:
 
 
 def spans_of(batch: Batch, lengths: Iterable[tuple[int, int]]) -> tuple[list[Span], Int64Array]:
-    """Consecutive spans for (b, number of positions), and the given ids at each position: int64 [N, G], padded with
+    """Spans for consecutive (b, number of positions), and each position's given ids: int64 [N, G], padded with
     token 0."""
     spans: list[Span] = []
     start = 0
@@ -80,7 +76,7 @@ def score_inputs(
     vocab_size: int,
     uploader: Uploader,
 ) -> DeviceLogprobs | None:
-    """Log-probabilities of the input tokens after a step's scored positions; None if none are scored.
+    """Log-probabilities of input tokens after scored positions; None if none are scored.
 
     hidden: [T, H], the batch's tokens after the last norm. lm_head: [n, H] → float32 [n, vocab_size] logits, called
     for at most SCORE_BYTES of logits at a time.
@@ -124,8 +120,8 @@ class Downloader:
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[npt.NDArray[Any]]]:
-        """Start copying tensors of 32-bit dtypes, or of int64 with values that fit, without waiting. Call the
-        result once: it waits for the copy and returns 32-bit arrays, which on a CPU may share the tensors' memory."""
+        """Start copying 32-bit tensors, or int64 ones whose values fit, without waiting. Call the result once: it
+        waits and returns 32-bit arrays, which on a CPU may share the tensors' memory."""
         tensors = [tensor.contiguous() for tensor in tensors]
         if self._device.type == "cpu":
             arrays = [tensor.to(_landing(tensor)).numpy() for tensor in tensors]
@@ -191,7 +187,7 @@ class PendingStep:
         inputs: DeviceLogprobs | None,
         downloader: Downloader,
     ) -> PendingStep:
-        """Starts the copy, also of ids (int64 [S]). Does not wait for later work on the stream."""
+        """Start the copy, also of ids (int64 [S]); later work on the stream is not waited for."""
         parts = [part.columns.values() for part in (output, inputs) if part is not None]
         return cls(batch, downloader.start([ids, *itertools.chain(*parts)]), output, inputs)
 

@@ -1,7 +1,6 @@
 """Executes batches on one device: packs them, runs the model over the paged KV cache, samples.
 
-It keeps the page table and makes no decisions. On a GPU `forward` and `sample` only enqueue and never wait for the
-device.
+On a GPU `forward` and `sample` only enqueue and never wait for the device.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _LONGEST_LAUNCH = 0.06  # seconds to launch a step's kernels on a slow host
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a GPU the thread's current one, for streams, events, captures and Triton's launches. Reusable, not
-    reentrant."""
+    """Makes a GPU current, for streams, events, captures and Triton's launches. Reusable, not reentrant."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -50,9 +48,8 @@ class Launched:
 
 
 class ModelRunner:
-    """Runs `model` for `max_rows` request rows of at most `max_pages` pages each. With `max_graph_rows`,
-    `attention` is a GraphAttention: decode steps of so many rows are replayed from CUDA graphs, and other steps of
-    up to `max_graph_tokens`."""
+    """Runs `model` for `max_rows` request rows of at most `max_pages` pages. With `max_graph_rows`, `attention` is
+    a GraphAttention; decode steps of so many rows, and other steps of up to `max_graph_tokens`, are replayed."""
 
     def __init__(
         self,
@@ -129,7 +126,7 @@ class ModelRunner:
 
     @contextmanager
     def _on_threads(self, *, is_last: bool = False) -> Iterator[None]:
-        """One phase of a step. Torch's threads are released after the last one, or if one fails."""
+        """One phase of a step. Torch's threads are released after the last phase or a failure."""
         worked = False
         try:
             yield
@@ -146,8 +143,8 @@ class ModelRunner:
         return since is not None and monotonic() - since < _LONGEST_LAUNCH
 
     def warm_up(self, num_tokens: int) -> None:
-        """Compile, load and capture whatever steps need, with prompts of num_tokens in all, on the dummy page. Call
-        it before the first step."""
+        """Compile, load and capture what steps need, with prompts of num_tokens in all, on the dummy page. Call it
+        before the first step."""
         for graphs in (self._graphs, self._prompt_graphs):
             if graphs is not None:
                 graphs.capture()
@@ -172,8 +169,8 @@ class ModelRunner:
             self.launch(_idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states after the last norm, of all tokens if any is scored, else of those sampled from; and of the
-        latter, [S, hidden_size]."""
+        """Hidden states after the last norm, of all tokens if any is scored, else of sampled ones; and those of
+        sampled ones, [S, hidden_size]."""
         packed = pack(batch, pages, self._kv.page_size)
         num_tokens = len(packed.token_ids)
         graphs = self._prompt_graphs
@@ -196,7 +193,7 @@ class ModelRunner:
 
 
 def _idle_batch(q_lens: list[int], temperature: float) -> Batch:
-    """Prompts of token 0 on the dummy page, which all page tables hold before the first step."""
+    """Prompts of token 0 on the dummy page, for warming up."""
     params = SamplingParams(temperature=temperature)
     empty = np.empty(0, np.int32)
     return Batch(

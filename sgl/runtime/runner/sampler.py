@@ -1,7 +1,7 @@
 """Samples one token for every row that wants one, without waiting for the host.
 
-Sampling parameters lie in device tables by request row. A host mirror of the cheap facts decides what a step can
-skip: the draw if all rows are greedy, bisection without cut-off tails, penalty tables without penalties.
+Sampling parameters lie in device tables by request row. A host mirror decides what a step can skip: the draw if all
+rows are greedy, bisection without cut-offs, penalty tables without penalties.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _MIN_REPETITION = 1e-4  # logits divided by it stay finite
 
 _NUM_MASKS = 2048
 _MASKS_A_ROW = 16
-"""Token masks to cache on the device, at least, and for each request row. Each takes 16 KB for 128,000 tokens; real
-schemas have about twenty."""
+"""Cached token masks, at least, and for each request row; 16 KB each for 128,000 tokens. Real schemas have about
+twenty."""
 
 _NO_IDS: Int64Array = np.empty(0, np.int64)
 
@@ -49,13 +49,13 @@ class SampleOutput:
 class Sampler:
     """Sampling parameters, penalty counts and the last sampled token of every request row.
 
-    `next_tokens` int64 [max_rows + 1] holds each row's last sample on the device; the next step reads its decode
-    tokens there, so it can be launched before the host knows them. The last row is padding. A row's draws depend
-    only on its seed, the token's position and its logits.
+    `next_tokens` int64 [max_rows + 1] is on the device: the next step reads its decode tokens there, before the
+    host knows them. The last row is padding. A row's draws depend only on its seed, the token's position and its
+    logits.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device, eos_ids: Collection[int] = ()) -> None:
-        """eos_ids: end a request unless it ignores them, so they are not sampled before min_new_tokens."""
+        """eos_ids: not sampled before min_new_tokens, unless a request ignores them."""
         self.next_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._vocab_size = vocab_size
         self._device = device
@@ -123,10 +123,10 @@ class Sampler:
         placed: Sequence[torch.Tensor] | None = None,
     ) -> SampleOutput:
         """Sample at the batch's S positions, in order, into `next_tokens`; entries of rows with drafts are
-        unspecified.
+        unspecified. Never waits for the device.
 
         logits: float32 [S, V], contiguous, modified in place. placed: int64 [S] each, request rows and positions of
-        the tokens to sample, if on the device already. Never waits for the device.
+        the tokens to sample, if on the device already.
         """
         sampling_rows, behind = batch.sampling
         assert logits.shape == (len(sampling_rows), self._vocab_size), "a row of logits for each position"
@@ -180,8 +180,8 @@ class Sampler:
         positions: torch.Tensor,
         masks: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Sample request rows `index`, int64 [S], in one pass over the logits, into `next_tokens`. GPU only.
-        Applies masks (allowed rows, and which row each of the S has) but no top-k, top-p or min-p."""
+        """Sample request rows `index`, int64 [S], in one pass over the logits, into `next_tokens`. GPU only. masks:
+        allowed tokens, and which row of them each of the S has. No top-k, top-p or min-p."""
         from sgl.kernels.sampling import triton as sampling_triton
 
         parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
@@ -218,8 +218,8 @@ class Sampler:
         positions: torch.Tensor,
         masks: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, bool]:
-        """Draw in one pass; only rows that cut off tails take several. Returns the tokens, and whether
-        `next_tokens` has them all."""
+        """Draw in one pass; rows that cut off tails take several. Returns the tokens, and whether `next_tokens` has
+        them all."""
         cut = np.flatnonzero((self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows])
         ids = self.draw(logits, index, positions, masks)
         if len(cut):
@@ -265,7 +265,7 @@ class Sampler:
         return np.concatenate(indices), np.concatenate(ids), np.concatenate(values)
 
     def _set_occurrences(self, setups: list[RowSetup]) -> None:
-        """Count tokens of requests with penalties: 2 for each in the output, plus 1 if it is in the prompt."""
+        """Count tokens for penalties: 2 for each output token, plus 1 if in the prompt."""
         if not setups:
             return
         if self._occurrences is None:

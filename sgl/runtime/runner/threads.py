@@ -1,13 +1,13 @@
 """Chooses the number of threads for a step on a CPU: as many as have work, but no more than get cores.
 
-When other processes take the cores, every OpenMP barrier waits until a worker gets a core again. A step of 32 rows
-of a model of 6 million weights on two cores of an EPYC takes 6.9 ms with two threads and 9.2 with one; beside one
-busy process 26 and 11; with two such engines 400 and 10. So if a process's threads ran for much less time than its
-steps took, it is limited for a while to the number that did run (benchmarks/cpu_neighbours.py). Oversubscribed
-workers that sleep look the same and are as useless.
+When other processes take the cores, every OpenMP barrier waits for a core. A step of 32 rows of a model of 6
+million weights on two cores of an EPYC takes 6.9 ms with two threads and 9.2 with one; beside a busy process 26 and
+11; with two such engines 400 and 10. So if a process's threads ran for much less time than its steps took, it is
+limited for a while to the number that ran (benchmarks/cpu_neighbours.py). Sleeping, oversubscribed workers look the
+same and are as useless.
 
-Spinning workers take cores from this process's streaming, and from its clients: with 64 HTTP streams, a token of a
-small model takes a tenth longer if steps use both cores.
+Spinning workers also take cores from streaming and its clients: with 64 HTTP streams, a token of a small model
+takes a tenth longer if steps use both cores.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _REST = 20  # times the starved steps' duration, until more threads are tried
 
 
 class StepThreads:
-    """Sets torch's intra-op threads for the calling thread, for each step.
+    """Sets torch's intra-op threads for the calling thread at each step.
 
-    Threads that first use torch during a small step take its number. Other busy threads of the process count as the
-    step's: beside them no step seems starved.
+    Threads that first use torch during a small step adopt its number. Other busy threads of the process count as
+    the step's and hide starvation.
     """
 
     def __init__(self, multiplications_per_token: int) -> None:
@@ -42,14 +42,14 @@ class StepThreads:
         self._spent = self._wanted = self._ran = 0.0  # seconds: of steps, of their threads, of those that ran
 
     def prepare(self, work: Callable[[int], None]) -> None:
-        """Run `work`, given the tokens of the largest small step, with one thread, all, and all but one: oneDNN
-        allocates for each number, which would otherwise be charged to a request. Other numbers come on demand."""
+        """Run `work`, given the tokens of the largest small step, with one thread, all, and all but one, so that
+        oneDNN's allocations are not charged to a request."""
         for num_threads in sorted({1, max(1, self._all - 1), self._all}):
             torch.set_num_threads(num_threads)
             work((MANY_MULTIPLICATIONS - 1) // self._per_token)
 
     def choose(self, num_tokens: int, *, is_streamed: bool) -> None:
-        """Set the threads for a step that begins. Unless it is large, a streamed one leaves a core to others."""
+        """Set the threads for a step that begins. A streamed one leaves a core to others, unless it is large."""
         multiplications = num_tokens * self._per_token
         wanted = self._all
         if multiplications < MANY_MULTIPLICATIONS:
