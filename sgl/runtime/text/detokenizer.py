@@ -1,5 +1,5 @@
 """Streams one request's text: what `decode(prompt + output)` adds to `decode(prompt)`. Pieces are final; a
-character waits for all of its bytes. Knows no stop strings."""
+character waits for all of its bytes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ class ByteDetokenizer(Detokenizer):
         return self._table.bytes_of(token_id, skip_special_tokens=self._skip_special_tokens)
 
     def _tail(self, prompt_ids: TokenIds) -> bytes:
-        """The prompt's last bytes: enough for an incomplete character; empty only for a prompt without text."""
         tail = b""
         for token_id in reversed(prompt_ids):
             tail = self._bytes_of(int(token_id)) + tail
@@ -88,8 +87,8 @@ class ByteDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """For tokenizers of which only `decode` is known: decodes the last tokens again for each token, ten times as
-    slow as the table. Text already sent is final even if a later token changes it."""
+    """For tokenizers of which only `decode` is known: decodes the last tokens again each time, ten times as slow as
+    the table. Sent text is final even if a later token changes it."""
 
     __slots__ = ("_decode", "_ids", "_sent", "_skipped_ids")
 
@@ -131,7 +130,7 @@ class WindowDetokenizer(Detokenizer):
         return self._without_prompt(_beyond(self._sent, self._decode(self._ids)))
 
     def _context(self, ids: list[int]) -> tuple[list[int], str]:
-        """The last few tokens, from one that begins a character, and their text."""
+        """The last few tokens, from the start of a character, and their text."""
         for length in range(_CONTEXT, _CONTEXT + 4):
             text = self._decode(ids[-length:])
             if not text.startswith("\ufffd"):
@@ -139,7 +138,6 @@ class WindowDetokenizer(Detokenizer):
         return ids[-length:], text
 
     def _tail(self, prompt_ids: TokenIds) -> list[int]:
-        """The prompt's last tokens that are not skipped."""
         tail: list[int] = []
         for token_id in reversed(prompt_ids):
             if int(token_id) not in self._skipped_ids:
@@ -154,12 +152,11 @@ _MAX_WINDOW = 24
 
 
 def _num_open(text: str) -> int:
-    """How many of the last characters may change: an incomplete character is one U+FFFD, or one for each byte."""
+    """Characters at the end that may change: an incomplete one is one U+FFFD, or one for each byte."""
     return min(3, len(text) - len(text.rstrip("\ufffd")))
 
 
 def _beyond(sent: str, text: str) -> str:
-    """`text` from where it differs from `sent`."""
     same = 0
     while same < min(len(sent), len(text)) and sent[same] == text[same]:
         same += 1

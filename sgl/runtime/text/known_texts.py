@@ -11,7 +11,7 @@ class KnownTexts:
     """An LRU cache of tokenised texts. Safe from any thread."""
 
     def __init__(self, encode: Callable[[Sequence[str]], list[list[int]]], most: int) -> None:
-        """encode: called once for all unknown texts of a call. most: texts to keep."""
+        """encode: called once for a call's unknown texts. most: texts to keep."""
         self._encode = encode
         self._most = most
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # most recent last

@@ -1,8 +1,5 @@
-"""Finds stop strings and regexes in growing text, and withholds text that may become one.
-
-Knows text only; tokens and lengths are the caller's. A stop is found at the character that completes it, however
-the text is cut into pieces.
-"""
+"""Finds stop strings and regexes in growing text, and withholds text that may become one. A stop is found at the
+character that completes it, however the text is cut into pieces."""
 
 from __future__ import annotations
 
@@ -31,20 +28,20 @@ class StopMatcher:
     """The stops of one request.
 
     A stop arrives with the first character after which the text contains it (for a regex: after which `re.search`
-    over the text so far succeeds, `$` and `\\b` tried at its end). The earliest arrival wins; among equals the
-    earliest start, then strings before regexes, then the given order.
+    over the text so far succeeds, `$` and `\\b` tried at its end). The earliest arrival wins; then the earliest
+    start, strings before regexes, the given order.
     """
 
     def __init__(self, strings: Sequence[str] = (), regexes: Sequence[str] = ()) -> None:
-        """Raises InvalidRequest if a string is empty or too long, or a regex is malformed, too large or matches the
+        """Raises InvalidRequest for empty or long strings and malformed or large regexes, or ones that match the
         empty text."""
         self._strings = _StringScanner(strings)
         self._regexes = RegexScanner(regexes) if regexes else None
         self._withheld = ""
 
     def feed(self, text: str) -> tuple[str, StopMatch | None]:
-        """Take text; returns what can be sent, and the stop if reached. Then nothing after it is sent, and feed
-        must not be called again. Raises InvalidRequest if a regex takes too long."""
+        """Take text; returns what can be sent, and the stop if reached. After that, feed must not be called again.
+        Raises InvalidRequest if a regex takes too long."""
         if not text or (not self._withheld and self._regexes is None and self._strings.cannot_start_in(text)):
             return text, None
         hit = self._strings.feed(text)
@@ -73,7 +70,7 @@ class _StringScanner:
     """All stop strings at once (Aho and Corasick 1975).
 
     The state is the longest suffix of the text that begins a stop: exactly what must be withheld. O(1) amortised a
-    character, for any stops.
+    character.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:

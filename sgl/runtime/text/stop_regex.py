@@ -1,9 +1,8 @@
 """Finds stop regexes in growing text, and tracks where a match may have begun.
 
-User patterns may be hostile: bounded are their size before compiling, the text a match may span, and the search
-time. They have the meaning of Python's `re`, with word boundaries, look-behind, (?m), back-references and Unicode's
-`\\w`, which the derivatives of `grammar.regular` lack. The package `regex` compiles them: it has time limits and
-partial matches.
+User patterns may be hostile: their size, the text a match may span, and the search time are bounded. They mean what
+they mean to Python's `re`, whose word boundaries, look-behind, (?m), back-references and Unicode `\\w` the
+derivatives of `grammar.regular` lack. The package `regex` compiles them: it has time limits and partial matches.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from sgl.errors import InvalidRequest
 MAX_LOOK_BACK = 512
 """Characters that a match may span, with what its lookaheads read; earlier text is sent."""
 MAX_UNROLLED = 10_000
-"""Largest regex in characters and classes, with fixed repeats unrolled, as it is compiled."""
+"""Largest regex in characters and classes, with fixed repeats unrolled."""
 MAX_SEARCH_SECONDS = 0.05
 """CPU time of one search."""
 FREE_SECONDS, SECONDS_PER_CHARACTER = 0.25, 50e-6
-"""CPU time of all searches of a request: a base, plus an amount for each character of its text."""
+"""CPU time of all searches of a request: a base, plus an amount for each character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class RegexScanner:
         return len(self._text) - min(self._starts)
 
     def feed(self, text: str) -> Hit | None:
-        """The first match that the text (not empty) brings. Raises InvalidRequest if a search takes too long."""
+        """The first match in the new text (not empty). Raises InvalidRequest if a search takes too long."""
         self._seconds_left += SECONDS_PER_CHARACTER * len(text)
         known = len(self._text)
         self._text += text
@@ -71,7 +70,7 @@ class RegexScanner:
         return min(hits, key=lambda hit: hit.key, default=None)
 
     def _advance(self, index: int, known: int) -> Hit | None:
-        """The regex's first match that arrives after `known` characters; moves its start."""
+        """The regex's first match after `known` characters; moves its start."""
         each, end = self._regexes[index], len(self._text)
         match = self._search(index, each.compiled, end, partial=True) if each.is_monotone else None
         if not each.is_monotone or (match is not None and not match.partial):
@@ -85,7 +84,7 @@ class RegexScanner:
         return None
 
     def _search(self, index: int, compiled: Any, end: int, *, partial: bool) -> Any:
-        """The first match in the text up to `end`; with `partial`, else the first that more text may complete."""
+        """The first match up to `end`; with `partial`, else the first that more text may complete."""
         start = max(self._starts[index], end - MAX_LOOK_BACK)
         began = time.thread_time()
         is_done = False
@@ -106,7 +105,6 @@ class RegexScanner:
         return match
 
     def _forget(self) -> None:
-        """Drop text that neither searches nor lookbehinds of MAX_LOOK_BACK characters need."""
         unread = min(self._starts) - MAX_LOOK_BACK
         if unread > MAX_LOOK_BACK:
             self._text = self._text[unread:]
@@ -114,7 +112,7 @@ class RegexScanner:
 
 
 class StopRegex:
-    """One compiled stop regex, with how its matches come and go as the text grows."""
+    """One compiled stop regex, and how its matches change as the text grows."""
 
     def __init__(self, source: str) -> None:
         """Raises InvalidRequest if the regex is malformed, too large, or matches the empty text."""
@@ -161,8 +159,7 @@ def _is_fickle(op: Any, args: Any) -> bool:
 
 
 def _is_unknowable(op: Any, args: Any) -> bool:
-    """Whether a fickle node depends on another, so that more text may turn a failure into a match without reading a
-    character."""
+    """Whether a fickle node depends on another: more text may then turn a failure into a match unseen."""
     inside = (node for part in _parts(args) for node in _nodes(part))
     return op is _constants.GROUPREF_EXISTS or any(_is_fickle(*node) for node in inside)
 
@@ -180,8 +177,8 @@ def _opening(source: str, flags: int) -> str:
     """A pattern that never matches, but matches partially wherever `source` may match with more text.
 
     `regex` reports a partial match where it needs a character beyond the end, but decides \\b and \\B as if nothing
-    followed: here they always hold. A match that is complete at the end must read one more character and then
-    fails, so it hides no other.
+    followed: here they always hold. A complete match at the end must read one more character and then fails, so it
+    hides no other.
     """
     relaxed = _BOUNDARIES.sub(lambda found: "(?:)" if found[0] in (r"\b", r"\B") else found[0], source)
     end_of_comment = "\n" if flags & re.VERBOSE else ""
@@ -189,7 +186,6 @@ def _opening(source: str, flags: int) -> str:
 
 
 def _nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every node of a parsed regex."""
     for op, args in tree:
         yield op, args
         for part in _parts(args):
@@ -206,7 +202,6 @@ def _unrolled_size(tree: Any) -> int:
 
 
 def _parts(args: Any) -> list[Any]:
-    """The sub-patterns among a node's arguments."""
     if isinstance(args, _parser.SubPattern):
         return [args]
     if isinstance(args, list | tuple):

@@ -52,9 +52,8 @@ class Tokenizer:
     def load(cls, path: str | os.PathLike[str], *, vocab_size: int | None = None) -> Tokenizer:
         """Load the tokenizer of a model's folder or hub id and check it against the model's embedding rows.
 
-        tokenizer.json takes precedence over the class in tokenizer_config.json or config.json, which may rebuild
-        the tokenizer and encode differently. Raises TokenizerError if the tokenizer is missing, unreadable or does
-        not fit.
+        tokenizer.json takes precedence over the class in tokenizer_config.json or config.json, which may encode
+        differently. Raises TokenizerError.
         """
         name = os.fspath(path)
         tokenizer = cls(_load_hf(name), path=name)
@@ -76,10 +75,10 @@ class Tokenizer:
     ) -> npt.NDArray[np.int32]:
         """Token ids of `text`, int32 [n]. Long texts release the GIL.
 
-        `add_special_tokens` adds what the tokenizer puts around a text (usually BOS). `allow_special` decides
-        whether "<|im_end|>" in the text is the control token, as in a rendered chat template, or characters, as in
-        users' text. With a `limit`, a text whose beginning has more than twice as many tokens is not read further:
-        megabytes cost no more than what fits. Raises InvalidRequest for lone surrogates, and ContextTooLong.
+        `add_special_tokens` adds what the tokenizer puts around a text (usually BOS). `allow_special`: "<|im_end|>"
+        in the text is the control token, as in a rendered chat template; otherwise characters, as in users' text.
+        With a `limit`, a text whose beginning has more than twice as many tokens is not read further: megabytes
+        cost no more than what fits. Raises InvalidRequest for lone surrogates, and ContextTooLong.
         """
         if limit is not None:
             self._check_beginnings(text, limit)
@@ -101,7 +100,7 @@ class Tokenizer:
             raise InvalidRequest(f"the prompt is not text that can be encoded: {error}", param="prompt") from error
 
     def _check_beginnings(self, text: str, limit: int) -> None:
-        """Encode ever longer beginnings, which cost a third of the last one together. A cut changes only the tokens
+        """Encode ever longer beginnings, together a third of the last one's cost. A cut changes only the tokens
         around it."""
         length = 16 * limit
         while length < len(text):
@@ -117,8 +116,8 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> str:
-        """The text of a whole sequence; ids without a token have none. As in transformers,
-        spaces_between_special_tokens only works without a Rust backend."""
+        """The text of a whole sequence; ids without a token have none. spaces_between_special_tokens works only
+        without a Rust backend, as in transformers."""
         ids = [int(token_id) for token_id in token_ids]
         if self._backend is not None:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
@@ -164,8 +163,8 @@ class Tokenizer:
         return self.hf.chat_template is not None
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Render messages with the model's Jinja template; `options` go to it. Encode the result without special
-        tokens. Raises InvalidRequest if there is no template or it refuses the messages."""
+        """Render messages with the model's Jinja template and `options`; encode the result without special tokens.
+        Raises InvalidRequest without a template, or if it refuses the messages."""
         if not self.has_chat_template and "chat_template" not in options:
             raise InvalidRequest(
                 f"{self.path or 'the model'} has no chat template: send a prompt instead of messages",
@@ -184,14 +183,13 @@ class Tokenizer:
 
     @cached_property
     def _literal_backend(self) -> Backend:
-        """The same tokenizer, which reads control tokens as plain characters."""
         assert self._backend is not None, "only a tokenizer with a Rust backend has another"
         return _without_control_tokens(self._backend)
 
 
 def token_table(backend: Backend) -> TokenTable | None:
-    """The detokenizer's table, compared with the tokenizer's `decode` (about 100 ms); None if its decoder does more
-    than join tokens."""
+    """The detokenizer's table, checked against `decode` (about 100 ms); None if the decoder does more than join
+    tokens."""
     try:
         return read_tokens(backend)
     except TokenizerError as error:
@@ -205,10 +203,9 @@ _MARKER = re.compile(r"<\|.*\|>", re.DOTALL)
 def _without_control_tokens(backend: Backend) -> Backend:
     """A copy that never turns text into a special token, or one written <|like this|>.
 
-    Other added tokens (runs of spaces, HTML tags) are text in tokenizers that have them. Control tokens get
-    unguessable names, also in the model's vocabulary, where whole-word and unigram models would find them. Those
-    that merges need keep theirs. All keep their places, which determine the ids of the others. The post-processor
-    stays.
+    Other added tokens (runs of spaces, HTML tags) stay text. Control tokens get unguessable names, also in the
+    model's vocabulary, where whole-word and unigram models would find them; those that merges need keep theirs. All
+    keep their places, which determine the other ids.
     """
     from tokenizers import Tokenizer as Backend
 
@@ -239,13 +236,11 @@ def _renamed(piece: str, names: Mapping[str, str], kept: Collection[str | None])
 
 
 def _parts(merge: str | list[str]) -> list[str]:
-    """The two tokens of a merge, and their result."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return [left, right, left + right]
 
 
 def _load_hf(name: str) -> Any:
-    """The transformers tokenizer of a folder or hub id."""
     if os.path.isdir(name) and not os.listdir(name):
         raise TokenizerError(f"the folder {name} is empty: expected a tokenizer.json", path=name)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
