@@ -1,5 +1,5 @@
-"""Runs one program's streams on the engine loop's thread: resumes them, submits their requests together, leases
-their pages and ends the program. A waiting program costs the loop only a timer."""
+"""Runs one program's streams on the engine loop's thread, submits their requests together, and leases their pages.
+A waiting program costs the loop only a timer."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ class Machine(Turns[Stream]):
     # ---- the loop's thread: a turn
 
     def put(self, outputs: list[Output]) -> None:
-        """Take one step's outputs; see router.Sink. The next turn comes before the next step, unless many programs
-        are due."""
+        """Take one step's outputs; see router.Sink. The next turn precedes the next step, unless many programs are
+        due."""
         try:
             self._take(outputs)
             if self._ready:
@@ -224,14 +224,12 @@ class Machine(Turns[Stream]):
         self._deadline = self._services.loop.timers.call_at(due, partial(self._fail, late))
 
     def _fail(self, error: Exception) -> None:
-        """Fail the whole program."""
         if not self._is_over:
             with suppress(Exception):
                 self._sink(ir.NodeFailed(None, None, self._known(error)))
             self._end()
 
     def _end(self) -> None:
-        """Release everything, then send `Done`."""
         if self._is_over:
             return
         self._is_over = True

@@ -1,5 +1,5 @@
 """A program on an engine: gens and selects become requests, constants join the next prompt.
-`sgl.lang.ir.interpreter` executes the other nodes, `machine` the streams."""
+`sgl.lang.ir.interpreter` executes the other nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INLINE_CHARACTERS = 512
 """Longest text to encode on the loop's thread (0.2 ms)."""
 
 _MAX_LOGPROBS = 1 << 16
-"""Of one gen: they travel in one event, and streaming assembles them on the engine's thread."""
+"""Of one gen: they travel in one event."""
 _FEW_SAMPLES = 8  # of a gen, handled on the loop's thread
 
 _EXTRA_OPTIONS = ("extra_key", "token_ids_logprob")
@@ -127,7 +127,6 @@ class ProgramSession(Interpreter[Stream]):
         return int(node.params.get("n", self._program.defaults.get("n", 1)))
 
     def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
-        """The request of each sample of a gen, without its prompt."""
         path = ir.node_path(stream.path, stream.position)
         stops = self._template.stops if self._template is not None and stream.role is not None else ()
         given, seeds = ir.resolve(self._program, node, path, stops)
@@ -147,7 +146,7 @@ class ProgramSession(Interpreter[Stream]):
         return [{**options, "sampling_params": SamplingParams.from_dict(sampling)} for sampling in samplings]
 
     def _notation(self, stream: Stream) -> CallNotation | None:
-        """The notation of calls in a turn of the model's own template. Other templates may stop at text that the
+        """How calls are written in a turn of the model's own template; other templates may stop at text that the
         constraint forbids."""
         is_own = self._template is not None and self._template is self._services.template
         return self._services.encoder.call_notation if is_own and stream.role is not None else None
@@ -160,13 +159,11 @@ class ProgramSession(Interpreter[Stream]):
         ]
 
     def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:
-        """Run `prepare`, which encodes the stream's new text."""
         if is_heavy or sum(len(text) for text, _ in stream.unencoded) > INLINE_CHARACTERS:
             return (yield from self._machine.elsewhere(stream, prepare))
         return prepare()
 
     def _listener(self, tell: Callable[[str, dict[str, Any]], None]) -> Callable[[NativeResult], None]:
-        """Sends a gen's new text as it comes."""
         num_sent = 0
 
         def listen(result: NativeResult) -> None:
@@ -179,7 +176,7 @@ class ProgramSession(Interpreter[Stream]):
         return listen
 
     def _kept(self, call: NodeRequests) -> tuple[list[int], str]:
-        """The generated tokens that the stream keeps, and trailing text to encode again."""
+        """Generated tokens that the stream keeps, and trailing text to encode again."""
         ids, reason = call.results[0].output_ids, call.results[0].finish_reason
         matched = None if reason is None else reason.matched
         if isinstance(matched, int):
@@ -219,7 +216,7 @@ class ProgramSession(Interpreter[Stream]):
     def _candidates(
         self, stream: Stream, choices: Sequence[str]
     ) -> tuple[StreamTokens, int, list[tuple[int, ...]]]:
-        """The stream's tokens, how many of them no choice changes by merging, and each choice's tokens from there."""
+        """The stream's tokens, how many of them no choice changes, and each choice's tokens from there."""
         extend = self._services.encoder.extend
         tokens = extend(stream.tokens, stream.unencoded)
         self._services.builder.prompt_ids(
@@ -249,7 +246,6 @@ class ProgramSession(Interpreter[Stream]):
 
 
 def _common_len(left: Any, right: Any) -> int:
-    """Length of the common prefix in tokens."""
     shorter = min(len(left), len(right))
     differs = left[:shorter] != right[:shorter]
     return int(differs.argmax()) if differs.any() else shorter

@@ -1,4 +1,4 @@
-"""The parts of a running program: its streams, the requests a node waits for, and the node's usage."""
+"""A running program's streams, the requests a node waits for, and the node's usage."""
 
 from __future__ import annotations
 
@@ -73,8 +73,7 @@ class NodeRequests:
         return True
 
     def usage(self, *, forced_tokens: int = 0) -> dict[str, Any]:
-        """The node's usage: tokens summed over its requests, seconds of the slowest. `lease` is "held", why it was
-        lost, or None."""
+        """Tokens summed over the requests, seconds of the slowest. `lease` is "held", why it was lost, or None."""
         requests, lease, now = self.requests, self.stream.lease, time.monotonic()
         cached = sum(request.cached_len for request in requests)
         forced = sum(request.num_forced for request in requests)

@@ -1,8 +1,8 @@
 """The tokens of a stream: [fixed | run].
 
-Fixed tokens were generated, or precede such tokens; they are never encoded again. The run is the text since then,
-encoded as a whole, and again when text is added: how a program cuts its text never shows in its tokens. Only pieces
-of a chat template may contain control tokens.
+Fixed tokens were generated, or precede such tokens, and are never encoded again. The run is the text since then,
+always encoded as a whole: how a program cuts its text never shows. Only a chat template's pieces may contain
+control tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.text.tokenizer import Tokenizer
 
-_WINDOW = 16  # tokens at a long run's end that are encoded again; the first half must not change
-_ANCHORS = ("\n", "\x01", "a", "0")  # texts to put before another that do not merge with it
+_WINDOW = 16  # tokens encoded again at a long run's end; the first half must not change
+_ANCHORS = ("\n", "\x01", "a", "0")  # texts that do not merge with what follows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +63,8 @@ class Encoder:
         return call_notation(self._tokenizer.apply_chat_template, self._control)
 
     def extend(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> StreamTokens:
-        """Append text. A stream's start gets the tokenizer's BOS and the like, unless a template opens it. Raises
-        InvalidRequest for text that cannot be encoded."""
+        """Append text. A stream's start gets BOS and the like, unless a template opens it. Raises InvalidRequest
+        for text that cannot be encoded."""
         pieces = [piece for piece in pieces if piece[0]]
         if not pieces and len(tokens.ids):
             return tokens
@@ -77,8 +77,8 @@ class Encoder:
         return StreamTokens(ids, tokens.num_fixed, run, is_joint)
 
     def num_kept(self, prompt_ids: Int32Array, output_ids: Sequence[int], text: str) -> tuple[int, str]:
-        """The number of generated tokens that spell a prefix of `text` (the output up to a stop), and the rest of
-        the text. Tokens that cross its end or leave a character incomplete do not count."""
+        """How many generated tokens spell a prefix of `text` (the output up to a stop), and the rest of the text.
+        Tokens that cross its end or leave a character incomplete do not count."""
         detokenizer = self._tokenizer.detokenizer(prompt_ids)
         first_at = {0: 0}  # length of the text → the fewest tokens that give it
         length = 0
@@ -93,7 +93,6 @@ class Encoder:
         return 0, text
 
     def _is_complete(self, prompt_ids: Int32Array, output_ids: Sequence[int]) -> bool:
-        """Whether the output ends with a whole character."""
         detokenizer = self._tokenizer.detokenizer(prompt_ids)
         for token_id in output_ids:
             detokenizer.feed(token_id)
@@ -115,7 +114,7 @@ class Encoder:
         return np.concatenate(parts)
 
     def _continued(self, text: str, allow_special: bool) -> Int32Array:
-        """The tokens of a text in the middle: without the leading space that some tokenizers add."""
+        """The tokens of a text in the middle, without the leading space that some tokenizers add."""
         encode = self._tokenizer.encode
         alone = encode(text, add_special_tokens=False, allow_special=allow_special, limit=self._limit)
         if not self._prepends:
@@ -129,7 +128,7 @@ class Encoder:
         return alone
 
     def _spliced(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> Int32Array | None:
-        """The tokens after an addition to a long run, encoding only its end again; None if more may change."""
+        """Encode only the end of a long run again; None if more may change."""
         old, is_first = tokens.pieces, tokens.num_fixed == 0
         if len(tokens.ids) - tokens.num_fixed <= 4 * _WINDOW or not tokens.is_joint or self._table is None:
             return None
@@ -152,7 +151,7 @@ class Encoder:
         return np.concatenate((tokens.ids[:-_WINDOW], again))
 
     def _is_safe(self, pieces: Sequence[Piece]) -> bool:
-        """Whether all control tokens in the joined text lie within a template's piece."""
+        """Whether all control tokens in the joined text lie within template pieces."""
         text = "".join(text for text, _ in pieces)
         if not any(token in text for token in self._control):
             return True
@@ -164,7 +163,6 @@ class Encoder:
         return True
 
     def _spelled(self, ids: Int32Array) -> bytes | None:
-        """The bytes of tokens; None without a token table."""
         table = self._table
         return None if table is None else b"".join([table[token_id] for token_id in ids.tolist()])
 

@@ -1,9 +1,8 @@
 """Scores candidates after one prefix with as few rows as their token trie allows.
 
-The logits before a candidate's last token score it, so that token is not computed. Only paths to the deepest inner
-nodes of the trie need a row; shorter candidates read their log-probabilities from a row that passes them.
-Candidates of one token each take a single row. Rows are ordinary requests that share the prefix through the radix
-cache.
+The logits before a candidate's last token score it, so only paths to the deepest inner nodes need a row; shorter
+candidates read theirs from a row that passes them. Candidates of one token each take a single row. Rows are
+ordinary requests that share the prefix's pages.
 """
 
 from __future__ import annotations
@@ -76,5 +75,5 @@ class CandidateTrie:
         return scores
 
     def _row_of(self, candidate: Tokens) -> int:
-        """The row through the node before the candidate's last token: the first sorted path from there."""
+        """The row through the node before the candidate's last token."""
         return bisect_left(self._ends, candidate[:-1])
