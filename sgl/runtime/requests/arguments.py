@@ -1,4 +1,4 @@
-"""The arguments of a generation: names, types over HTTP, and whether they may differ between prompts."""
+"""The arguments of a generation: names, types over HTTP, and which may differ between prompts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GenerateRequest:
     timeout: float | None = field(default=None, metadata=_one(float))
     stream: bool = field(default=False, metadata=_one(bool))
     limits_logprobs: bool = True
-    """False for candidates that are only scored, whose logprobs are not reported one by one."""
+    """False for candidates, whose logprobs are not reported one by one."""
     arrived: float = field(default_factory=time.monotonic)  # start of the timeout
 
 
@@ -94,7 +94,7 @@ def has_list_of_prompts(arguments: Mapping[str, Any]) -> bool:
 
 
 def requests_of(arguments: Mapping[str, Any], most: int) -> list[GenerateRequest]:
-    """One request for each prompt of a call. Raises InvalidRequest, also for more than `most`."""
+    """One request for each prompt. Raises InvalidRequest, also for more than `most`."""
     if not has_list_of_prompts(arguments):
         return [GenerateRequest(**arguments)]
     if arguments.get("prompt") is not None and arguments.get("input_ids") is not None:

@@ -1,5 +1,5 @@
-"""Runs long work outside event loops, in threads of its own: the loop's shared pool must stay free to read bodies
-and encode prompts."""
+"""Runs long work in threads of its own: event loops must not block, and their shared pool reads bodies and encodes
+prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _THREADS = ThreadPoolExecutor(2, thread_name_prefix="sgl-aside")  # starts threa
 
 
 async def aside(work: Callable[[], T], size: int) -> T:
-    """Run `work`, which handles `size` values in small steps and without locks."""
+    """Run `work`, which handles `size` values in small steps without locks."""
     if size <= FEW:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work)

@@ -1,5 +1,5 @@
-"""Turns a caller's arguments into requests for the loop: defaults, checks, tokens. Every mistake raises
-InvalidRequest with the parameter's name, before anything is queued."""
+"""Turns a caller's arguments into requests for the loop. Every mistake raises InvalidRequest with the parameter's
+name, before anything is queued."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class RequestBuilder:
         return self._constraints.warm_up()
 
     def requests(self, arguments: Mapping[str, Any]) -> list[GenerateRequest]:
-        """One request for each prompt of a call. Raises InvalidRequest for more than a call may have, and QueueFull
-        for more than may ever wait."""
+        """One request for each prompt. Raises InvalidRequest for more than a call may have, QueueFull for more than
+        may ever wait."""
         params = arguments.get("sampling_params")
         if isinstance(params, Mapping):
             arguments = {**arguments, "sampling_params": self._params(params)}  # checked once for all
@@ -105,8 +105,8 @@ class RequestBuilder:
         return wanted
 
     def submissions(self, wanted: GenerateRequest) -> list[tuple[Submission, NativeResult]]:
-        """A submission and an empty result for each of the n samples. Starts compiling the constraint, whose
-        GrammarError ends the request."""
+        """A submission and an empty result for each sample. Starts compiling the constraint, whose GrammarError
+        ends the request."""
         params = self._params(wanted.sampling_params)
         prompt_ids = self.prompt_ids(wanted)
         logprob_start = _logprob_start(wanted, len(prompt_ids))
@@ -233,8 +233,8 @@ class RequestBuilder:
 
 
 def num_logprobs(request: Request, *, streams: bool = False) -> int:
-    """The most log-probabilities that a result carries at once; a stream sends the output's as they come. The one
-    of each output token itself does not count."""
+    """The most log-probabilities a result carries at once; streams send the output's as they come. Those of output
+    tokens themselves do not count."""
     if request.top_logprobs < 0:
         return 0
     others = request.top_logprobs + (0 if request.token_ids_logprob is None else len(request.token_ids_logprob))
@@ -273,7 +273,6 @@ def _token_ids(param: str, given: Any, vocab_size: int) -> Int32Array:
 
 
 def _logprob_start(wanted: GenerateRequest, prompt_len: int) -> int | None:
-    """The first prompt position with a logprob; None: none."""
     start = wanted.logprob_start_len
     if start is None or (isinstance(start, int) and start == -1):
         return None

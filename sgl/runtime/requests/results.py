@@ -45,15 +45,14 @@ class Header(NamedTuple):
 
 @dataclass(slots=True)
 class NativeResult:
-    """Collects the outputs of one request. `text` and `output_ids` are cumulative; `result` has all logprobs,
-    `event` those since the previous event."""
+    """Collects one request's outputs. `text` and `output_ids` are cumulative; `result` has all logprobs, `event`
+    the new ones."""
 
     header: Header
     token_text: Callable[[int], str] | None  # if logprobs carry token texts
     started: float = field(default_factory=time.monotonic)
     as_tuples: bool = False
-    """Whether entries are tuples, for JSON: the GC untracks tuples of plain values but scans a million lists for
-    0.5 s."""
+    """Whether entries are tuples, for JSON: the GC untracks these, but scans a million lists for 0.5 s."""
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -84,7 +83,7 @@ class NativeResult:
         return event
 
     def num_logprobs(self, *, of_event: bool = False) -> int:
-        """How many log-probabilities `result`, or the next `event`, contains."""
+        """Log-probabilities in `result`, or in the next `event`."""
         if self.header.top_logprobs < 0:
             return 0
         scored, output = self.header.scored, len(self._output)
@@ -245,7 +244,7 @@ class PreparedCall(CallResults):
             self.rids[wanted.owner, wanted.rid] = [submission.request.uid for submission, _ in pairs]
 
     def absorb(self, output: Output) -> None:
-        """Add an output to its result. Raises errors of the call as a whole, including its constraints'."""
+        """Like CallResults.absorb. Also raises the errors of constraints."""
         super().absorb(output)
         if output.finish_reason is not None and output.finish_reason.error is not None:
             check(self.compiling)
