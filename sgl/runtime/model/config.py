@@ -1,7 +1,4 @@
-"""Reads a checkpoint's config.json and generation_config.json, checked and in one spelling.
-
-Follows transformers' old and new spellings; knows no tensors.
-"""
+"""Reads a checkpoint's config.json and generation_config.json, in transformers' old and new spellings."""
 
 from __future__ import annotations
 
@@ -66,11 +63,8 @@ class ModelConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> ModelConfig:
-        """Read a checkpoint folder, a config.json, or a hub id (downloads the checkpoint).
-
-        Raises UnsupportedModel for features that the decoder lacks, ModelError if the config is missing or
-        inconsistent.
-        """
+        """Read a checkpoint folder, a config.json, or a hub id (downloads the checkpoint). Raises UnsupportedModel
+        for missing features of the decoder, ModelError for a missing or inconsistent config."""
         folder = checkpoint_folder(path)
         path = str(folder)
         fields = _Fields(path, _read_json(folder / "config.json"))

@@ -1,7 +1,4 @@
-"""The decoder that all families share: token ids in, hidden states and logits out, keys and values cached.
-
-Knows weights and kernels but no requests. Never waits for the device.
-"""
+"""The decoder that all families share. Knows weights and kernels but no requests. Never waits for the device."""
 
 from __future__ import annotations
 
@@ -81,9 +78,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
-        input_ids, positions, slots (where keys and values go in kv): int64 [T] on the device. attention: planned
-        for this step. wanted: int64 [N], the tokens to return, [N, hidden]; the last layer computes only keys and
-        values of the others. None: all. captured: for a CUDA graph, where launches cost nothing.
+        input_ids, positions, slots (of their keys and values in kv): int64 [T] on the device. attention: planned
+        for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. The last layer computes only
+        keys and values of others. captured: for a CUDA graph.
         """
         state = self.embed(input_ids, positions, slots)
         if len(input_ids) == 1 and self.device.type == "cuda":
@@ -129,7 +126,7 @@ class Decoder:
     def finish(
         self, state: LayerState, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
     ) -> torch.Tensor:
-        """The last layer from its attention, and the last norm, for wanted tokens only: [N, hidden]."""
+        """The last layer from its attention, and the last norm, of wanted tokens: [N, hidden]."""
         if wanted is not None:
             state.residual, x = state.residual.index_select(0, wanted), x.index_select(0, wanted)
         self.after_attention(self.config.num_layers - 1, state, x, captured=captured)
@@ -170,8 +167,8 @@ class Decoder:
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
-        """Run a layer's products with (almost) every number of tokens of a step, and the output's with up to
-        most_rows, so that cuBLAS loads its kernels now. Loading one later blocks the host until the GPU is idle."""
+        """Run a layer's products with almost every number of tokens, and the output's with up to most_rows, so that
+        cuBLAS loads its kernels now. Loading one later blocks the host until the GPU is idle."""
         config, layer = self.config, self.weights.layers[0]
         steps = range(_STEP, min(max(most_tokens, most_rows), _MANY), _STEP)
         sizes = {most_tokens, most_rows, *range(1, min(most_rows, _EACH) + 1), *steps}

@@ -1,7 +1,5 @@
-"""Loads a decoder: streams safetensors into preallocated weights, or draws random weights.
-
-Headers reveal every error in the files before memory is taken for weights.
-"""
+"""Loads a decoder: safetensors or random weights. Errors in the files show in their headers, before memory is
+taken."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ def load_decoder(
 ) -> Decoder:
     """The model of a config with its weights on the device. Raises WeightsError.
 
-    load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise safetensors
-    beside the config.json are read. max_positions: see `Decoder`. quantization: see `Weights.quantize`.
+    load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise safetensors are
+    read. max_positions: see `Decoder`. quantization: see `Weights.quantize`.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
@@ -120,7 +118,6 @@ def _read_headers(folder: Path) -> dict[str, _Entry]:
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
-    """Sharded checkpoints: file name by tensor."""
     path = folder / _INDEX
     if not path.is_file():
         return {}
@@ -181,6 +178,5 @@ def _read(tensors: Any, name: str, file: Path) -> torch.Tensor:
 
 
 def _named(tensors: Mapping[str, _Entry | torch.Tensor]) -> tuple[str, str]:
-    """How many tensors, and the first of them with shapes."""
     first = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:3])
     return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}", first

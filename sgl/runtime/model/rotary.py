@@ -1,7 +1,7 @@
-"""Rotary position embedding: a table by position for a config's rope parameters.
+"""The rotary table for a config's rope parameters; sgl/kernels/layers/rope.py rotates.
 
 Formulas as in transformers' modeling_rope_utils: linear (position interpolation), dynamic NTK, llama3, YaRN (arXiv
-2309.00071). The kernels are in sgl/kernels/layers/rope.py.
+2309.00071).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sgl.runtime.model.config import RopeConfig
 def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device) -> torch.Tensor:
     """float32 [num_positions, head_dim]: cosines, then sines.
 
-    Dynamic NTK depends on the sequence length. transformers uses the longest sequence of each forward pass, so that
-    results depend on batch and chunking. Here position p always uses a length of p + 1: equal to transformers up to
-    the original context, and beyond it for tokens generated one by one.
+    Dynamic NTK depends on the sequence length. transformers uses the longest sequence of a forward pass, so results
+    depend on batch and chunking. Here position p always uses length p + 1, which equals transformers up to the
+    original context, and beyond it for tokens generated one by one.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)[:, None]
     angles = positions * _frequencies(rope, head_dim, positions)
@@ -27,7 +27,7 @@ def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: to
 
 
 def _frequencies(rope: RopeConfig, head_dim: int, positions: torch.Tensor) -> torch.Tensor:
-    """Radians a token, [1, head_dim / 2], or [num_positions, head_dim / 2] if they depend on the position."""
+    """Radians a token, [1, head_dim / 2], or [num_positions, head_dim / 2] if they vary."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32)[None] / head_dim
     if rope.type == "dynamic":
         original = rope.original_context_length
