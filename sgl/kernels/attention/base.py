@@ -71,10 +71,8 @@ class AttentionBackend(Protocol):
 
 
 class GraphAttention(AttentionBackend, Protocol):
-    """A backend whose runs can be captured in a CUDA graph and replayed for other steps with as many rows.
-
-    It may have several variants, numbered from 0, which are captured separately.
-    """
+    """A backend whose runs can be captured in a CUDA graph and replayed for other steps with as many rows. Its
+    variants, numbered from 0, are captured separately."""
 
     def run(
         self,

@@ -1,9 +1,9 @@
 """Decode attention: rows of one query token each, with equal shares of keys for all programs (stream-K: arXiv
 2301.03598).
 
-This is the host side: the split-KV work list. The keys of all rows are concatenated in tiles and cut into as many
-equal shares as programs run at once, counting a cost for each row's start. All programs thus end together, whatever
-the rows' lengths. The last program to finish a cut row merges its parts. The kernel is in decode_triton.py.
+This is the host side, the split-KV work list. The keys of all rows, in tiles, are cut into one equal share for each
+concurrent program, counting a cost for each row's start; all programs thus end together. The last program to finish
+a cut row merges its parts. The kernel is in decode_triton.py.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class SplitWork:
 
     starts: Int32Array  # [num_programs + 1] each program's first segment
     segments: Int32Array
-    """[n, 6] row, first key, end, the row's first page, the first program with keys of the row, and how many
-    programs have."""
+    """[n, 6] row, first key, end, the row's first page, the first program with its keys, and their number."""
 
     @staticmethod
     def of(
@@ -71,8 +70,8 @@ class SplitWork:
 
     @property
     def programs(self) -> Int32Array:
-        """[num_programs, 8] what a program reads first, at once: its first segment, that segment's number, and the
-        next program's first number."""
+        """[num_programs, 8] what a program reads first, at once: its first segment, that one's number, and the next
+        program's first."""
         programs = np.empty((len(self.starts) - 1, 8), np.int32)
         programs[:, 6], programs[:, 7] = self.starts[:-1], self.starts[1:]
         programs[:, :6] = self.segments[np.minimum(programs[:, 6], len(self.segments) - 1)]
@@ -200,7 +199,7 @@ class DecodeAttention:
     def _host(
         self, step: AttentionStep, num_rows: int, skipped: Int32Array | None
     ) -> tuple[npt.NDArray[np.int32], ...]:
-        """Arrays to copy; those whose sizes vary for the same number of rows come last."""
+        """Arrays to copy; those of varying size come last."""
         if num_rows > _FEW_ROWS or self._shape.windows != (None,):
             return self._host_anew(step, num_rows, skipped)
         page_size = self._shape.page_size

@@ -1,11 +1,11 @@
 """Paged attention for NVIDIA GPUs: prompts by FlashInfer's kernels, decodes by decode.py's.
 
-A step's leading rows of one token are its decodes; the others use fa2 or fa3. FlashInfer's planner splits the work
-in C++ from host integers and copies it asynchronously. Its Python wrappers are bypassed: they walk lists and copy
-from pageable memory.
+A step's leading rows of one token are its decodes; others use fa2 or fa3. FlashInfer's planner splits the work in
+C++ from host integers and copies it asynchronously; its Python wrappers walk lists and copy from pageable memory,
+so they are bypassed.
 
-Keys shared by many decodes, or by all prompts, are attended to once for all, like one prompt, and the results
-merged (cascade attention), if that saves more than it costs.
+Keys shared by many decodes, or by all prompts, are attended to once for all and the results merged (cascade
+attention), if that saves more than it costs.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ _COMMON_WORK = 1 << 23
 _MAX_GROUPS = 16  # of rows with a shared prefix; captured launches have room for so many
 _SHORT_PROMPT = 128
 """Average tokens of a step's prompts, below which fa2 is used: it packs the query heads of a kv head into its
-tiles, which is 1.31 times as fast for 64 prompts of 64 tokens behind 1,024. fa3 is 1.51 times as fast for 4 of
-2,048 (H200)."""
+tiles, 1.31 times as fast for 64 prompts of 64 tokens behind 1,024. fa3 is 1.51 times as fast for 4 of 2,048 (H200)."""
 _TILE = 128  # most query tokens of a block (fa3), or tokens times heads of a kv head (fa2)
 
 
@@ -220,7 +219,7 @@ class FlashInferAttention:
         return placed
 
     def _find_groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
-        """Groups of the leading decodes whose shared prefix is worth attending to once."""
+        """Groups of decodes whose shared prefix is worth attending to once."""
         page_size = self._shape.page_size
         kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
         if self._shape.windows != (None,) or len(np.unique(page_table[:, 0])) == num_rows:
@@ -249,8 +248,8 @@ class FlashInferAttention:
         return skipped
 
     def _shared(self, num_rows: int, groups: list[SharedPrefix]) -> tuple[RaggedRows, Int32Array, Int32Array]:
-        """Groups as rows of many query tokens, padded to a fixed number of groups; and `_Shared`'s tokens (as many
-        as rows) and places."""
+        """Groups as rows of many query tokens, padded to a fixed number; and `_Shared`'s tokens (as many as rows)
+        and places."""
         nothing = np.empty(0, np.int64)
         missing = [SharedPrefix(nothing, nothing)] * (_MAX_GROUPS - len(groups))
         members = np.concatenate([nothing, *(group.rows for group in groups)])
@@ -264,7 +263,7 @@ class FlashInferAttention:
     def _shared_part(
         self, host: RaggedRows, num_rows: int, uploaded: list[torch.Tensor], name: str, *, for_graph: bool
     ) -> _Part:
-        # fa3 does not split keys: it is faster if its blocks, one for each head, occupy the GPU.
+        # fa3 does not split keys: it is faster if its blocks occupy the GPU.
         num_blocks = -(-num_rows // _TILE) * self._shape.num_heads
         kernel: PrefillKernel = self.prefill if 5 * num_blocks >= 2 * self._num_sms else "fa2"
         workspace = self._workspace(name, None)
@@ -433,14 +432,14 @@ class FlashInferAttention:
 
 
 def _version() -> Version:
-    """FlashInfer's version in three numbers, without what tells builds of a release apart."""
+    """Three numbers: more would tell builds of a release apart."""
     from flashinfer import __version__
 
     return tuple(int(part) for part in __version__.split("+")[0].split(".")[:3] if part.isdecimal())
 
 
 def _num_common(pages: Int32Array) -> int:
-    """Leading columns of pages [B, n] that are equal in all rows."""
+    """Leading columns of pages [B, n] that all rows share."""
     differs = (pages != pages[0]).any(axis=0)
     return int(differs.argmax()) if differs.any() else pages.shape[1]
 

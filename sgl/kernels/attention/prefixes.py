@@ -1,4 +1,4 @@
-"""Finds leading pages that rows of a step share, so that a backend attends to them once. Uses only host integers."""
+"""Finds leading pages that rows of a step share, so that a backend attends to them once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ class SharedPrefix:
 def shared_prefixes(
     q_lens: Int32Array, kv_lens: Int32Array, page_table: Int32Array, page_size: int, min_saved_keys: int, max_q: int
 ) -> list[SharedPrefix]:
-    """Disjoint groups of rows (of at most max_q query tokens) with common leading pages.
-
-    Maximises the keys saved, (rows - 1) * shared keys; groups that save fewer than min_saved_keys are omitted.
-    """
+    """Disjoint groups of rows (of at most max_q query tokens) with common leading pages, for most saved keys, (rows
+    - 1) * shared keys; groups that save fewer than min_saved_keys are omitted."""
     past_pages = (kv_lens - q_lens) // page_size
     rows = np.nonzero((past_pages > 0) & (q_lens <= max_q))[0]
     if len(rows) < 2 or (len(rows) - 1) * int(past_pages[rows].max()) * page_size < min_saved_keys:
@@ -57,7 +55,6 @@ def _best_groups(prefixes: _Prefixes, min_saved: int) -> tuple[int, list[tuple[_
 
 
 def _branches(prefixes: _Prefixes, depth: int) -> list[_Prefixes]:
-    """The prefixes longer than depth pages, grouped by the page at that depth."""
     branches: dict[bytes, _Prefixes] = {}
     for prefix in prefixes:
         page = prefix[0][4 * depth : 4 * depth + 4]

@@ -1,7 +1,7 @@
-"""Paged attention in Triton, for GPUs without FlashInfer, NVIDIA's or others.
+"""Paged attention in Triton, for GPUs without FlashInfer.
 
-Leading rows of one token use decode.py's kernel. For other rows, a program takes some query tokens with all query
-heads of a kv head, so each key is read once, and walks the visible keys with an online softmax.
+Leading rows of one token use decode.py's kernel. For others, a program takes some query tokens with all query heads
+of a kv head, so each key is read once, and walks the visible keys with an online softmax.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -134,7 +134,6 @@ class TritonAttention:
 
     @property
     def _tile_tokens(self) -> int:
-        """Query tokens of a program."""
         return max(1, _TILE // self._group)
 
 

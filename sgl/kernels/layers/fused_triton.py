@@ -1,8 +1,8 @@
 """Fused Triton kernels for the element-wise work between matrix products.
 
 Twins of norm.py, activation.py, rope.py, qkv.py and linear.py: float32 inside, rounded where the references round.
-On Hopper and later, kernels use programmatic dependent launch: each starts while the previous one drains, waits for
-its results, and lets the next do the same.
+On Hopper and later, each kernel starts while the previous one drains and waits for its results (programmatic
+dependent launch).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

@@ -38,7 +38,7 @@ class Fp8Matrix:
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A matrix [n, k] in oneDNN's blocks. Otherwise a float32 product reorders its matrix each time: on an EPYC
+    """A matrix [n, k] in oneDNN's blocks. A plain float32 product reorders its matrix each time: on an EPYC
     (AVX-512) 32 rows take 2 to 2.5 times as long, one row up to twice. But oneDNN needs at least 10 µs even for one
     row or a small matrix."""
 
@@ -97,7 +97,6 @@ def _rounded(num_rows: int) -> int:
 
 
 def _parts(num_rows: int) -> list[int]:
-    """The rows of each part of a product."""
     parts = []
     for size in _RARE_PARTS if _HAS_THREADS and torch.get_num_threads() == 1 else _PARTS:
         parts += [size] * (num_rows // size)
@@ -116,11 +115,10 @@ def prepare(matrix: Matrix, bias: torch.Tensor | None, most_rows: int) -> None:
 def linear_add(
     x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
 ) -> torch.Tensor | None:
-    """Add `linear` to residual [T, n] in place as far as possible; returns what is left to add, for
-    `norm.add_rms_norm`.
+    """Add `linear` to residual [T, n] in place as far as possible; returns the rest, for `norm.add_rms_norm`.
 
-    On a GPU in 16 bits that is None. In captured steps it may be float32 [parts, T, n] to sum, where that is
-    faster; launched eagerly, its kernel would cost more. Both round once, after the sum.
+    On a GPU in 16 bits nothing is left. In captured steps it may be float32 [parts, T, n] to sum, where that is
+    faster; its kernel costs more to launch. Both round once, after the sum.
     """
     if x.is_cuda and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor):
         if captured:

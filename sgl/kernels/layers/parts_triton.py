@@ -1,7 +1,7 @@
-"""Products of few tokens with a matrix of few rows, as kernels that overlap with the previous one.
+"""Split-K and whole products of few tokens with a matrix of few rows, as kernels that overlap with the previous
+one.
 
-Split-K: where whole sums would leave most of the GPU idle, programs take parts of the columns. The following norm,
-which reads every element anyway, adds the parts.
+Where whole sums would leave most of the GPU idle, programs take parts of the columns; the next norm adds the parts.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

@@ -5,8 +5,7 @@ to `e = entries[s, classes[byte]]`: negative if not allowed, else the next state
 pushes (infos[s, 4 or 5], item count) and zeroes the item count. POP_BIT pops (symbol, count): the next state is
 returns[symbol, e & TARGET_MASK], the item count is count. Otherwise the bits from OPERATION_SHIFT say: 1 count a
 character, 2 zero the character count first, 4 count an item. A next state with GUARD_BIT is a guard: it stands for
-infos[guard, 3] if its counter has reached its limit, else for infos[guard, 2], either of which may be a guard
-again.
+infos[guard, 3] if its counter has reached its limit, else for infos[guard, 2], perhaps a guard again.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ NOT_PLAIN = ENDLESS + 1
 
 
 class VocabularyTensors(NamedTuple):
-    """The tokens ordered by rank, similar ones together. N ranks in blocks of `block`.
+    """The tokens by rank, similar ones together. N ranks in blocks of `block`.
 
-    *Plain* tokens are whole characters that a JSON string holds unescaped. They come first, short before long ones,
-    then all others; each part is in byte order and padded to whole blocks with tokens of no bytes. In states that
-    plain characters do not change, whole blocks need no walk.
+    *Plain* tokens are whole characters that a JSON string holds unescaped. They come first, short before long, then
+    all others; each part is in byte order and padded to whole blocks with tokens of no bytes. In states that plain
+    characters do not change, whole blocks need no walk.
     """
 
     block: int

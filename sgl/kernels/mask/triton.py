@@ -133,11 +133,8 @@ def _walk(
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Walk every token, all lanes of a block together, and allow the survivors.
-
-    Places and groups of blocks are dealt to programs round robin, and blocks to groups, so that no program gets all
-    the long ones.
-    """
+    """Walk every token, all lanes of a block together, and allow the survivors. Blocks are dealt round robin, so
+    that no program gets all the long ones."""
     item = tl.program_id(0)
     while item < num_items:
         at = item // num_groups
@@ -179,8 +176,7 @@ def _automaton(addresses, grammar):
 @triton.jit
 def _lanes(state, chars, items):
     """Readings that begin at a place: state; counted characters and items; frames opened since (16-bit symbols,
-    8-bit item counts except for the frame below the first), their number, and how many of the place's own frames
-    are closed."""
+    8-bit item counts except the first's), their number, and the number of the place's own closed frames."""
     none = state * 0
     return state, chars + none, items + none, none.to(tl.int64), none, none, none, none
 
@@ -199,7 +195,6 @@ def _walk_block(
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Allow the surviving tokens of one block."""
     entries, infos, _, classes, num_classes, _ = automaton
     start, start_chars = tl.load(places.states + at), tl.load(places.char_counts + at)
     left = tl.maximum(tl.load(infos + start * INFOS + 6) - start_chars, 0)
@@ -251,7 +246,6 @@ def _walk_block(
 
 @triton.jit
 def _stepped(lanes, state, more_chars):
-    """The lanes in other states, with more characters counted."""
     _, chars, items, open_symbols, open_items, outer_items, num_open, num_closed = lanes
     return state, chars + more_chars, items, open_symbols, open_items, outer_items, num_open, num_closed
 
@@ -268,8 +262,8 @@ def _follow(
     has_stacks: tl.constexpr,
     has_counters: tl.constexpr,
 ):
-    """Follow a byte's entries in the active lanes, as `mask_layout` describes; also returns how many repeats of the
-    byte would only count characters. Reads the request's stack when it pops its own frames; never writes it."""
+    """Follow a byte's entries in the active lanes (see `layout`); also returns how many repeats of the byte would
+    only count characters. Reads the request's stack when it pops its own frames; never writes it."""
     _, infos, returns, _, _, num_results = automaton
     state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed = lanes
     room = entry * 0

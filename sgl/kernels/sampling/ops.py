@@ -1,8 +1,8 @@
 """Chooses tokens from logits: penalties, warping, seeded draws, log-probabilities.
 
-Callers gather one value for each row. Everything is vectorised, of shapes that depend only on shapes, and never
-waits for the device; a row's result depends only on that row. Comparisons use integer views, on a CPU ten times as
-fast as boolean masks (32 x 32000 on one core: 0.3 ms against 3 ms a pass).
+Callers gather one value for each row. Shapes depend only on shapes, nothing waits for the device, and a row's
+result depends only on that row. Comparisons use integer views, on a CPU ten times as fast as boolean masks (32 x
+32000 on one core: 0.3 ms against 3 ms a pass).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TINY = 1e-30
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Standard Gumbel noise, a pure function of (seed, position, token id).
 
-    seeds, positions: int64 [B]. Returns float32 [B, vocab_size], all finite. A counter-based generator: seed and
-    position are hashed to two 32-bit keys a row; token id plus one key passes a two-round multiply-xorshift hash
-    (constants: C. Wellons, hash-prospector, "lowbias32"), with the other key added between the rounds. 32-bit
-    operations only, so that other kernels can repeat it bit by bit.
+    seeds, positions: int64 [B]. Returns float32 [B, vocab_size], all finite. Counter-based: seed and position are
+    hashed to two 32-bit keys a row; token id plus one key passes a two-round multiply-xorshift hash (constants: C.
+    Wellons, hash-prospector, "lowbias32"), with the other key added between the rounds. 32-bit operations only, so
+    that other kernels can repeat it bit by bit.
     """
     first, second = _row_keys(seeds, positions)
     bits = torch.arange(vocab_size, dtype=torch.int32, device=seeds.device) + first
@@ -263,8 +263,8 @@ def _largest_key_reaching(keys: torch.Tensor, weights: torch.Tensor, target: tor
 
 
 def _row_sums(values: torch.Tensor) -> torch.Tensor:
-    """[B] sums of [B, V]. A CPU would split a single row between threads and round differently, so it is summed
-    twice."""
+    """[B] sums of [B, V]. A CPU would split a single row between threads and round differently, so that row is
+    summed twice."""
     if len(values) == 1 and not values.is_cuda:
         return values.expand(2, -1).sum(-1)[:1]
     return values.sum(-1)
