@@ -1,8 +1,8 @@
 """The contract between scheduler and runner: what one step computes, and its results.
 
 Everything is plain ints and NumPy, so a `Batch` could be shipped to another rank. Each row is one request; decodes,
-prompt chunks, forced runs and scored candidates differ only in `q_lens`, `samples` and `score_from`. A row number
-indexes every per-request table on the device (page table, sampling parameters, last sampled token).
+prompt chunks, forced runs and scored candidates differ only in `q_lens`, `samples` and `score_from`. Row numbers
+index all per-request tables on the device (page table, sampling parameters, last sampled token).
 """
 
 from __future__ import annotations

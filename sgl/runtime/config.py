@@ -61,10 +61,10 @@ class EngineConfig:
     """auto: the checkpoint's on a GPU, float32 on a CPU."""
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
     """auto: the model's. fp8_e4m3: half the bytes, without scales; needs flashinfer or triton, and compute
-    capability 8.9."""
+    capability 8.9 or above."""
     quantization: Literal["fp8"] | None = None
     """fp8: the layers' weights in e4m3 with a scale for each row, and activations rounded alike; needs bfloat16 and
-    compute capability 8.9."""
+    compute capability 8.9 or above."""
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None = None
     """None: flashinfer on a GPU, cpu on a CPU, torch where these cannot serve the model. triton: for GPUs without
     FlashInfer. cpu: float32 only, compiled with gcc for this processor."""
@@ -104,7 +104,7 @@ class EngineConfig:
     queue_timeout: Seconds | None = None
     """Seconds a request may wait for its first step. None: no limit."""
     program_lease_ttl: Seconds = 60.0
-    """Longest time that a program's KV pages stay locked while it waits for its client."""
+    """Seconds for which a program's KV pages stay locked at most while it waits for its client."""
     stream_interval: PositiveInt = 1
     """Tokens between two events of a stream."""
     disable_jump_forward: bool = False

@@ -57,8 +57,8 @@ class Engine:
     """A loaded model.
 
     `Engine(model_path=…, **options)` takes the fields of EngineConfig. Close it with `shutdown`, or use it as a
-    context manager. Raises ConfigError and ModelError. In a forked child, every method and every new engine raises
-    EngineDead, and closing does nothing.
+    context manager. Raises ConfigError and ModelError. In a forked child, closing does nothing and all else raises
+    EngineDead.
     """
 
     def __init__(self, model_path: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -182,9 +182,8 @@ class Engine:
     ) -> list[CandidateScore]:
         """Exact log-probabilities of every candidate's tokens after the prefix, in order of candidates.
 
-        The prefix is computed once; the candidates share its KV in one batch. Texts are tokenised together with the
-        prefix. If a token spans the border, all candidates are scored from their last common token boundary with
-        the prefix.
+        The prefix is computed once and shared. Texts are tokenised together with it; if a token spans the border,
+        all candidates are scored from their last common token boundary with the prefix.
         """
         self._home.check()
         full, start = self._candidate_ids(prefix, candidates)
@@ -200,9 +199,9 @@ class Engine:
         return scores
 
     def abort(self, rid: str | None, owner: str | None = None) -> None:
-        """Abort the requests with this rid, or all for None, those of programs too; owner: only that owner's.
-        Unknown ones are ignored. On return, their pages are free and no token follows. Callers get what there was
-        with finish_reason "abort"; a gen of a program fails with RequestAborted."""
+        """Abort the requests with this rid (None: all, those of programs too), of the owner if given; unknown ones
+        are ignored. On return, their pages are free and no token follows. Callers get what there was with
+        finish_reason "abort"; a gen of a program fails with RequestAborted."""
         self._home.check()
         if rid is None and owner is None:
             self._loop.abort_and_wait(None)
@@ -349,7 +348,7 @@ class Engine:
                 self._loop.abort(unfinished)
 
     def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
-        """The tokens of prefix + candidate, and the index of the first scored token."""
+        """The tokens of prefix + candidate, and where scoring starts."""
         if not candidates:
             raise InvalidRequest("score needs at least one candidate", param="candidates")
         if any(isinstance(candidate, str) != isinstance(prefix, str) for candidate in candidates):
