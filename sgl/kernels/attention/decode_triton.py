@@ -1,6 +1,7 @@
 """The Triton kernel of decode.py: each program walks its share of keys with an online softmax, row by row.
 
 It handles all query heads of a kv head, so each key is read once. Narrower keys and values are widened on reading.
+Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

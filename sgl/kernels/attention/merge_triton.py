@@ -1,4 +1,4 @@
-"""A Triton kernel that merges attention over two sets of keys."""
+"""A Triton kernel that merges attention over two sets of keys. Imported only where Triton is."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 

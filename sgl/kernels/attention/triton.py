@@ -1,7 +1,8 @@
 """Paged attention in Triton, for GPUs without FlashInfer.
 
 Leading rows of one token use decode.py's kernel. For others, a program takes some query tokens with all query heads
-of a kv head, so each key is read once, and walks the visible keys with an online softmax.
+of a kv head, so each key is read once, and walks the visible keys with an online softmax. Imported only where
+Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

@@ -2,7 +2,7 @@
 
 Twins of norm.py, activation.py, rope.py, qkv.py and linear.py: float32 inside, rounded where the references round.
 On Hopper and later, each kernel starts while the previous one drains and waits for its results (programmatic
-dependent launch).
+dependent launch). Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

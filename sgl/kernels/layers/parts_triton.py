@@ -2,6 +2,7 @@
 one.
 
 Where whole sums would leave most of the GPU idle, programs take parts of the columns; the next norm adds the parts.
+Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

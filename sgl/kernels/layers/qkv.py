@@ -28,8 +28,8 @@ def rotate_and_store(
 
     qkv: [T, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values; unchanged. rotary: from
     `rope.rotary_rows`. norm: [num_heads + num_kv_heads, head_dim], weights of the head norms of queries and keys
-    before rotation, with eps; None: no norm. key_cache, value_cache, slots: as for `kv.write_kv`. Returns [T,
-    num_heads, head_dim]: `out`, if given.
+    before rotation, with eps; None: no norm. key_cache, value_cache, slots: as for `kv.write_kv`. Returns
+    [T, num_heads, head_dim]: `out`, if given.
     """
     if qkv.is_cuda:
         from sgl.kernels.layers import fused_triton

@@ -1,7 +1,8 @@
 """Triton twins of single.py: each program streams a few rows of the matrix past the one token.
 
 The matrix depends on no earlier kernel: with overlapping launches its first tile is loaded while the previous
-kernel runs. A norm's scale is one number, computed beside the product and applied at its end.
+kernel runs. A norm's scale is one number, computed beside the product and applied at its end. Imported only where
+Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

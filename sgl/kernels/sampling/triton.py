@@ -1,7 +1,7 @@
 """Samples one token a row in one pass on a GPU: token mask, temperature, Gumbel noise and argmax.
 
 Reads each logit at most once, and none that the mask forbids. Rows with top-k, top-p or min-p need more passes and
-use `sampling.sample`.
+use `sampling.sample`. Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

@@ -16,7 +16,7 @@ class TextOutput:
     def __init__(
         self, detokenizer: Detokenizer, stops: StopMatcher | None, *, keep_match: bool = False, min_tokens: int = 0
     ) -> None:
-        """min_tokens: no stop is searched in the text of so many tokens."""
+        """min_tokens: the text of the first min_tokens tokens is not searched for stops."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._keep_match = keep_match
