@@ -83,7 +83,6 @@ class CompileService:
             self._finishers = Finishers(
                 num_finishers, deadline=deadline, patience=patience, is_launching=is_launching
             )
-            # The thread keeps it alive, and until it is called so does this finalizer, along with the callbacks it
             # The thread keeps it alive, and so does this finalizer until it is called, with the callbacks it holds.
             self._end_finishers = weakref.finalize(self, self._finishers.close)
 
