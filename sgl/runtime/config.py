@@ -48,7 +48,7 @@ class EngineConfig:
     model_path: str = "embedded"
     """A Hugging Face folder or hub id, or "embedded": the small model of this package."""
     tokenizer_path: str | None = None
-    """Default: the model's folder."""
+    """The tokenizer's folder or hub id, if it is not with the model."""
     skip_tokenizer_init: bool = False
     """Serve token ids only: no text and no stop strings."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
@@ -78,16 +78,16 @@ class EngineConfig:
     page_size: PositiveInt | None = None
     """Tokens in a KV page; requests share prefixes in whole pages. None: 16 on a GPU, 8 on a CPU."""
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of memory for weights and KV pages; on a CPU, of what container and `ulimit -v` allow. None: 0.88 on a
-    GPU, 0.3 on a CPU."""
+    """Share of the device's memory for weights and KV pages; on a CPU, of what the container and `ulimit -v` leave.
+    None: 0.88 on a GPU, 0.3 on a CPU."""
     max_total_tokens: PositiveInt | None = None
     """Tokens of KV to allocate. None: what mem_fraction_static leaves, but no more than can be used."""
     max_running_requests: PositiveInt | None = None
-    """Requests in one step. None: 512 on a GPU, 128 on a CPU, fewer where KV is short."""
+    """Most requests in one step. None: 512 on a GPU, 128 on a CPU, fewer where KV is short."""
     max_queued_requests: PositiveInt | None = None
-    """Requests that wait for a row; more are refused with QueueFull. None: no limit."""
+    """Requests that may wait for a row; more are refused with QueueFull. None: no limit."""
     max_requests_per_call: PositiveInt = 65_536
-    """Requests of one call: prompts x n, for programs rows x streams x n."""
+    """Requests that one call may ask for: prompts x n, for programs rows x streams x n."""
     chunked_prefill_size: PositiveInt | Literal[-1] | None = None
     """Tokens a step; prompts get what decodes leave, at least one. None: 2048 on a CPU, on a GPU 64 for each
     multiprocessor (8448 on an H200), up to four times as many for small models. -1: prompts are never split."""
@@ -104,25 +104,26 @@ class EngineConfig:
     queue_timeout: Seconds | None = None
     """Seconds a request may wait for its first step. None: no limit."""
     program_lease_ttl: Seconds = 60.0
-    """Seconds for which a program's KV pages stay locked at most while it waits for its client."""
+    """Most seconds for which a program's KV pages stay locked while it waits for its client."""
     stream_interval: PositiveInt = 1
     """Tokens between two events of a stream."""
     disable_jump_forward: bool = False
     """Sample every token, also where a constraint leaves no choice."""
     json_whitespace: JsonWhitespace = "compact"
-    """Blanks and newlines in constrained JSON: none, or a bounded number."""
+    """What may stand between the tokens of constrained JSON: nothing, or a bounded number of blanks and newlines."""
     json_additional_properties: AdditionalProperties = "closed"
-    """Undeclared keys of JSON objects whose schema declares some and does not mention others: "closed" forbids
-    them, "schema" allows them as JSON Schema does. `additionalProperties: true` always allows them."""
+    """Keys that a schema of constrained JSON does not declare, where it declares some and says nothing of others:
+    "closed" forbids them, "schema" allows them as JSON Schema does. `additionalProperties: true` always allows
+    them."""
     grammar_backend: GrammarBackend = "sgl"
     """Whose automata constrain outputs. outlines (needs sgl[outlines]) and llguidance (needs sgl[ebnf]) are for
     comparison: they refuse more, ignore token budgets, and work on the CPU."""
     constraint_timeout: Seconds = 10.0
     """Seconds of compiling after which a constraint is refused as too large."""
     random_seed: NonNegativeInt | None = None
-    """For requests without a seed. None: a new one each start."""
+    """Seed for requests that bring none. None: a new one each start."""
     check_ledger: bool = False
-    """Prove after every step that each KV page has exactly one owner (slow)."""
+    """Prove after every step that each KV page has exactly one owner (slow; for tests and debugging)."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -219,7 +220,7 @@ class ServerConfig:
     chat_template: str | None = None
     """A Jinja file that replaces the model's chat template."""
     reasoning_parser: str | None = None
-    """The model family whose reasoning chats split from the answer (qwen3, deepseek-r1, …)."""
+    """The model family whose reasoning is split from its answers in chats (qwen3, deepseek-r1, …)."""
     incremental_streaming_output: bool = False
     """Events of /generate carry only new text and token ids, not all so far."""
     parity_logprobs: bool = False
