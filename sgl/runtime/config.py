@@ -46,82 +46,83 @@ class EngineConfig:
     """Options of one engine; `from_options` checks them."""
 
     model_path: str = "embedded"
-    """A Hugging Face folder or hub id, or "embedded": the small model of this package."""
+    """A Hugging Face folder or hub id; "embedded" is the small model that comes with the package."""
     tokenizer_path: str | None = None
-    """The tokenizer's folder or hub id, if it is not with the model."""
+    """Where the tokenizer is, if not with the model."""
     skip_tokenizer_init: bool = False
-    """Serve token ids only: no text and no stop strings."""
+    """Serve token ids only: no text in, no text out, no stop strings."""
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     """dummy: random weights from config.json alone."""
     context_length: PositiveInt | None = None
-    """Longest prompt plus output in tokens. None: the model's."""
+    """Longest prompt plus output, in tokens. None: the model's."""
     device: str | None = None
-    """cpu, cuda or cuda:N. None: cuda if there is one."""
+    """cpu, cuda or cuda:N. None: cuda where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: the checkpoint's on a GPU, float32 on a CPU."""
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
-    """auto: the model's. fp8_e4m3: half the bytes, without scales; needs flashinfer or triton, and compute
-    capability 8.9 or above."""
-    quantization: Literal["fp8"] | None = None
-    """fp8: the layers' weights in e4m3 with a scale for each row, and activations rounded alike; needs bfloat16 and
+    """auto: the model's. fp8_e4m3: half as many bytes, without scales; needs flashinfer or triton, and a GPU of
     compute capability 8.9 or above."""
+    quantization: Literal["fp8"] | None = None
+    """fp8: the layers' matrices in e4m3 with a scale for each row, activations rounded alike on the way; needs
+    bfloat16 and a GPU of compute capability 8.9 or above."""
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None = None
-    """None: flashinfer on a GPU, cpu on a CPU, torch where these cannot serve the model. triton: for GPUs without
-    FlashInfer. cpu: float32 only, compiled with gcc for this processor."""
+    """None: on a GPU flashinfer, on a CPU cpu, where they can serve the model, else torch. triton: for GPUs without
+    FlashInfer. cpu: compiled for the processor, which takes a C compiler (gcc); for float32."""
     prefill_kernel: Literal["fa2", "fa3"] | None = None
-    """FlashInfer's kernels for prompts. None: fa3 on Hopper, else fa2. With fa3, steps whose prompts average fewer
-    than 128 tokens take fa2."""
+    """FlashInfer's kernels for prompts. None: fa3 on Hopper, else fa2. With fa3, prompts of fewer than 128 tokens (a
+    step's average) take fa2."""
     disable_cuda_graph: bool = False
-    """Launch all kernels of decodes and prompts one by one."""
+    """Launch all kernels one by one, those of decodes and of prompts."""
     cuda_graph_max_bs: PositiveInt | None = None
-    """Decode steps of more rows are replayed layer by layer, like steps with prompts. None: up to 512."""
+    """Decode steps of more rows than this are replayed layer by layer, like steps with prompts. None: up to 512."""
     page_size: PositiveInt | None = None
-    """Tokens in a KV page; requests share prefixes in whole pages. None: 16 on a GPU, 8 on a CPU."""
+    """Tokens a KV page; prefixes are shared in whole pages. None: 16 on a GPU, 8 on a CPU."""
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of the device's memory for weights and KV pages; on a CPU, of what the container and `ulimit -v` leave.
-    None: 0.88 on a GPU, 0.3 on a CPU."""
+    """Share of the device's memory for weights and KV pages; on a CPU, of what the container and `ulimit -v` leave of
+    it. None: 0.88 on a GPU, 0.3 on a CPU."""
     max_total_tokens: PositiveInt | None = None
-    """Tokens of KV to allocate. None: what mem_fraction_static leaves, but no more than can be used."""
+    """Tokens of KV to allocate. None: what mem_fraction_static leaves, and no more than can be used."""
     max_running_requests: PositiveInt | None = None
-    """Most requests in one step. None: 512 on a GPU, 128 on a CPU, fewer where KV is short."""
+    """Requests in one step. None: 512 on a GPU, 128 on a CPU, fewer where KV is short."""
     max_queued_requests: PositiveInt | None = None
-    """Requests that may wait for a row; more are refused with QueueFull. None: no limit."""
+    """Requests waiting for a row; one more is refused with QueueFull, and so is a call of more. None: no limit."""
     max_requests_per_call: PositiveInt = 65_536
-    """Requests that one call may ask for: prompts x n, for programs rows x streams x n."""
+    """Requests that one call may ask for at once: prompts x n, and of a program rows x streams x n."""
     chunked_prefill_size: PositiveInt | Literal[-1] | None = None
-    """Tokens a step; prompts get what decodes leave, at least one. None: 2048 on a CPU, on a GPU 64 for each
-    multiprocessor (8448 on an H200), up to four times as many for small models. -1: prompts are never split."""
+    """Tokens a step; decodes are charged first and prompts get the rest, at least one. None: 2048 on a CPU, on a GPU
+    64 for each multiprocessor (8448 on an H200), up to four times as many for small models; -1: prompts are never
+    split."""
     schedule_policy: SchedulePolicy = "lpm"
     """Who is admitted first: longest cached prefix, first come, priority, or depth-first by subtree weight."""
     schedule_conservativeness: PositiveFloat = 1.0
-    """Scales the output length that admission expects; higher admits fewer requests and retracts less."""
+    """Scales the output length that admission expects of a request; higher admits fewer and retracts less."""
     disable_radix_cache: bool = False
     """Share no KV between requests."""
     disable_overlap_schedule: bool | None = None
-    """Handle each result before launching the next step. None: True on a CPU, whose cores the step itself needs."""
+    """Handle each step's result before launching the next. None: True on a CPU, where the step itself needs
+    the cores that scheduling would overlap with."""
     request_timeout: Seconds | None = None
-    """Seconds a request may take, unless it says otherwise. None: no limit."""
+    """Seconds a request may take in all unless it says otherwise. None: no limit."""
     queue_timeout: Seconds | None = None
     """Seconds a request may wait for its first step. None: no limit."""
     program_lease_ttl: Seconds = 60.0
-    """Most seconds for which a program's KV pages stay locked while it waits for its client."""
+    """Longest time in seconds that a program's KV pages stay locked while it waits for its client."""
     stream_interval: PositiveInt = 1
     """Tokens between two events of a stream."""
     disable_jump_forward: bool = False
-    """Sample every token, also where a constraint leaves no choice."""
+    """Sample every token of a constrained output, also where its constraint leaves no choice."""
     json_whitespace: JsonWhitespace = "compact"
-    """What may stand between the tokens of constrained JSON: nothing, or a bounded number of blanks and newlines."""
+    """What may stand between the tokens of constrained JSON: nothing, or a bounded amount of blanks and newlines."""
     json_additional_properties: AdditionalProperties = "closed"
-    """Keys that a schema of constrained JSON does not declare, where it declares some and says nothing of others:
-    "closed" forbids them, "schema" allows them as JSON Schema does. `additionalProperties: true` always allows
-    them."""
+    """Which keys the objects of constrained JSON may have where their schema declares some and says nothing of others:
+    "closed" none but those, "schema" any, as JSON Schema has it. `additionalProperties: true` always allows them."""
     grammar_backend: GrammarBackend = "sgl"
     """Whose automata constrain outputs. outlines (needs sgl[outlines]) and llguidance (needs sgl[ebnf]) are for
-    comparison: they refuse more, ignore token budgets, and work on the CPU."""
+    comparison: they refuse more, keep to no token budget, and work on the CPU."""
     constraint_timeout: Seconds = 10.0
-    """Seconds of compiling after which a constraint is refused as too large."""
+    """Seconds that compiling one constraint may take before it is refused as too large."""
     random_seed: NonNegativeInt | None = None
-    """Seed for requests that bring none. None: a new one each start."""
+    """Seeds requests that bring no seed of their own. None: another one each start."""
     check_ledger: bool = False
     """Prove after every step that each KV page has exactly one owner (slow; for tests and debugging)."""
 
@@ -191,48 +192,49 @@ class ServerConfig:
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every interface."""
     port: Annotated[int, Field(ge=0, le=65535)] = 30000
-    """0: any free port, which the ready line names."""
+    """0: any free port; the ready line names it."""
     api_key: Annotated[tuple[ApiKey, ...] | None, BeforeValidator(_api_keys)] = field(default=None, repr=False)
-    """NAME=KEY or KEY; may be repeated. Clients send one as `Authorization: Bearer KEY`; what they make belongs to
-    its name. None: no key is needed."""
+    """NAME=KEY, or KEY alone; may be repeated. Clients must send one as `Authorization: Bearer KEY`, and what they
+    make belongs to its name. None: everybody may."""
     admin_api_key: Annotated[str | None, BeforeValidator(_admin_key)] = field(default=None, repr=False)
-    """The only key that may flush the cache, profile, abort all requests, and reach other people's programs and
-    requests. None: every key may flush and profile, and reaches its own."""
+    """The one key that may flush the cache, profile, abort all requests, and reach everybody's programs and requests.
+    None: every key may flush and profile, and reaches what is its own."""
     cors_origins: str = ""
-    """Origins, separated by commas, whose pages may call the server from a browser; * for all. Others are refused."""
+    """Origins, separated by commas, whose pages may call the server from a browser; * for all. Pages of others are
+    refused."""
     allowed_hosts: str = ""
-    """Host names, separated by commas, that clients may use besides localhost and IP addresses; * for all. Checked
-    only on a loopback address without keys."""
+    """Names, separated by commas, by which the server may be called besides localhost and IP addresses; * for all.
+    They are checked where it listens on a loopback address and asks for no key."""
     max_request_bytes: PositiveInt = 32 << 20
-    """Longer request bodies are refused with 413."""
+    """A longer request body is refused with 413."""
     read_timeout: Seconds = 60.0
-    """Seconds for which a client may leave a request unfinished or a connection unused."""
+    """Seconds for which a client may leave a request unfinished, and a connection unused."""
     write_timeout: Seconds = 60.0
-    """Seconds for which a client may leave a stream unread; then its request is aborted."""
+    """Seconds for which a client may leave a stream unread before its request is aborted."""
     reconnect_grace: Seconds = 5.0
-    """Seconds for which a program continues without a listener, so that its client may reconnect."""
+    """Seconds for which a program goes on that nobody listens to: its client may take the connection up again."""
     drain_timeout: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)] = 30.0
-    """Seconds that running requests have to finish after SIGTERM."""
+    """Seconds that running requests get to finish after SIGTERM."""
     watchdog_timeout: Seconds = 300.0
-    """Seconds that one step may take before the engine's process is restarted."""
+    """Seconds one step of the engine may take before its process is restarted."""
     served_model_name: str | None = None
-    """The model's name in the OpenAI API. None: its path."""
+    """The model's name in the OpenAI API. None: the model's path."""
     chat_template: str | None = None
-    """A Jinja file that replaces the model's chat template."""
+    """A file with a Jinja chat template to use instead of the model's own."""
     reasoning_parser: str | None = None
     """The model family whose reasoning is split from its answers in chats (qwen3, deepseek-r1, …)."""
     incremental_streaming_output: bool = False
-    """Events of /generate carry only new text and token ids, not all so far."""
+    """Events of /generate carry only new text and token ids. False: all so far."""
     parity_logprobs: bool = False
-    """Start prompt logprobs after the first token with a null, as the original's server does. False: without it, as
-    the original's client expects."""
+    """Prompt logprobs that start after the first token begin with a null, as the original's server sends them.
+    False: without it, which is what the original's client reads correctly."""
     otlp_endpoint: str | None = None
-    """A collector for OpenTelemetry traces by OTLP over HTTP, such as http://localhost:4318; needs sgl[otel]. None:
-    no traces."""
+    """A collector that gets OpenTelemetry traces by OTLP over HTTP, such as http://localhost:4318; needs sgl[otel].
+    None: no traces."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe messages to log."""
     log_format: Literal["text", "json"] = "text"
-    """json: one object a line."""
+    """json: one object a line, for collectors."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ServerConfig:
