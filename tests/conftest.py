@@ -80,6 +80,13 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()  # Triton's extension warns of what is left when the interpreter ends
 
 
+@pytest.fixture(scope="module")
+def own_garbage() -> None:
+    """The module's tests ask for many collections of garbage: those pass by what tests before them have left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     """Every device that the test is to hold on: "cpu", and "cuda" where there is one."""

@@ -25,6 +25,7 @@ from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served, slow_steps
 from tests.patience import PATIENCE, wait_until
 
+pytestmark = pytest.mark.usefixtures("own_garbage")
 ROOT = Path(__file__).resolve().parent.parent
 LONG = 16000  # tokens: at the pace of these tests they take longer than PATIENCE
 

@@ -17,6 +17,8 @@ from sgl.lang.record.run import SEGMENT_NODES
 from tests.lang_mocks import ENDLESS, MockBackend, ProgramBackend
 from tests.patience import PATIENCE, wait_until
 
+pytestmark = pytest.mark.usefixtures("own_garbage")
+
 
 def echo(prompt: Any, params: Any) -> str:
     """A reply that is the gen's name in brackets."""
