@@ -46,11 +46,10 @@ class Compound(Expr):
 
     def arcs(self) -> Arcs:
         if self.known_arcs is None or not self.is_pruned:
-            check_time()
             arcs = self.raw_arcs()
             if self.is_boolean:
-                arcs = tuple(arc for arc in arcs if not is_empty(arc[1]))
-                self.known_arcs = arcs  # other threads may do the same meanwhile
+                check_time()
+                self.known_arcs = arcs = tuple(arc for arc in arcs if not is_empty(arc[1]))  # as other threads may
                 self.is_pruned = True
             return arcs
         return self.known_arcs
@@ -97,7 +96,7 @@ class Union(Compound):
         self.members = members
 
     def _derive(self) -> Arcs:
-        return merge_arcs([member.arcs() for member in self.members])
+        return merge_arcs(member.arcs() for member in self.members)
 
     def __repr__(self) -> str:
         return "(" + "|".join(map(repr, self.members)) + ")"
@@ -232,8 +231,7 @@ def union(*members: Expr) -> Expr:
         del flat[EPSILON]
     if len(flat) == 1:
         return next(iter(flat))
-    ordered = tuple(sorted(flat, key=attrgetter("serial")))
-    return intern(Union, ordered)
+    return intern(Union, tuple(sorted(flat, key=attrgetter("serial"))))
 
 
 def _merge_repeats(parts: dict[Expr, None]) -> dict[Expr, None]:
@@ -313,8 +311,7 @@ def intersect(*members: Expr) -> Expr:
         if texts is not None:
             others = [other for other in flat if other is not part]
             return words(text for text in texts if all(matches(other, text) for other in others))
-    ordered = tuple(sorted(flat, key=attrgetter("serial")))
-    return intern(Intersection, ordered)
+    return intern(Intersection, tuple(sorted(flat, key=attrgetter("serial"))))
 
 
 def _few_texts(expr: Expr) -> list[bytes] | None:
@@ -431,7 +428,9 @@ def merge_arcs(lists: Iterable[Arcs]) -> Arcs:
     """The arcs of a union: bytes that several lists have lead to the union of the targets."""
     cells: list[tuple[int, list[Expr]]] = []
     covered = 0
-    for arcs in lists:
+    for i, arcs in enumerate(lists):
+        if i % 64 == 63:
+            check_time()
         for mask, target in arcs:
             if mask & covered:
                 refine(cells, mask, target)
