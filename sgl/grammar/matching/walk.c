@@ -2,7 +2,7 @@
  * the trie as in trie.py; walk.py fills in a Walk, walk_reference.py does the same in NumPy. */
 #include <stdint.h>
 
-enum { UNKNOWN = -2, TARGET = (1 << 24) - 1, PUSH = 1 << 24, POP = 1 << 25, SHIFT = 26 };
+enum { DEAD = -1, UNKNOWN = -2, TARGET = (1 << 24) - 1, PUSH = 1 << 24, POP = 1 << 25, SHIFT = 26 };
 enum { INC_CHAR = 1, RESET_CHAR = 2, INC_ITEM = 4 };
 enum { FIXED = -1 };                                /* a count that does not go on from one at the place */
 enum { DONE, EXPAND, RETURN, FRAMES, GROUPS, TIME, PLAIN }; /* why sgl_walk returns; all but DONE are called again */
@@ -20,8 +20,9 @@ typedef struct {
     const uint8_t *classes;
     int64_t width, results;
     const Node *nodes, *rest;
-    /* by node, or 0: plain tokens before it, and the same node in the trie of the rest; all plain tokens by node; by state */
-    const int32_t *plain_before, *rest_of, *plain_tokens, *plain;
+    /* by node, or 0: plain tokens before it, and the same node in the trie of the rest; all plain tokens by node */
+    const int32_t *plain_before, *rest_of, *plain_tokens;
+    int32_t *plain; /* by state: what plain characters do there */
     const int32_t *row_of; /* by node: the mask of the plain tokens below it, or -1 */
     const uint32_t *rows;
     const int32_t (*starts)[3];  /* from node, up to node, characters read before */
@@ -152,7 +153,12 @@ int64_t sgl_walk(Walk *w, int64_t steps) {
         if (w->plain_before && !w->back) many = w->plain_before[node.end] - w->plain_before[next];
         if (many > FEW) {
             int32_t plain = w->plain[a->state];
-            if (plain == ASK) { w->state = a->state, why = PLAIN; break; }
+            if (plain == ASK) {
+                int32_t blank = w->entries[a->state * w->width + w->classes[' ']]; /* a plain character */
+                w->state = a->state;
+                if (blank != DEAD) { why = blank == UNKNOWN ? EXPAND : PLAIN; break; }
+                plain = w->plain[a->state] = NONE;
+            }
             if (plain == STAYS || (plain == ALLOWED && !w->group_of)) {
                 const int32_t *tokens = w->plain_tokens + w->plain_before[next];
                 int32_t found = w->group_of ? group(w, a, tokens[0]) : 0, same = w->rest_of[i];
