@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 from sgl import grammar, native_code
 from sgl.grammar import Vocabulary
 from sgl.grammar.automaton.nfa import KeyOrder
-from sgl.grammar.automaton.place import Place
+from sgl.grammar.automaton.place import Place, advance
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.matching import walk
-from sgl.grammar.matching.walk_plan import Mask, whole
+from sgl.grammar.matching.budget import Budget
+from sgl.grammar.matching.masks import MaskCache
+from sgl.grammar.matching.walk_plan import Mask, likeness, whole
 from sgl.time_limit import OutOfTime, time_limit
 from tests.conftest import REPOSITORY
 from tests.grammar_oracles import likely, mask_of, piece_vocabulary, real_vocabulary, shape_matcher
@@ -110,11 +112,15 @@ def check(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> None:
     assert (short.row == truth.row).all()
     assert (mask.row == truth.row).all()
     assert mask.holds(place)
+    kept = MaskCache(automaton, vocabulary, 1 << 24).find(place)
+    if not automaton.tables.accepting[place.state]:  # else the end of the text is allowed, too
+        assert (kept.row == truth.row).all()
+    assert frames(truth) <= frames(kept)
     for count in (
         {*mask.chars, place.char_count + 1, place.char_count * 2} if mask.chars[0] else {0, place.char_count + 3}
     ):
         moved = place._replace(char_count=min(count, 1 << 20))
-        if mask.holds(moved):
+        if mask.holds(moved) or kept.holds(moved):
             assert (walked(automaton, vocabulary, moved, compiled=False, planned=False).row == truth.row).all()
 
 
@@ -141,6 +147,33 @@ def test_walks_within_bounds_and_words(name: str, whitespace: Any) -> None:
         matcher = compiled.matcher()
         assert matcher.accept_bytes(begun), begun
         check(matcher._automaton, vocabulary, matcher._place)
+
+
+@needs_it
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize("name", ["pieces", "embedded"])
+def test_keys_are_walked_beside_the_mask_of_any_key(name: str, order: KeyOrder) -> None:
+    vocabulary = PIECES if name == "pieces" else real_vocabulary(REPOSITORY / "sgl" / "models" / "embedded")
+    schema = {
+        "properties": {"name": {}, "number": {"type": "integer"}, "nu": {"maxItems": 3}, "{": {}},
+        "additionalProperties": {"type": "array", "maxItems": 20},
+        "required": ["nu"] if order == "any" else [],
+    }
+    for begun in (b'{"', b'{"n', b'{"num', b'{"a":[1,2],"', b'{"a":[[],[[]],[3]],"nam'):
+        compiled = grammar.compile(json_schema=schema, vocabulary=vocabulary, key_order=order)
+        matcher = compiled.matcher()
+        assert matcher.accept_bytes(begun), begun
+        automaton, place = matcher._automaton, matcher._place
+        found = likeness(automaton, place)
+        assert found is not None
+        assert len(found[1]) < 5, "quotes, and bytes of declared keys"
+        check(automaton, vocabulary, place)
+        mask, budget = MaskCache(automaton, vocabulary, 1 << 24).find(place), Budget(automaton, vocabulary)
+        most = budget.most_behind(mask, place)
+        for token in np.flatnonzero(np.unpackbits(mask.row.view(np.uint8), bitorder="little"))[::7]:
+            behind = advance(automaton, place, vocabulary.token_bytes[token])
+            assert behind is not None
+            assert budget.need(behind) <= most
 
 
 @needs_it

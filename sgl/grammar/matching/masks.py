@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sgl.grammar.automaton.place import Place
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.matching.walk import Walker
-from sgl.grammar.matching.walk_plan import Mask, allow
+from sgl.grammar.matching.walk_plan import Mask, allow, likeness
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import time_limit
 
@@ -91,7 +91,12 @@ class MaskCache:
 
     def _compute(self, place: Place) -> Mask:
         self.walks += 1
-        mask = self._walker.walk(place)
+        like = likeness(self.automaton, place)
+        if like is None:
+            mask = self._walker.walk(place)
+        else:
+            state, first = like
+            mask = self._walker.walk_beside(place, self.find(place._replace(state=state)), first)
         if self.automaton.tables.accepting[place.state]:
             allow(mask.row, np.array(self.vocabulary.eos_ids, np.int32))
         mask.row.flags.writeable = False

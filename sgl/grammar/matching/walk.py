@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from sgl.grammar.automaton.place import Place
 from sgl.grammar.automaton.pushdown import ENDLESS, Automaton
 from sgl.grammar.automaton.tables import Tables
 from sgl.grammar.matching import walk_reference
-from sgl.grammar.matching.walk_plan import ANY_COUNT, Mask, Plan, allow, make_plan
+from sgl.grammar.matching.walk_plan import ANY_COUNT, Mask, Plan, allow, beside, make_plan
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import check_time
 
@@ -90,7 +91,20 @@ class Walker:
 
     def walk(self, place: Place, *, grouped: bool = False) -> Mask:
         """The mask of a place; if `grouped`, with the place that each token leads to. Raises GrammarTooLarge."""
-        plan = make_plan(self._automaton, self._vocabulary, place)
+        return self._carry_out(make_plan(self._automaton, self._vocabulary, place), place, grouped=grouped)
+
+    def walk_beside(self, place: Place, like: Mask, first: bytes) -> Mask:
+        """The mask of a place, given that of one from which all bytes but `first` lead to the same."""
+        found = self._carry_out(beside(self._vocabulary, place, like, first), place, grouped=False)
+        found.chars = _shared(found.chars, like.chars)
+        pairs = zip_longest(found.items, like.items, fillvalue=ANY_COUNT)
+        found.items = [_shared(one, other) for one, other in pairs]
+        number = len(found.opened)
+        found.opened += [(around + number if around >= 0 else around, symbol) for around, symbol in like.opened]
+        found.longest_word = like.longest_word
+        return found
+
+    def _carry_out(self, plan: Plan, place: Place, *, grouped: bool) -> Mask:
         library = compiled()
         if library is None:
             number = self._vocabulary.size if grouped else None
@@ -194,3 +208,7 @@ class Walker:
         if len(old) < length:
             self._keep(**{name: np.concatenate([old, np.zeros((length - len(old), *old.shape[1:]), old.dtype)])})
         return length
+
+
+def _shared(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), min(one[1], other[1])

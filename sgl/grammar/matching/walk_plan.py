@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.grammar.automaton.place import Place
-from sgl.grammar.automaton.pushdown import ENDLESS, NOT_PLAIN, Automaton
+from sgl.grammar.automaton.pushdown import ENDLESS, NOT_PLAIN, OPEN_BRACE, OPEN_BRACKET, Automaton
+from sgl.grammar.automaton.tables import TARGET_MASK
 from sgl.grammar.matching.word_walk import walk_words
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.grammar.vocabulary.trie import PlainTokens, Trie
 
 Int32Array = npt.NDArray[np.int32]
 ANY_COUNT: Final = (0, ENDLESS)
+_FEW_BYTES: Final = 64
 
 
 @dataclass(slots=True)
@@ -102,6 +104,35 @@ def make_plan(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Pla
         found.starts = np.stack([ends + 1, found.trie.end[ends], np.zeros_like(ends)], axis=1).astype(np.int32)
         found.regions, found.seen, found.longest_word = [(ENDLESS, words.then)], [words.then], words.longest
     return found
+
+
+def likeness(automaton: Automaton, place: Place) -> tuple[int, bytes] | None:
+    """Where a plain character leads to a state in which all of them stay, as behind the first bytes of another key than
+    the declared ones: that state, and the bytes that do not lead from it to where they lead from the place. None if
+    there is none, or too many of them."""
+    automaton.expand(place.state)
+    tables, state = automaton.tables, place.state
+    other = tables.entries.item(state, tables.class_of[0x20])
+    if not 0 <= other <= TARGET_MASK or other == state or automaton.steady(other) != (ENDLESS, -1):
+        return None
+    differs = (tables.entries[state] != tables.entries[other])[tables.classes]
+    for bracket, symbols in zip(
+        (OPEN_BRACE, OPEN_BRACKET), zip(tables.symbols[state], tables.symbols[other], strict=True), strict=True
+    ):
+        differs[bracket] |= symbols[0] != symbols[1]
+    found = np.flatnonzero(differs).astype(np.uint8).tobytes()
+    return (other, found) if len(found) <= _FEW_BYTES else None
+
+
+def beside(vocabulary: Vocabulary, place: Place, like: Mask, first: bytes) -> Plan:
+    """What begins with other bytes is as in the mask of a like place; tokens that begin with these are walked."""
+    trie, row = vocabulary.trie, like.row.copy()
+    for byte in first:
+        row &= ~vocabulary.beginning_with(byte)
+    nodes = trie.step(np.zeros(len(first), np.int64), np.frombuffer(first, np.uint8))
+    nodes = nodes[nodes >= 0]
+    starts = np.stack([nodes, trie.end[nodes], np.zeros_like(nodes)], axis=1).astype(np.int32)
+    return Plan(trie, starts, [(ENDLESS, place.state)], row, seen=like.seen.tolist())
 
 
 def _steady(plain: PlainTokens, place: Place, regions: list[tuple[int, int]]) -> Plan:

@@ -102,7 +102,7 @@ class Vocabulary:
     def work_out(self) -> None:
         """Work out all that grammars ask for, which takes about a second, before somebody waits for it."""
         _ = self.trie.nodes, self.plain_tokens.rest.nodes, self.twins, self.pairs
-        _ = self.lengths_by_beginning, self.max_token_len, self.is_byte_complete
+        _ = self.lengths_by_beginning, self.max_token_len, self._by_first_byte, self.is_byte_complete
 
     @cached_property
     def max_token_len(self) -> int:
@@ -143,6 +143,19 @@ class Vocabulary:
     def trie(self) -> Trie:
         """All tokens, of those with equal bytes the first."""
         return Trie(self.token_bytes, list(self.ids.values()))
+
+    def beginning_with(self, byte: int) -> Int32Array:
+        """[words] the mask of the tokens that begin with a byte; not to be written to."""
+        row: Int32Array = self._by_first_byte[byte]
+        return row
+
+    @cached_property
+    def _by_first_byte(self) -> Int32Array:
+        firsts = np.full(self.words * 32, -1, np.int16)
+        has_bytes = np.flatnonzero(self.lengths)
+        firsts[has_bytes] = np.frombuffer(b"".join(data[:1] for data in self.token_bytes if data), np.uint8)
+        bits = (firsts == byte for byte in range(256))
+        return np.stack([np.packbits(each, bitorder="little").view(np.int32) for each in bits])
 
     @cached_property
     def plain_tokens(self) -> PlainTokens:
