@@ -1,11 +1,13 @@
 """Mends Triton's interpreter: with NumPy 2.4 its loops refuse bounds that a kernel has loaded, and a comparison of two
-numbers becomes a block of integers, which Triton 3.9's loads refuse as a mask. And every call of a function within a
-kernel looks through the whole language for what is to be replaced, though the kernel's launch has replaced it: a fifth
-of the time of such tests. Imported for that by tests that run such kernels."""
+numbers becomes a block of integers, which Triton 3.9's loads refuse as a mask. And it leaves out work without effect:
+every call of a function within a kernel looks through the whole language for what is to be replaced, though the
+kernel's launch has replaced it, and all arithmetic of integers is done again in 64 bits for an assertion that is never
+made without `debug`; each took a fifth of the time of such tests. Imported for that by tests that run such kernels."""
 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 if importlib.util.find_spec("triton") is not None:
@@ -44,6 +46,9 @@ if importlib.util.find_spec("triton") is not None:
             _replaced.update(modules)
         return _launch
 
+    _builder = interpreter.interpreter_builder
+    if not _builder.options.debug:
+        _builder.options = replace(_builder.options, sanitize_overflow=False)
     interpreter._patch_lang = _replace_once
     interpreter._patch_lang_tensor = _patch_and_mend
     interpreter.InterpreterBuilder.create_splat = _splat_and_mend
