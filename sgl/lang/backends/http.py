@@ -80,8 +80,7 @@ class HttpClient:
         """Server-sent events, up to `[DONE]`: their numbers, 0 where they have none, and their JSON. Without
         `max_retries`, a request that fails is tried again as others are."""
         headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
-        retries = self.max_retries if max_retries is None else max_retries
-        async with self._answer(method, path, body, headers, retries) as response:
+        async with self._answer(method, path, body, headers, self._timeout, max_retries) as response:
             rest, number = b"", 0
             async for chunk in self._chunks(response):
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -118,9 +117,8 @@ class HttpClient:
     async def _json(
         self, method: str, path: str, body: Any, *, max_retries: int | None = None, seconds: float | None = None
     ) -> Any:
-        retries = self.max_retries if max_retries is None else max_retries
         seconds = self._timeout if seconds is None else min(seconds, self._timeout)
-        async with self._answer(method, path, body, {}, retries, seconds) as response:
+        async with self._answer(method, path, body, {}, seconds, max_retries) as response:
             text = await self._text(response, seconds)
         try:
             return json.loads(text)
@@ -156,13 +154,14 @@ class HttpClient:
         path: str,
         body: Any,
         headers: Mapping[str, str],
-        max_retries: int,
-        seconds: float | None = None,
+        seconds: float,
+        max_retries: int | None,
     ) -> AsyncIterator[Any]:
         """A response of status 200, after as many tries as it takes and is allowed."""
+        max_retries = self.max_retries if max_retries is None else max_retries
         for attempt in range(max_retries + 1):
             try:
-                response = await self._try(method, path, body, headers, seconds or self._timeout)
+                response = await self._try(method, path, body, headers, seconds)
             except BackendError as error:
                 if not error.retryable or attempt == max_retries or isinstance(error, RequestTimeout):
                     raise

@@ -113,9 +113,8 @@ class _Guard:
                 fields |= {"seconds": round(seconds, 6), "client": request.remote}
                 if caller.get().name is not None:
                     fields["key"] = caller.get().name
-                if span is not None:
-                    span.answered(status)
-                    fields["trace_id"] = span.trace_id
+                if tracer is not None and span is not None:
+                    fields["trace_id"] = tracer.answered(span, status)
                 shown = (request.method, path, status, 1000 * seconds)
                 logger.info("%s %s %d %.1f ms", *shown, extra={"fields": fields})
         return response

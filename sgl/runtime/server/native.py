@@ -150,7 +150,17 @@ class NativeApi(Api):
     @endpoint("GET /server_info", "GET /get_server_info")
     async def server_info(self, request: web.Request) -> web.Response:
         """Options, version, and what the engine does right now."""
-        return json_response({**await self._service.info(), "version": VERSION})
+        service = self._service
+        return json_response(
+            {
+                **await service.engine.call("get_server_info"),
+                "served_model_name": service.model_name,
+                "incremental_streaming_output": service.config.incremental_streaming_output,
+                "reasoning_parser": service.config.reasoning_parser,
+                "startup_time": service.started,
+                "version": VERSION,
+            }
+        )
 
     @endpoint("GET /health", "GET /health_generate", is_open=True)
     async def health(self, request: web.Request) -> web.Response:

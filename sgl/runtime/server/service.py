@@ -154,17 +154,6 @@ class Service:
         if self.tracer is not None:
             self.tracer.generation(meta, name=name, parent=parent)
 
-    async def info(self) -> dict[str, Any]:
-        """Options and what the engine does right now; no secrets."""
-        config = self.config
-        return {
-            **await self.engine.call("get_server_info"),
-            "served_model_name": self.model_name,
-            "incremental_streaming_output": config.incremental_streaming_output,
-            "reasoning_parser": config.reasoning_parser,
-            "startup_time": self.started,
-        }
-
 
 def _of_client(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call of generate with its owner and the time that is left. Raises RequestTimeout."""

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,20 +38,27 @@ class Tracer:
         self._provider = provider
         self._tracer = provider.get_tracer("sgl", _VERSION)
 
-    @contextlib.contextmanager
-    def request(self, method: str, path: str, identity: str, headers: Mapping[str, str]) -> Iterator[RequestSpan]:
-        """The task's span while a request is answered, in the client's trace if the headers name one (W3C
+    def request(
+        self, method: str, path: str, identity: str, headers: Mapping[str, str]
+    ) -> AbstractContextManager[Span]:
+        """The task's span while a request is answered; in the client's trace if the headers name one (W3C
         traceparent)."""
-        attributes = {"http.request.method": method, "http.route": path, "sgl.request_id": identity}
-        with self._tracer.start_as_current_span(
+        return self._tracer.start_as_current_span(
             f"{method} {path}",
             context=_PROPAGATOR.extract({name.lower(): value for name, value in headers.items()}),
             kind=SpanKind.SERVER,
-            attributes=attributes,
+            attributes={"http.request.method": method, "http.route": path, "sgl.request_id": identity},
             record_exception=False,
             set_status_on_exception=False,
-        ) as span:
-            yield RequestSpan(span)
+        )
+
+    @staticmethod
+    def answered(span: Span, status: int) -> str:
+        """Note a request's status (499: its client left). Returns the trace's id, as logs and traceparent have it."""
+        span.set_attribute("http.response.status_code", status)
+        if status >= 499:
+            span.set_status(Status(StatusCode.ERROR, "the client left" if status == 499 else ""))
+        return f"{span.get_span_context().trace_id:032x}"
 
     def here(self) -> Context:
         """The present span, as a parent for what is reported of it elsewhere."""
@@ -93,21 +100,3 @@ class Tracer:
     def close(self) -> None:
         """Send what is left."""
         self._provider.shutdown()
-
-
-class RequestSpan:
-    """The span of a request that is being answered."""
-
-    def __init__(self, span: Span) -> None:
-        self._span = span
-
-    @property
-    def trace_id(self) -> str:
-        """32 hexadecimal digits, as logs and traceparent headers have them."""
-        return f"{self._span.get_span_context().trace_id:032x}"
-
-    def answered(self, status: int) -> None:
-        """The request was answered with this status; 499: its client left."""
-        self._span.set_attribute("http.response.status_code", status)
-        if status >= 499:
-            self._span.set_status(Status(StatusCode.ERROR, "the client left" if status == 499 else ""))
