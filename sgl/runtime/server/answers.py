@@ -1,4 +1,4 @@
-"""Choices of the OpenAI API, whole and in chunks, from native results and the events of a stream."""
+"""OpenAI choices, whole and as chunks, from native results and stream events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = dict[str, Any]
 
 
 class Choice(ABC):
-    """One sample of one prompt, as the API writes it, whole or in pieces."""
+    """One sample of one prompt in the API's form."""
 
     def __init__(
         self,
@@ -24,29 +24,29 @@ class Choice(ABC):
         prompt_ids: list[int] | None = None,
         with_token_ids: bool = False,
     ) -> None:
-        """prompt_ids: to be told with the first event. with_token_ids: those of the output are told as they come."""
+        """`prompt_ids`: sent with the first event. `with_token_ids`: send output ids as they come."""
         self._index = index
         self._stop_token_ids = stop_token_ids or ()
         self._prompt_ids = prompt_ids
         self._with_token_ids = with_token_ids
-        self._num_characters = self._num_ids = 0  # that were told
+        self._num_characters = self._num_ids = 0  # already sent
 
     @abstractmethod
     def choice(self, result: Result) -> dict[str, Any]:
-        """Of a whole result."""
+        """From a whole result."""
 
     @abstractmethod
     def deltas(self, event: Result) -> list[dict[str, Any]]:
-        """Of a stream's next event; nothing if all that it brings is held back."""
+        """Chunks for the next event; empty if its text is held back."""
 
     def _text(self, event: Result) -> str:
-        """What is new of it."""
+        """The new text."""
         text: str = event["text"][self._num_characters :]
         self._num_characters = len(event["text"])
         return text
 
     def _ids(self, event: Result) -> dict[str, Any]:
-        """Of prompt and output, those that are wanted and new."""
+        """The wanted ids that are new, of prompt and output."""
         fields: dict[str, Any] = {}
         if self._prompt_ids is not None:
             fields["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None
@@ -56,8 +56,8 @@ class Choice(ABC):
         return fields
 
     def _ending(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Why it ended, null before: `matched_stop` as SGLang has it; `stop_reason` as vLLM, null where the model ended
-        by itself."""
+        """Why it ended; null until then. `matched_stop` follows SGLang; `stop_reason` vLLM: null if the model ended
+        itself."""
         reason = meta["finish_reason"]
         if reason is None:
             return {"finish_reason": None, "matched_stop": None, "stop_reason": None}
@@ -72,23 +72,22 @@ class Choice(ABC):
 
 @dataclass(frozen=True)
 class Answers:
-    """What a request asks of the engine, and the choices that its results become."""
+    """A request's engine arguments, and how its results become choices."""
 
     kind: str
     arguments: dict[str, Any]
     num_samples: int
     choice: Callable[[int], Choice]
-    """The choice of a number, the same one each time."""
+    """The choice at an index; the same object each time."""
     id: str
     prompt_token_ids: list[int] | None = None
-    """Of a chat, if they are wanted."""
+    """Of a chat, if wanted."""
 
 
 class Completion(Choice):
-    """One choice of a completion; whole or in pieces it looks alike."""
+    """A completion's choice; chunks look like the whole."""
 
     def __init__(self, index: int, echo: str, logprobs: CompletionLogprobs | None, **wanted: Any) -> None:
-        """logprobs: None where they are not wanted."""
         super().__init__(index, **wanted)
         self._echo = echo
         self._logprobs = logprobs
@@ -112,7 +111,7 @@ class Completion(Choice):
 
 
 class Turn(Choice):
-    """One choice of a chat."""
+    """A chat's choice."""
 
     def __init__(
         self,
@@ -123,14 +122,14 @@ class Turn(Choice):
         with_reasoning: bool,
         **wanted: Any,
     ) -> None:
-        """logprobs: of the tokens that a result or an event brought; None where they are not wanted."""
+        """`logprobs`: formats a result's or event's meta info."""
         super().__init__(index, **wanted)
         self._splitter = splitter
         self._logprobs = logprobs
         self._with_reasoning = with_reasoning
         self._has_begun = False
         self._has_calls = False
-        self._held: dict[str, list[Any]] = {}  # logprobs and token ids of text that is held back
+        self._held: dict[str, list[Any]] = {}  # logprobs and token ids of text held back
 
     def choice(self, result: Result) -> dict[str, Any]:
         piece = self._piece(result)
@@ -144,7 +143,7 @@ class Turn(Choice):
         return {"index": self._index, "message": message, **self._ending(result["meta_info"]), **self._let_go()}
 
     def deltas(self, event: Result) -> list[dict[str, Any]]:
-        """What is new of the answer, then, in a delta of its own that is empty, why it ended."""
+        """The new part of the answer, then an empty delta that says why it ended."""
         piece = self._piece(event)
         delta: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
         self._has_begun = True
@@ -162,7 +161,7 @@ class Turn(Choice):
         return [{"index": self._index, "delta": delta, **ended, **self._let_go()} for delta, ended in deltas]
 
     def _hold(self, event: Result) -> None:
-        """Keep what an event brings beside its text."""
+        """Keep the ids and logprobs of an event."""
         held = self._ids(event)
         if self._logprobs is not None:
             held["logprobs"] = self._logprobs(event["meta_info"])
@@ -170,7 +169,7 @@ class Turn(Choice):
             self._held.setdefault(name, []).extend(values)
 
     def _let_go(self) -> dict[str, Any]:
-        """What was held."""
+        """What was kept."""
         held, self._held = self._held, {}
         logprobs = None if self._logprobs is None else {"content": held.pop("logprobs", []), "refusal": None}
         return {"logprobs": logprobs, **({"token_ids": []} if self._with_token_ids else {}), **held}
@@ -190,7 +189,7 @@ class Turn(Choice):
 
 
 def usage(results: list[Result], num_samples: int) -> dict[str, Any]:
-    """Tokens of prompts, once each, and of all samples."""
+    """Token counts; each prompt counts once."""
     metas = [result["meta_info"] for result in results]
     prompt = sum(meta["prompt_tokens"] for meta in metas[::num_samples])
     completion = sum(meta["completion_tokens"] for meta in metas)

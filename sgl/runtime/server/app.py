@@ -1,5 +1,5 @@
-"""The HTTP application: one middleware identifies, admits, logs and answers errors of every endpoint. A handler is
-cancelled when its client disconnects."""
+"""The HTTP application. One middleware authenticates, logs and answers errors. A client's disconnect cancels its
+handler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sgl.runtime.server.service import Service
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_EMBEDDINGS = ("/encode", "/v1/embeddings")  # which clients may look for
+_EMBEDDINGS = ("/encode", "/v1/embeddings")  # clients may look for these
 _CORS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID, X-Request-Id",
@@ -39,7 +39,7 @@ _CORS = {
 
 
 def build_app(service: Service) -> web.Application:
-    """The application over one service. Run it with `handler_cancellation=True`."""
+    """The application of one service. Run it with `handler_cancellation=True`."""
     routes = [*NativeApi(service).routes(), *OpenAIApi(service).routes(), *ProgramsApi(service).routes()]
     routes += OperationApi(service, routes).routes()
     guard = _Guard(service, routes)
@@ -56,12 +56,12 @@ def build_app(service: Service) -> web.Application:
 
 
 def _digest(key: str) -> bytes:
-    """Of one length, whatever the key's is."""
+    """A hash: keys of any length compare in the same time."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class _Guard:
-    """What happens to every request before and after its handler."""
+    """What every request passes before and after its handler."""
 
     def __init__(self, service: Service, routes: Sequence[Route]) -> None:
         self._service = service
@@ -77,7 +77,7 @@ class _Guard:
         if config.admin_api_key is not None:
             admin = Caller(ADMIN, is_admin=True, tenant=ADMIN if are_several else None)
             self._keys.append((_digest(config.admin_api_key), admin))
-        # Where only the admin has a key, everybody enters; where nobody has, everybody may do everything.
+        # Only the admin has a key: everybody may enter. Nobody has one: everybody may do everything.
         self._stranger = None if config.api_key else Caller(None, is_admin=config.admin_api_key is None)
 
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -90,7 +90,7 @@ class _Guard:
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
         metrics.open_requests += 1
-        status = 499  # until there is an answer: the client left
+        status = 499  # the client left, unless it is answered
         spanned = (
             contextlib.nullcontext()
             if tracer is None
@@ -104,7 +104,7 @@ class _Guard:
                 logger.info("%s", error)
                 if request.transport is not None and not request.transport.is_closing():
                     raise
-                response = web.Response(status=status)  # nobody gets it: aiohttp would log the error's traceback
+                response = web.Response(status=status)  # never sent; raising would log a traceback
             finally:
                 metrics.open_requests -= 1
                 metrics.answered(path, status)
@@ -148,7 +148,7 @@ class _Guard:
         return NotThere(f"there is no endpoint {path!r}{hint}; /openapi.json lists them", param="path")
 
     def _caller(self, request: web.Request) -> Caller:
-        """Who asks. Raises WrongKey, and Forbidden for what is the admin's."""
+        """The caller. Raises WrongKey, or Forbidden on an admin's route."""
         resource = request.match_info.route.resource
         route = None if resource is None else self._routes.get(resource.canonical)
         if route is not None and route.is_open:
@@ -156,7 +156,7 @@ class _Guard:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
         given = _digest(key if kind.lower() == "bearer" else "")
         found = self._stranger
-        for expected, owner in self._keys:  # all of them: the time says nothing of which it was
+        for expected, owner in self._keys:  # compare all: the time must not tell which key matched
             if hmac.compare_digest(given, expected):
                 found = owner
         if found is None:
@@ -166,7 +166,7 @@ class _Guard:
         return found
 
     async def on_response_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Headers that every answer carries."""
+        """Headers of every answer."""
         if isinstance(request.protocol, Connection):
             request.protocol.is_owed = False
         response.headers["X-Request-Id"] = request_id.get() or new_identity()

@@ -1,5 +1,4 @@
-"""From the bytes of a body to a checked model. The work is bounded by the number of values, their depth and the first
-mistake."""
+"""Bytes of a body to a checked model. Limits on values and depth, and stopping at the first error, bound the work."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from sgl.runtime.server.errors import as_invalid_request
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_VALUES = 1 << 21
-"""Numbers, texts, lists, objects and names of fields in one body: as many as a batch of long prompts has ids."""
+"""JSON values and keys in one body: enough for the ids of a batch of long prompts."""
 MAX_KEYS = 1 << 16
 """Fields of one object."""
 MAX_TEXTS = 1 << 19
 """Texts, or lists of token ids, in one list."""
 MAX_OBJECTS = 10_000
-"""Objects in one list, such as the messages of a chat."""
+"""Objects in one list, such as messages."""
 MAX_DEPTH = 200
-"""Lists and objects inside each other; the reader of JSON has the same limit."""
+"""Nesting; also the JSON parser's limit."""
 MAX_DIGITS = 1000
-"""Of one number: a schema's bounds may be large ones."""
+"""Of one number; schemas may have large bounds."""
 
 _MAX_BITS = int(MAX_DIGITS * math.log2(10))
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -47,19 +46,17 @@ def _bounded(schema: Any) -> Any:
 
 
 class Bounded(BaseModel):
-    """A body or a part of one. Lists have a maximum length and fail at their first mistake: a million errors take
-    gigabytes."""
+    """A body or part of one. Lists are bounded and stop at the first error: a million errors take gigabytes."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Pydantic's, but for that."""
+        """Pydantic's, with those bounds."""
         schema: CoreSchema = _bounded(handler(source))
         return schema
 
 
 def parse(data: bytes | bytearray, model: type[Body], context_length: int | None = None) -> Body:
-    """The body. Raises InvalidRequest with the first mistake, and ContextTooLong for more token ids than the context
-    holds."""
+    """Parse a body. Raises InvalidRequest with the first error, ContextTooLong for too many token ids."""
     if most_values(data) > MAX_VALUES and (number := most_values(_STRING.sub(b"0", data))) > MAX_VALUES:
         raise InvalidRequest(f"the body holds {number} values, and {MAX_VALUES} are the most that one may have")
     try:
@@ -79,12 +76,12 @@ def parse(data: bytes | bytearray, model: type[Body], context_length: int | None
 
 
 def most_values(data: bytes | bytearray) -> int:
-    """No fewer than the values in it: a comma or a bracket inside of a text counts as well."""
+    """An upper bound of the number of values: commas and brackets inside texts count too."""
     return 1 + data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{")
 
 
 def load_json(text: str, what: str, *, param: str | None = None) -> Any:
-    """The JSON inside of a body's text, within the same limits. Raises InvalidRequest."""
+    """Parse JSON inside a body's text under the same limits. Raises InvalidRequest."""
     try:
         value = from_json(text.encode("utf-8", "surrogatepass"), allow_inf_nan=False)
     except ValueError as error:
@@ -94,7 +91,7 @@ def load_json(text: str, what: str, *, param: str | None = None) -> Any:
 
 
 def check_values(value: Any, param: str | None = None) -> None:
-    """Raise InvalidRequest for numbers that are infinite or without end, and objects of too many fields."""
+    """Raise InvalidRequest for infinite or endless numbers and for objects with too many fields."""
     left = [value]
     while left:
         item = left.pop()

@@ -1,5 +1,5 @@
-"""One process for each large body, so that its time and memory are no other request's. They are forked from one that
-waits with everything imported."""
+"""Parses each large body in a disposable process, which isolates its time and memory. All are forked from one warm
+process."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from sgl.runtime.server.bodies import Body, parse
 
 logger = logging.getLogger(__name__)
 
-_BYTES = 2 << 30  # address space of one; half of it is taken by what it has imported
-_CPU_SECONDS = 10  # the largest body that may be sent takes one
-_NICER = 5  # than the engine and whoever answers
+_BYTES = 2 << 30  # address space; imports take half of it
+_CPU_SECONDS = 10  # the largest body takes one
+_NICER = 5  # yields to the engine
 _IMPORTED = tuple(f"sgl.runtime.server.{module}" for module in ("native", "protocol", "programs"))
 _ANSWER_BYTES = 1 << 18
 
 
 class BodyProcesses:
-    """Those of one server. The process they are forked from starts with the first body. For an event loop."""
+    """The processes of one server, for its event loop. The warm one starts with the first body."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     async def parse(self, data: bytes | bytearray, model: type[Body], context_length: int | None = None) -> Body:
-        """What `bodies.parse` returns and raises; InvalidRequest too if the body takes more than it may."""
+        """Like `bodies.parse`; also raises InvalidRequest if the limits of time or memory are reached."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
@@ -46,7 +46,7 @@ class BodyProcesses:
                 self._hand_over(theirs)
             name = pickle.dumps((model.__module__, model.__qualname__, context_length))
             answer = bytearray()
-            with contextlib.suppress(ConnectionError):  # it has ended already
+            with contextlib.suppress(ConnectionError):  # it has ended
                 await loop.sock_sendall(ours, name)
                 await loop.sock_sendall(ours, data)
                 ours.shutdown(socket.SHUT_WR)
@@ -61,7 +61,7 @@ class BodyProcesses:
         return body
 
     def start(self) -> None:
-        """Start it now."""
+        """Start the warm process."""
         if self._control is None:
             ours, theirs = socket.socketpair()
             with theirs:
@@ -72,7 +72,7 @@ class BodyProcesses:
             self._control = ours
 
     def close(self) -> None:
-        """End the process; those that it forked end by themselves."""
+        """End the warm process; its forks end by themselves."""
         if self._control is not None:
             self._control.close()
         if self._process is not None:
@@ -95,13 +95,13 @@ class BodyProcesses:
 
 
 def serve(descriptor: int) -> None:
-    """The process that the others are forked from, with what bodies need imported. Ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the server that is interrupted
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that end
+    """The warm process: imports, then forks. Ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server gets the interrupt
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     for module in _IMPORTED:
         importlib.import_module(module)
     os.nice(_NICER)
-    gc.disable()  # would look through a million new objects again and again
+    gc.disable()  # it would scan a million new objects repeatedly
     with socket.socket(fileno=descriptor) as control:
         while True:
             data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -116,7 +116,7 @@ def serve(descriptor: int) -> None:
 
 
 def _answer(end: socket.socket) -> Any:
-    """A body, or the error that it is."""
+    """The body, or its error."""
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     try:
@@ -127,5 +127,5 @@ def _answer(end: socket.socket) -> Any:
         return error
     except MemoryError:
         return InvalidRequest("the body takes too much memory to read")
-    except Exception as error:  # not everything can be pickled
+    except Exception as error:  # not every error can be pickled
         return RuntimeError(f"{type(error).__name__}: {error}")

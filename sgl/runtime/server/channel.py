@@ -1,5 +1,5 @@
-"""A duplex channel between the server (an event loop) and its engine's process (threads): lists of messages, as frames
-over a socket pair. Sending never blocks; a burst travels together."""
+"""A duplex channel between the server's event loop and the engine process's threads: batched messages as frames on a
+socket pair. Sending never blocks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _READ_BYTES = 1 << 18
 
 
 class LoopChannel(asyncio.Protocol):
-    """The end on an event loop; all of it is called there."""
+    """The event loop's end; use it on the loop only."""
 
     def __init__(
         self,
         receive: Callable[[LoopChannel, list[Message]], None],
         closed: Callable[[LoopChannel], None],
     ) -> None:
-        """`receive` gets what arrives; `closed` is called once, when the other end is gone or this one was closed."""
+        """`receive` gets messages; `closed` is called once when either side closes."""
         self._receive = receive
         self._closed = closed
         self._frames = Frames()
@@ -35,34 +35,34 @@ class LoopChannel(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     async def open(self, end: socket.socket) -> None:
-        """Begin on this end of a socket pair."""
+        """Open this end of a socket pair."""
         end.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: self, sock=end)
 
     def send(self, message: Message) -> None:
-        """Send a message with the others of this turn of the loop; it is lost if the other side is gone."""
+        """Send with the loop's other messages of this turn; lost if the peer is gone."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(message)
 
     def close(self) -> None:
-        """Send what is due and close. Idempotent."""
+        """Flush and close. Idempotent."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The end is open."""
+        """asyncio: connected."""
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes arrived."""
+        """asyncio: bytes arrived."""
         for messages in self._frames.feed(data):
             self._receive(self, messages())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other end is gone, or this one was closed."""
+        """asyncio: closed."""
         self._closed(self)
 
     def _flush(self) -> None:
@@ -72,38 +72,38 @@ class LoopChannel(asyncio.Protocol):
 
 
 class ThreadChannel:
-    """The end with threads: one reads. The sender writes what the socket takes at once, and a thread the rest."""
+    """The threaded end. One thread reads; the sender writes what fits, and a writer thread the rest."""
 
     def __init__(
         self, end: socket.socket, receive: Callable[[list[Message]], None], closed: Callable[[], None]
     ) -> None:
-        """`receive` and then once `closed` are called on the reading thread."""
+        """`receive` and finally `closed` run on the reading thread."""
         self._socket = end
         self._receive = receive
         self._closed = closed
         self._outbox: deque[Message] = deque()
-        self._writing = threading.Lock()  # held from the first byte of a frame to its last
+        self._writing = threading.Lock()  # held for a whole frame
         self._unsent: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="sgl-channel-out", daemon=True)
         threading.Thread(target=self._read, name="sgl-channel-in", daemon=True).start()
         self._writer.start()
 
     def post(self, message: Message) -> None:
-        """Have a message travel with the next one that is sent."""
+        """Queue a message for the next send."""
         self._outbox.append(message)
 
     def send(self, message: Message) -> None:
-        """Send a message; it is lost if the other side is gone."""
+        """Send a message; lost if the peer is gone."""
         self._outbox.append(message)
         self._flush()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Close when the other side has taken what was sent. Idempotent."""
+        """Close once the peer has taken everything. Idempotent."""
         self._unsent.put(None)
         self._writer.join(timeout)
 
     def _flush(self) -> None:
-        while self._outbox and self._writing.acquire(blocking=False):  # else whoever writes sees it afterwards
+        while self._outbox and self._writing.acquire(blocking=False):  # otherwise the writer will see it
             frame = memoryview(self._frame())
             try:
                 sent = self._socket.send(frame, socket.MSG_DONTWAIT)
@@ -127,7 +127,7 @@ class ThreadChannel:
         self._socket.close()
 
     def _frame(self) -> bytes:
-        """What is due, for the one that holds the lock."""
+        """All queued messages; the caller holds the lock."""
         return packed([self._outbox.popleft() for _ in range(len(self._outbox))])
 
     def _read(self) -> None:

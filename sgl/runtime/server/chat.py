@@ -1,4 +1,4 @@
-"""Conversations to token ids, by the model's chat template. Nothing that a user wrote becomes a control token."""
+"""Renders conversations to token ids with the model's chat template. User text never becomes control tokens."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from sgl.runtime.server.bodies import load_json
 from sgl.runtime.server.protocol import CalledFunction, ChatBody, Message, Part
 from sgl.runtime.text.tokenizer import Tokenizer
 
-_ROLES = {"developer": "system", "function": "tool"}  # the newer or the older name of what templates know
+_ROLES = {"developer": "system", "function": "tool"}  # old or new names of roles
 _TAKEN = frozenset(
     {"self", "cls", "messages", "conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
     | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "loop", "raise_exception", "strftime_now"}
 )
-"""Names in which the template, or what renders it, finds something else."""
-_QUOTE = re.compile("\ue000([0-9]+)\ue001")  # private-use characters: no template trims or rewrites them
+"""Names taken by the template or its renderer."""
+_QUOTE = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which templates leave alone
 
 
 def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit: int | None = None) -> list[int]:
-    """The conversation's token ids. Raises InvalidRequest, and ContextTooLong for plainly more than `limit` tokens."""
+    """The conversation's token ids. Raises InvalidRequest, and ContextTooLong early for far more than `limit`
+    tokens."""
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
     messages = [_message(message, quote) for message in body.messages]
     variables = _variables(body.chat_template_kwargs or {}, quote)
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = _each_text(body.reasoning_effort, quote)
-        if body.reasoning_effort == "none":  # templates have one of these names for it
+        if body.reasoning_effort == "none":  # templates use one of these names
             variables = {"enable_thinking": False, "thinking": False, **variables}
     if body.documents is not None:
         variables["documents"] = _each_text(body.documents, quote)
@@ -59,7 +60,7 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit
 
 
 def _variables(given: dict[str, Any], quote: Callable[[str], str]) -> dict[str, Any]:
-    """What a client adds for the template. Raises InvalidRequest for names that are taken."""
+    """The client's variables. Raises InvalidRequest for reserved names."""
     for name in given:
         if name == "chat_template":
             message = "a chat template is code: the server's own is used, see --chat-template"
@@ -74,7 +75,7 @@ def _variables(given: dict[str, Any], quote: Callable[[str], str]) -> dict[str, 
 
 
 def _quoter(tokenizer: Tokenizer, quotes: list[str]) -> Callable[[str], str]:
-    """A function that puts a placeholder where a text spells a control token, and the spelling into `quotes`."""
+    """Makes a function that replaces spelled control tokens by placeholders and appends them to `quotes`."""
     control = sorted(tokenizer.control_tokens, key=len, reverse=True)
     pattern = re.compile("|".join([_QUOTE.pattern, *map(re.escape, control)]))
 
@@ -96,7 +97,7 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _message(message: Message, quote: Callable[[str], str]) -> dict[str, Any]:
-    """As templates expect messages: content a text, arguments of calls an object."""
+    """A message as templates expect it: content as text, call arguments as objects."""
     content = message.content
     if isinstance(content, list):
         content = "".join(map(_part_text, content))

@@ -1,4 +1,4 @@
-"""aiohttp's connection, with errors in the shape of all others for clients that send no HTTP or stop too early."""
+"""aiohttp's connection, with our error bodies for clients that speak no HTTP or stop early."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sgl.runtime.server.identity import new_identity, working_for
 
 
 class Connection(web.RequestHandler):
-    """One connection. A client that closes its sending side has left, but is told so if it still listens."""
+    """One connection. A client that closes its sending side is told that its request was given up."""
 
-    is_owed = False  # something arrived, and no answer to it has begun
-    _is_rest = False  # what arrives is still of a request that has its answer
+    is_owed = False  # bytes came, no answer begun
+    _is_rest = False  # bytes still belong to an answered request
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of requests."""
+        """asyncio: bytes arrived."""
         self.is_owed = not self._is_rest
         super().data_received(data)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; what aiohttp says by itself, before any handler is asked, in the shape of all others."""
+        """Send an answer; aiohttp's own errors get our shape."""
         if isinstance(resp, web.HTTPException):
             resp = error_response(resp)
         self._is_rest = not request.content.is_eof()
@@ -38,7 +38,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is no HTTP, in the shape of all others. Raises ConnectionError if one has begun."""
+        """Answer invalid HTTP. Raises ConnectionError if an answer has begun."""
         identity = new_identity()
         with working_for(identity):
             super().handle_error(request, status, exc, message)  # logs it
@@ -52,7 +52,7 @@ class Connection(web.RequestHandler):
         return response
 
     def eof_received(self) -> None:
-        """The client sends no more. What is written here leaves before the connection closes."""
+        """The client sends no more; what is written here still reaches it."""
         if self.is_owed and self.transport is not None and not self.transport.is_closing():
             message = (
                 "the client closed its side of the connection before it had its answer: the request was given up"
@@ -65,9 +65,9 @@ class Connection(web.RequestHandler):
 
 
 def _too_long(message: str) -> tuple[int, str]:
-    """Status and message of what a parser refused, which it says in words alone."""
+    """Status and message for a parser's refusal, recognised by its words."""
     if message.startswith("Got more than"):
-        if "bytearray" in message:  # how it keeps a path
+        if "bytearray" in message:  # a path
             return 414, "the path is too long"
         return 431, "a header is too long"
     return 431 if message.startswith("Too many headers") else 400, message

@@ -1,5 +1,5 @@
-"""Constraints of an answer in OpenAI's, SGLang's, vLLM's and our own spelling. Each becomes one of the engine's four: a
-regex, a JSON Schema, an EBNF grammar or a structural tag."""
+"""Output constraints in the spellings of OpenAI, SGLang, vLLM and ours. Each becomes the engine's regex, JSON Schema,
+EBNF grammar or structural tag."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OBJECT = {"type": "object"}
 
 
 class NamedSchema(Strict):
-    """A JSON Schema under a name."""
+    """A JSON Schema with a name."""
 
     name: str | None = None
     description: str | None = None
@@ -26,12 +26,12 @@ class NamedSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """How the whole answer must look."""
+    """The form of the whole answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    """What a json_object must keep to."""
+    """The schema of a json_object."""
 
     format: dict[str, Any] | None = None
     structures: list[Any] | None = None
@@ -40,7 +40,7 @@ class ResponseFormat(Strict):
     stop_after_first: bool | None = None
 
     def constraint(self) -> tuple[str, Any] | None:
-        """The engine's constraint and its value, if the format is one."""
+        """The engine's constraint and its value, or None."""
         if self.type == "text":
             return None
         if self.type == "structural_tag":
@@ -57,10 +57,10 @@ class ResponseFormat(Strict):
 
 
 class _Constraining(Strict):
-    """Fields that constrain an answer, each marked with the engine's constraint that it is."""
+    """Fields annotated with the engine's constraint that they set."""
 
     def constraints(self) -> Iterator[tuple[str, tuple[str, Any]]]:
-        """Those that are given: the field's name, then the engine's constraint and its value."""
+        """Each given field's name with its constraint and value."""
         for name, field in type(self).model_fields.items():
             kind = next((mark for mark in field.metadata if isinstance(mark, str)), None)
             if kind is not None and (value := getattr(self, name)) not in (None, False):
@@ -71,13 +71,13 @@ Regex = Annotated[str | None, "regex"]
 Schema = Annotated[str | dict[str, Any] | None, "json_schema"]
 AnyObject = Annotated[bool | None, "json_schema"]
 Choices = Annotated[list[str] | None, "choices"]
-"""The answer is one of these texts."""
+"""One of these texts."""
 Ebnf = Annotated[str | None, "ebnf"]
 Tag = Annotated[str | dict[str, Any] | None, "structural_tag"]
 
 
 class StructuredOutputs(_Constraining):
-    """vLLM's constraints: one of the first six."""
+    """vLLM's; one of the first six."""
 
     json_: Schema = Field(None, alias="json")
     regex: Regex = None
@@ -87,15 +87,15 @@ class StructuredOutputs(_Constraining):
     structural_tag: Tag = None
 
     disable_fallback: Anything = None
-    """There is one back end, so nothing to fall back to."""
+    """There is no other backend to fall back to."""
     disable_any_whitespace: Anything = None
-    """See --json-whitespace: compact, which is the default, allows none."""
+    """The default allows none; see --json-whitespace."""
     disable_additional_properties: Off = None
     whitespace_pattern: Empty = None
 
 
 class Constrained(_Constraining):
-    """The fields that constrain an answer."""
+    """The constraint fields of a request."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -112,7 +112,7 @@ class Constrained(_Constraining):
     guided_whitespace_pattern: Empty = None
 
     def constraint(self) -> dict[str, Any]:
-        """The sampling parameter that the fields ask for, or none. Raises InvalidRequest where two differ."""
+        """The sampling parameter that they set, if any. Raises InvalidRequest where two differ."""
         found = list(self.constraints())
         if self.structured_outputs is not None:
             found += [(f"structured_outputs.{name}", each) for name, each in self.structured_outputs.constraints()]

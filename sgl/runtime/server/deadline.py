@@ -1,4 +1,4 @@
-"""How long a request may take: its `timeout` counts from when it arrived, wherever it waits then."""
+"""A request's deadline: its `timeout` counts from arrival, wherever it waits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from sgl.errors import RequestTimeout
 from sgl.runtime.sampling_params import checked_seconds
 
-_LEAST = 1e-3  # seconds that the engine is given: it says best what there was until then
-_GRACE = 0.1  # by which it may be late with that
-_GRACE_OF_LISTS = 2.0  # whose results are told one by one: those that were ready, and those that were not
+_LEAST = 1e-3  # seconds: the engine reports best what was there in time
+_GRACE = 0.1  # lateness allowed to the engine
+_GRACE_OF_LISTS = 2.0  # lists report results one by one
 
 
 class Deadline:
-    """That of one request, from its arrival on. Event loops read the same clock as it."""
+    """The deadline of one request, on the event loop's clock."""
 
     def __init__(self) -> None:
         self._arrived = time.monotonic()
@@ -28,7 +28,7 @@ class Deadline:
 
     @asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
-        """Within it the present task is cancelled at the deadline, and RequestTimeout comes of that."""
+        """Cancel the current task at the deadline and raise RequestTimeout."""
         try:
             async with asyncio.timeout(None) as self._limit:
                 yield
@@ -38,18 +38,18 @@ class Deadline:
             raise self._late() from None
 
     def set(self, timeout: Any) -> None:
-        """It is so many seconds after the arrival; None: there is none. Raises InvalidRequest."""
+        """Set it to `timeout` seconds after arrival; None: no deadline. Raises InvalidRequest."""
         if timeout is not None:
             self._seconds = checked_seconds("timeout", timeout)
             self._reschedule(_GRACE)
 
     @property
     def is_set(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a deadline."""
         return self._seconds < math.inf
 
     def left(self, *, is_list: bool = False) -> float | None:
-        """Seconds for the engine; None without a deadline. Raises RequestTimeout if there are none."""
+        """Seconds left for the engine, or None. Raises RequestTimeout when late."""
         left = self._arrived + self._seconds - time.monotonic()
         if left <= 0:
             raise self._late()
@@ -58,7 +58,7 @@ class Deadline:
         return max(left, _LEAST) if self.is_set else None
 
     async def each(self, events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of a stream, each in time, where there is a deadline: it is raised to whoever reads them."""
+        """A stream's events; raises RequestTimeout to the reader when one is late."""
         if self._limit is not None:
             self._limit.reschedule(None)
         while True:
@@ -80,4 +80,4 @@ class Deadline:
 
 
 deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
-"""That of the request that the present task works for."""
+"""Of the current task's request."""

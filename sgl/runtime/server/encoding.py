@@ -1,5 +1,5 @@
-"""Answers as JSON, small ones at once, large ones beside the event loop and in pieces: a call of the C encoder keeps
-the interpreter's lock, for a million values a second."""
+"""Answers as JSON. Large ones are encoded off the event loop and in pieces, since the C encoder holds the GIL (a
+million values a second)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aiohttp import web
 from sgl.runtime.requests.aside import FEW, FIELDS, aside
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
-_CHARACTERS = 16  # that count as one value
+_CHARACTERS = 16  # count as one value
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON on one line, in ASCII, so that lone surrogates go back as they came. Infinite numbers become null."""
+    """One line of ASCII JSON; lone surrogates survive. Infinite numbers become null."""
     try:
         return "".join(_pieces(value)).encode()
     except ValueError:
@@ -25,18 +25,18 @@ def json_bytes(value: Any) -> bytes:
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """A response of JSON."""
+    """A JSON response."""
     return web.Response(body=json_bytes(body), status=status, headers=headers, content_type="application/json")
 
 
 async def answer(build: Callable[[], Any], size: int) -> web.Response:
-    """The response with the body that `build` makes of about `size` values."""
+    """A response built of about `size` values."""
     data = await aside(lambda: json_bytes(build()), size)
     return web.Response(body=data, content_type="application/json")
 
 
 def size_of_result(result: dict[str, Any]) -> int:
-    """About how many values a native result, or an event of a stream, has."""
+    """Approximate number of values in a result or event."""
     size = FIELDS + len(result.get("output_ids", ())) + len(result["text"]) // _CHARACTERS
     for name, entries in result["meta_info"].items():
         if name.endswith("_logprobs") and entries:
@@ -45,7 +45,7 @@ def size_of_result(result: dict[str, Any]) -> int:
 
 
 def _size(value: Any) -> int:
-    """About how many values a list or an object holds, from its last one, as lists of one kind look alike."""
+    """Approximate number of values, judged by the last item of each list."""
     if isinstance(value, str):
         return len(value) // _CHARACTERS + 1
     if isinstance(value, dict):

@@ -1,5 +1,4 @@
-"""The engine's process, seen from the event loop: started, watched, restarted. While there is none, callers get
-EngineDead."""
+"""The engine process as the event loop sees it: started, watched, restarted. Without one, callers get EngineDead."""
 
 from __future__ import annotations
 
@@ -31,25 +30,25 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_SILENT_SECONDS = 2.0  # without a beat: four of them are missing
-_ENDING_SECONDS = 5.0  # for an engine to end by itself
-_MAX_DELAY = 30.0  # seconds between two tries to start
+_SILENT_SECONDS = 2.0  # four beats missing
+_ENDING_SECONDS = 5.0  # for a clean exit
+_MAX_DELAY = 30.0  # seconds between restarts
 Method = Literal["abort", "flush_cache", "get_server_info", "check_ledger", "start_profile", "stop_profile"]
 _IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
 
 
 class EngineProcess:
-    """An engine in a process of its own. All methods and callbacks run on the event loop that called `start`."""
+    """An engine in its own process. Methods and callbacks run on the event loop that called `start`."""
 
     def __init__(
         self, config: EngineConfig, *, configure: Callable[[], None], watchdog_timeout: float = 300.0
     ) -> None:
-        """`configure` sets up logging in the process; it must be importable there."""
-        self.config = config  # once it is up, with every "auto" decided
+        """`configure` sets up the process's logging; it must be importable there."""
+        self.config = config  # with every "auto" decided once it runs
         self.tokenizer: Tokenizer | None = None
         self._configure = configure
         self._watchdog_timeout = watchdog_timeout
-        self._watchdog = Watchdog()  # of the present process
+        self._watchdog = Watchdog()  # of the current process
         self._ids = itertools.count()
         self._waiting: dict[int, _Waiter | _ProgramWaiter] = {}
         self._process: Any = None
@@ -61,7 +60,7 @@ class EngineProcess:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start the process and wait until the model is loaded. Raises what Engine raises, and EngineDead."""
+        """Start the process and load the model. Raises what Engine raises, and EngineDead."""
         loop = asyncio.get_running_loop()
         loading = None
         if not self.config.skip_tokenizer_init:
@@ -70,29 +69,28 @@ class EngineProcess:
             self.config = await self._start()
         finally:
             if loading is not None:
-                with contextlib.suppress(SglError):  # the engine has said it better
+                with contextlib.suppress(SglError):  # the engine reports it better
                     self.tokenizer = await loading
         self._spawn(self._watch())
 
     async def generate(self, **arguments: Any) -> Any:
-        """Engine.async_generate: cancelling it aborts the requests. Raises EngineDead too while there is no engine."""
+        """Engine.async_generate; cancelling aborts the requests. Raises EngineDead."""
         async with self._call("generate", arguments) as waiter:
             while not waiter.is_complete:
                 call, _ = await waiter.progress()
             return await call.async_result()
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """The events of Engine.async_generate(stream=True). Closing the generator aborts what is not finished."""
+        """Events of Engine.async_generate(stream=True). Closing aborts what is unfinished."""
         async with self._call("generate", {**arguments, "stream": True}) as waiter:
             while not waiter.is_complete:
-                # What waited while the client or the server was slow becomes one event a request: whoever falls
-                # behind has less to do.
+                # Outputs that queued up become one event a request: whoever falls behind does less.
                 call, uids = await waiter.progress()
                 for uid in uids:
                     yield await call.async_event(uid)
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> RemoteSession:
-        """Engine.open_program, with events on the server's event loop. Raises InvalidRequest and EngineDead."""
+        """Engine.open_program with events on this loop. Raises InvalidRequest and EngineDead."""
         channel = self._up()
         call_id = next(self._ids)
         self._waiting[call_id] = waiter = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
@@ -100,23 +98,23 @@ class EngineProcess:
         return RemoteSession(channel, call_id)
 
     async def call(self, method: Method, *arguments: Any) -> Any:
-        """A method of the engine that takes and returns plain data."""
+        """Call an engine method that takes and returns plain data."""
         async with self._call("call", method, arguments) as waiter:
             return (await waiter.items())[0]
 
     def heartbeat_age(self) -> float:
-        """For how many seconds the engine has been silent or at its present step; infinite when it is dead."""
+        """Seconds that the engine has been silent or at its current step; infinite when dead."""
         if not self._is_up:
             return math.inf
         silent = self.silence()
         return self._age + silent if self._age > 0 or silent > _SILENT_SECONDS else 0.0
 
     def silence(self) -> float:
-        """Seconds since the engine's process was last heard, busy or not: it is stopped, or its machine overloaded."""
+        """Seconds since the process was last heard; it beats even while busy."""
         return time.monotonic() - self._heard
 
     async def close(self) -> None:
-        """Stop the engine: whoever still waits gets EngineDead. Idempotent."""
+        """Stop the engine; waiting callers get EngineDead. Idempotent."""
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
@@ -130,7 +128,7 @@ class EngineProcess:
 
     @contextlib.asynccontextmanager
     async def _call(self, kind: str, *arguments: Any) -> Any:
-        """Send a request and listen for its answers; leaving early gives it up."""
+        """Send a request and collect its answers; leaving early aborts it."""
         channel = self._up()
         call_id, waiter = next(self._ids), _Waiter()
         self._waiting[call_id] = waiter
@@ -187,8 +185,7 @@ class EngineProcess:
 
     async def _start(self) -> EngineConfig:
         self._started = asyncio.get_running_loop().create_future()
-        # The first start also starts a process that has imported everything and from which engines are forked: what
-        # replaces an engine that died is there in a fraction of the time.
+        # The forkserver imports everything once; a replacement engine forks from it in a fraction of the time.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(_IMPORTED))
         ours, theirs = socket.socketpair()
@@ -200,7 +197,7 @@ class EngineProcess:
                 await asyncio.to_thread(self._process.start)
         finally:
             theirs.close()
-        atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for it
+        atexit.register(self._process.kill)  # before multiprocessing's handler, which would wait for it
         self._channel = LoopChannel(self._receive, self._lost)
         await self._channel.open(ours)
         return await self._started
@@ -218,7 +215,7 @@ class EngineProcess:
         for waiter in waiting.values():
             waiter.put(error)
         if was_up and not self._is_closed:
-            with working_for(""):  # the loop may have found out while it worked for one of them
+            with working_for(""):  # the current task may belong to a request
                 logger.error("the engine process ended: %d requests failed, restarting it", len(waiting))
                 self._spawn(self._restart())
 
@@ -237,8 +234,7 @@ class EngineProcess:
                 return
 
     async def _watch(self) -> None:
-        """Kill a process whose step never ends. Its watchdog goes with it: the process may be replaced during any
-        wait."""
+        """Kill a process stuck in a step. Keep its own watchdog: the process may be replaced while this waits."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             process, watchdog = self._process, self._watchdog
@@ -254,7 +250,7 @@ class EngineProcess:
 
     @staticmethod
     async def _ended(process: Any) -> None:
-        """Wait for the end of a process whose channel is closed; one that hangs on its way is killed."""
+        """Wait for a process whose channel is closed; kill it if it hangs."""
         await asyncio.to_thread(process.join, _ENDING_SECONDS)
         if process.is_alive():
             process.kill()
@@ -267,21 +263,21 @@ class EngineProcess:
 
 
 def _run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
-    """The engine is imported only where it runs."""
+    """Import the engine in its process only."""
     from sgl.runtime.server.worker import run_worker
 
     run_worker(end, config, configure)
 
 
 class _Waiter:
-    """The answers to one request, in order."""
+    """One request's answers, in order."""
 
     def __init__(self) -> None:
         self.identity = request_id.get()
         self.began = time.monotonic()
-        self.call: CallResults | None = None  # once a generation was accepted
+        self.call: CallResults | None = None  # once accepted
         self._items: list[Any] = []
-        self._arrived: asyncio.Future[None] | None = None  # what someone waits for
+        self._arrived: asyncio.Future[None] | None = None  # resolved when something arrives
 
     def put(self, item: Any) -> None:
         self._items.append(item)
@@ -289,7 +285,7 @@ class _Waiter:
             self._arrived.set_result(None)
 
     async def items(self) -> list[Any]:
-        """What has arrived, at least one. Raises the first error of it."""
+        """What has arrived, at least one item. Raises the first error."""
         if not self._items:
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
@@ -300,7 +296,7 @@ class _Waiter:
         return items
 
     async def progress(self) -> tuple[CallResults, list[int]]:
-        """The call with what has arrived, and whose outputs those are. Raises what ended it as a whole."""
+        """The call, and the uids of new outputs. Raises what ended the whole call."""
         outputs = await self.items()
         assert self.call is not None, "outputs follow"
         for output in outputs:
@@ -309,12 +305,12 @@ class _Waiter:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a generation has brought everything."""
+        """Whether all outputs have ended."""
         return self.call is not None and not self.call.unfinished
 
 
 class _ProgramWaiter:
-    """Hands the events of a program on. An error that comes in their place ends it."""
+    """Forwards a program's events. An error ends it."""
 
     def __init__(self, sink: ir.Sink, done: Callable[[], object]) -> None:
         self.identity = request_id.get()
@@ -331,21 +327,21 @@ class _ProgramWaiter:
 
 
 class RemoteSession:
-    """A program on the engine's side of the channel; see lang.backends.base.Session."""
+    """A program in the engine process; see lang.backends.base.Session."""
 
     def __init__(self, channel: LoopChannel, call_id: int) -> None:
         self._channel = channel
         self._call_id = call_id
 
     def send(self, segment: ir.Segment) -> None:
-        """Hand over the next segment."""
+        """Send the next segment."""
         self._channel.send(("segment", self._call_id, segment))
 
     def cancel(self) -> None:
-        """Give up and release everything. Idempotent."""
+        """Cancel the program. Idempotent."""
         self._channel.send(("cancel", self._call_id))
 
 
 def _tokenizer(config: EngineConfig) -> Tokenizer:
-    """The engine's tokenizer, loaded here too, from the place where the engine looks. Raises ModelError."""
+    """Load the engine's tokenizer here too. Raises ModelError."""
     return Tokenizer.load(config.tokenizer_path or checkpoint_folder(config.model_path))

@@ -1,9 +1,6 @@
-"""Errors over HTTP: what only a server can refuse, and the one shape of an error body.
+"""HTTP errors: those only a server has, and their body, OpenAI's:
 
-    {"error": {"message": …, "type": …, "param": … | null, "code": … | null}}
-
-is what the OpenAI API answers; native clients read `error.message` of it.
-"""
+{"error": {"message": …, "type": …, "param": … | null, "code": … | null}}"""
 
 from __future__ import annotations
 
@@ -24,27 +21,27 @@ _TYPES_OF_STATUS = {
     500: "server_error",
     503: "service_unavailable",
 }
-_RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves on within one, a restart takes some
+_RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves sooner than a restart ends
 
 _PARAM_CHARACTERS = 200
-_MESSAGE_CHARACTERS = 2000  # of an error: some repeat what was sent
-_TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # how pydantic names the branches of a union
+_MESSAGE_CHARACTERS = 2000  # an error may repeat what was sent
+_TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # pydantic's names for branches of a union
 
 
 class NotThere(InvalidRequest):
-    """What the path names does not exist, or no longer does."""
+    """The path names nothing that exists."""
 
     http_status, code = 404, "not_found"
 
 
 class NoSuchModel(NotThere):
-    """The request names another model than the one that is served."""
+    """Another model than the served one."""
 
     code = "model_not_found"
 
 
 class BodyTooLong(InvalidRequest):
-    """The request's body is longer than the server takes."""
+    """The body exceeds the server's limit."""
 
     http_status, code = 413, "body_too_long"
 
@@ -56,20 +53,20 @@ class WrongKey(InvalidRequest):
 
 
 class Forbidden(InvalidRequest):
-    """Who asks may not have this."""
+    """The caller may not have this."""
 
     http_status, code = 403, "forbidden"
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """What a client is told of an error. Errors that are not of our tree keep their details to the log."""
+    """An error's body. Unknown errors keep their details in the log."""
     if not isinstance(error, SglError):
         return described("internal error: the server's log has it", 500)
     return described(str(error), error.http_status, error.code, getattr(error, "param", None))
 
 
 def described(message: str, status: int, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """The body of an error with that HTTP status."""
+    """The error body for an HTTP status."""
     kind = _TYPES_OF_STATUS.get(status, "invalid_request_error" if status < 500 else "server_error")
     if len(message) > _MESSAGE_CHARACTERS:
         message = message[:_MESSAGE_CHARACTERS] + "…"
@@ -79,7 +76,7 @@ def described(message: str, status: int, code: str | None = None, param: str | N
 
 
 def error_response(error: Exception) -> web.Response:
-    """The answer to a request that failed before anything was sent."""
+    """The answer to a request that failed before its answer began."""
     if isinstance(error, web.HTTPException):
         headers, message = {}, error.reason
         if isinstance(error, web.HTTPExpectationFailed):
@@ -96,7 +93,7 @@ def error_response(error: Exception) -> web.Response:
 
 
 def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidRequest:
-    """The first thing that a body model found wrong; `known` are the body's fields."""
+    """A body's first error; `known`: its fields."""
     detail = error.errors(include_url=False, include_context=False)[0]
     place = [str(part) for part in detail["loc"] if str(part) not in _TYPES and "[" not in str(part)]
     param = ".".join(place) or None

@@ -1,5 +1,5 @@
-"""How bodies treat fields without effect. Unknown ones are refused by name, unless null. Those of OpenAI, SGLang and
-vLLM that mean nothing here are taken with values that change nothing and refused with others."""
+"""Fields without effect. Unknown fields are refused unless null. Fields of OpenAI, SGLang and vLLM that do nothing here
+are accepted with harmless values only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sgl.runtime.server.bodies import Bounded
 
 
 def _only(*harmless: Any, hint: str = "leave it out") -> AfterValidator:
-    """Takes null and the values that change nothing."""
+    """Accept null and these harmless values."""
 
     def check(value: Any) -> Any:
         if value is None or any(value == other and type(value) is type(other) for other in harmless):
@@ -26,10 +26,10 @@ def _only(*harmless: Any, hint: str = "leave it out") -> AfterValidator:
     return AfterValidator(check)
 
 
-# /openapi.json leaves out what makes no difference. (To mypy the marker is an alias that takes a type.)
+# /openapi.json omits them. (Mypy takes the marker for an alias that needs a type.)
 _UNTOLD = SkipJsonSchema()  # type: ignore[type-arg]
 Anything: TypeAlias = Annotated[Any, _UNTOLD]
-"""Taken as it is: it says how to serve, not what to answer."""
+"""Accepted with any value: it affects serving, not the answer."""
 Off: TypeAlias = Annotated[Any, _only(False), _UNTOLD]
 On: TypeAlias = Annotated[Any, _only(True), _UNTOLD]
 Zero: TypeAlias = Annotated[Any, _only(0), _UNTOLD]
@@ -51,14 +51,14 @@ def _refuse(value: Any) -> Any:
 
 
 class Strict(Bounded):
-    """A body or a part of one: fields that are not known are refused, unless they are null."""
+    """A body or part of one that refuses unknown fields unless null."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_refuse), _NULL]] = Field(init=False)
 
 
 class Lenient(Bounded):
-    """The same, but what is not known is passed over."""
+    """A body or part of one that ignores unknown fields."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -67,7 +67,7 @@ Model = TypeVar("Model", bound=Strict)
 
 
 def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
-    """Gives a body fields without effect: of each kind above, the names of some."""
+    """Adds fields without effect: (kind, names) pairs."""
     fields: dict[str, Any] = {name: (kind, None) for kind, names in kinds for name in names.split()}
 
     def extended(model: type[Model]) -> type[Model]:
@@ -78,7 +78,7 @@ def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
 
 
 @also_takes(
-    # OpenAI's service
+    # OpenAI
     (Anything, "user metadata store service_tier safety_identifier"),
     (Anything, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
     # SGLang
@@ -86,7 +86,7 @@ def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
     (Empty, "session_params lora_path custom_params custom_logit_processor custom_labels images_config"),
     (Off, "return_hidden_states return_routed_experts return_cached_tokens_details"),
     (Zero, "routed_experts_start_len"),
-    # vLLM; only its render endpoints look at the last two of the first
+    # vLLM; only its render endpoints read the first line's last two
     (Anything, "guided_decoding_backend return_token_offsets return_mm_kwargs"),
     (Off, "use_beam_search watermarking"),
     (On, "detokenize"),
@@ -97,4 +97,4 @@ def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
     (Empty, "kv_transfer_params ec_transfer_params vllm_xargs"),
 )
 class ForeignFields(Strict):
-    """What other servers take for both endpoints and this one has no use for."""
+    """Fields of other servers that both endpoints accept."""

@@ -1,4 +1,4 @@
-"""The request that a task or thread works for, as both processes know it, and the caller's name."""
+"""The current request's id and caller."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 ADMIN = "#admin"
-"""The name that requests of the admin's key have; no other can be given it."""
+"""The admin's name; no other key may have it."""
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Sent back as X-Request-Id, and in every line of the log that is about the request."""
+"""Sent back as X-Request-Id and logged with each line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever sent a request: the name of the key that came with it, None where none is asked for."""
+    """Who sent a request: the key's name, None without keys."""
 
     name: str | None = None
     is_admin: bool = True
     tenant: str | None = None
-    """As who it takes of what all share: its name, where there are several keys."""
+    """The name charged for shared limits, where keys have several names."""
 
     @property
     def owner(self) -> str:
-        """Whose its requests are, to the engine."""
+        """The owner of its requests in the engine."""
         return self.name or ""
 
     def may_reach(self, owner: str | None) -> bool:
-        """Whether what was made in that name is this caller's to read, extend and end."""
+        """Whether the caller may read, extend and end what `owner` made."""
         return self.is_admin or self.name == owner
 
 
 _NOBODY = Caller()
 caller: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
-"""Of the request that the present task works for."""
+"""Of the current task's request."""
 
 
 def new_identity() -> str:
-    """For a request that brings none."""
+    """An id for a request without one."""
     return uuid.uuid4().hex
 
 
 @contextlib.contextmanager
 def working_for(identity: str) -> Iterator[None]:
-    """Within it, this thread works for that request."""
+    """Work for a request inside the block."""
     token = request_id.set(identity)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Log-probabilities as the OpenAI API writes them, from the entries [logprob, token id, …] of native results."""
+"""Log-probabilities in OpenAI's form, from native entries [logprob, token id, …]."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Entry = Sequence[Any]  # [logprob | None, token id, …]
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """The token's bytes, or those of its text where the tokenizer knows no bytes."""
+    """The token's bytes, or its text's if the tokenizer knows none."""
     if tokenizer.table is not None:
         return tokenizer.table.bytes_of(token_id, skip_special_tokens=False)
     return tokenizer.token_text(token_id).encode()
 
 
 def chat_logprobs(tokenizer: Tokenizer, meta: dict[str, Any], *, as_ids: bool = False) -> list[dict[str, Any]]:
-    """Of the tokens that a result or an event brought; `as_ids`: tokens are written token_id:N."""
+    """Of a result's or event's tokens. `as_ids`: write tokens as token_id:N."""
     tops = meta.get("output_top_logprobs") or [[]] * len(meta["output_token_logprobs"])
 
     def described(entry: Entry) -> dict[str, Any]:
@@ -33,8 +33,7 @@ def chat_logprobs(tokenizer: Tokenizer, meta: dict[str, Any], *, as_ids: bool = 
 
 
 class CompletionLogprobs:
-    """Of one completion, piece by piece. Tokens join to the text that offsets refer to; a character belongs to its last
-    token."""
+    """A completion's, piece by piece. Offsets refer to the joined tokens; a character belongs to its last token."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class CompletionLogprobs:
         has_output: bool = True,
         as_ids: bool = False,
     ) -> None:
-        """num_top: others told with each token. as_ids: tokens are written token_id:N."""
+        """`num_top`: alternatives per token. `as_ids`: write tokens as token_id:N."""
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer([] if echo else prompt_ids)
         self._num_top = num_top
@@ -56,7 +55,7 @@ class CompletionLogprobs:
         self._offset = 0
 
     def of(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Of what a result or an event brought: with echo, the first time, the prompt's tokens too."""
+        """Of a result's or event's tokens; with echo, the prompt's come first, once."""
         fields: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if self._echo:
             self._echo = False

@@ -1,4 +1,4 @@
-"""The native API: /generate in the shapes that the original language's client reads, and the engine's controls."""
+"""The native API: /generate as the original client reads it, and engine controls."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from sgl.runtime.server.service import VERSION
 from sgl.runtime.text.tokenizer import Tokenizer
 
 UNRESPONSIVE_SECONDS = 20.0
-"""A step longer than this makes /health say no. Long chunks of a prompt take a second or two."""
+"""A longer step makes /health fail; long prompts take a second or two."""
 SILENT_SECONDS = 5.0
-"""A process of the engine that sends no beat for so long makes it say no too; ten are missing then."""
+"""So does silence of the engine process; ten beats are missing then."""
 
 
 MAX_TOKENIZED = 1 << 20
-"""Characters of one request to /tokenize: a few seconds of one thread, and up to 400 MB while it works."""
+"""Characters per /tokenize request: seconds of one thread, up to 400 MB."""
 MAX_DETOKENIZED = 1 << 18
-"""Tokens of one request to /detokenize."""
+"""Tokens per /detokenize request."""
 EACH = 16
-"""What a text or a list costs by itself, in characters or tokens."""
-_TEXTS = 256  # that are tokenized in one call
-_LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="sgl-texts")  # starts no thread before the first
+"""Overhead of each text or list, in characters or tokens."""
+_TEXTS = 256  # tokenized in one call
+_LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="sgl-texts")  # starts lazily
 
 GenerateBody: type[Bounded] = create_model(
     "GenerateBody",
@@ -53,14 +53,14 @@ GenerateBody: type[Bounded] = create_model(
 
 
 class AbortBody(Lenient):
-    """Which requests to abort: those of one rid, or all."""
+    """Abort the requests of one rid, or all."""
 
     rid: str | None = None
     abort_all: bool = False
 
 
 class TokenizeBody(Lenient):
-    """A text, or several."""
+    """One text or several."""
 
     text: str | list[str] | None = None
     prompt: str | list[str] | None = None
@@ -69,7 +69,7 @@ class TokenizeBody(Lenient):
 
 
 class DetokenizeBody(Lenient):
-    """Token ids of a text, or of several."""
+    """Token ids of one text or several."""
 
     tokens: list[int] | list[list[int]]
     skip_special_tokens: bool = True
@@ -80,7 +80,7 @@ class NativeApi(Api):
 
     @endpoint("POST /generate", "PUT /generate", body=GenerateBody, streams=True)
     async def generate(self, request: web.Request, body: Bounded) -> web.StreamResponse:
-        """Generate for one prompt or a list: one result, a list of them, or a stream of events."""
+        """Generate for one prompt or a list; whole or streamed."""
         arguments = _arguments(body)
         if arguments.pop("stream", False):
             timeout = self._service.config.write_timeout
@@ -110,8 +110,7 @@ class NativeApi(Api):
                 yield await aside(partial(sse.event, event), encoding.size_of_result(event))
 
     def _finish_logprobs(self, result: dict[str, Any]) -> None:
-        """Drop the null before prompt logprobs that start later than the first token, as the original client
-        expects."""
+        """Drop the leading null of prompt logprobs that start after the first token, as the original client expects."""
         meta = result["meta_info"]
         entries = meta.get("input_token_logprobs")
         if not entries or self._service.config.parity_logprobs or len(entries) >= meta["prompt_tokens"]:
@@ -122,7 +121,7 @@ class NativeApi(Api):
 
     @endpoint("GET /get_model_info", "GET /model_info")
     async def model_info(self, request: web.Request) -> web.Response:
-        """The model that is served: what a client needs to know of it, its chat template included."""
+        """The served model and its chat template."""
         service = self._service
         tokenizer, config = service.engine.tokenizer, service.engine.config
         template = service.chat_template
@@ -149,7 +148,7 @@ class NativeApi(Api):
 
     @endpoint("GET /server_info", "GET /get_server_info")
     async def server_info(self, request: web.Request) -> web.Response:
-        """Options, version, and what the engine does right now."""
+        """Options, version and current state of the engine."""
         service = self._service
         return json_response(
             {
@@ -164,13 +163,13 @@ class NativeApi(Api):
 
     @endpoint("GET /health", "GET /health_generate", is_open=True)
     async def health(self, request: web.Request) -> web.Response:
-        """200 while the engine's loop is alive and moving, else 503. Reads the heartbeat; computes nothing."""
+        """200 while the engine's loop moves, else 503. Reads the heartbeat only."""
         self._service.check_is_up(within=UNRESPONSIVE_SECONDS, heard_within=SILENT_SECONDS)
         return json_response({"status": "ok"})
 
     @endpoint("POST /flush_cache", content_type="text/plain", for_admin=True)
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Forget cached prefixes. 400 if running requests hold some: the rest is forgotten all the same."""
+        """Drop cached prefixes. 400 if running requests hold some; the others are dropped."""
         if await self._service.engine.call("flush_cache"):
             return web.Response(text="Cache flushed.\n")
         message = "running requests hold some cached prefixes; the others were forgotten"
@@ -178,7 +177,7 @@ class NativeApi(Api):
 
     @endpoint("POST /abort_request", body=AbortBody)
     async def abort(self, request: web.Request, body: AbortBody) -> web.Response:
-        """Abort requests by rid: when it answers, they have ended. Those of other keys are unknown to a caller."""
+        """Abort requests by rid and wait for their end. Callers reach only their own."""
         if body.rid is None and not body.abort_all:
             raise InvalidRequest("rid or abort_all is needed", param="rid")
         await self._service.abort(None if body.abort_all else body.rid, caller.get())
@@ -186,18 +185,18 @@ class NativeApi(Api):
 
     @endpoint("POST /start_profile", for_admin=True)
     async def start_profile(self, request: web.Request) -> web.Response:
-        """Record what steps spend their time on. 400 if that is under way."""
+        """Start recording a profile of steps. 400 if one is running."""
         await self._service.engine.call("start_profile")
         return json_response({"status": "ok"})
 
     @endpoint("POST /stop_profile", for_admin=True)
     async def stop_profile(self, request: web.Request) -> web.Response:
-        """Write the record, a trace for Chrome or Perfetto; its path on the server. 400 if none was started."""
+        """Write the profile for Chrome or Perfetto; returns its path on the server. 400 if none is running."""
         return json_response({"path": await self._service.engine.call("stop_profile")})
 
     @endpoint("POST /tokenize", "POST /v1/tokenize", body=TokenizeBody)
     async def tokenize(self, request: web.Request, body: TokenizeBody) -> web.Response:
-        """Token ids of texts, and how many there are."""
+        """Token ids of texts, and their number."""
         texts = body.text if body.text is not None else body.prompt
         if texts is None:
             raise InvalidRequest("text is needed", param="text")
@@ -232,18 +231,18 @@ class NativeApi(Api):
 
     @endpoint("POST /concate_and_append_request")
     async def concatenate(self, request: web.Request) -> web.Response:
-        """Nothing: the original client has joined the texts of its forks itself."""
-        # The next request brings that text, and the radix cache finds what is shared.
+        """Does nothing: the original client has joined its forks' texts."""
+        # The next request sends that text and hits the radix cache.
         return json_response({})
 
 
 def _pool(size: int) -> ThreadPoolExecutor | None:
-    """Where so much text is read: what takes long waits for its like only."""
+    """The executor for this much text; long work waits for its like only."""
     return None if size <= FEW else _LONG_TEXTS
 
 
 def _size(several: Sequence[Sequence[Any]], most: int, what: str, param: str) -> int:
-    """What texts or lists of tokens cost. Raises InvalidRequest for more than `most`."""
+    """What texts or token lists cost. Raises InvalidRequest beyond `most`."""
     size = sum(map(len, several)) + EACH * len(several)
     if size > most:
         raise InvalidRequest(f"{size} {what.format(EACH)} counted; {most} may be", param=param)
@@ -251,12 +250,12 @@ def _size(several: Sequence[Sequence[Any]], most: int, what: str, param: str) ->
 
 
 def _in_batches(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> list[list[int]]:
-    """A call keeps the interpreter while it hands its results over."""
+    """Encode in batches: each call holds the GIL while it returns results."""
     return [ids for start in range(0, len(texts), _TEXTS) for ids in encode(texts[start : start + _TEXTS])]
 
 
 def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
-    """Raises InvalidRequest for unknown ids. Long lists go token by token: one call of the backend keeps the lock."""
+    """Raises InvalidRequest for unknown ids. Long lists go token by token: a single call holds the GIL."""
     texts = []
     for ids in several:
         for token_id in ids:
@@ -272,7 +271,7 @@ def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tok
 
 
 def _arguments(body: Bounded) -> dict[str, Any]:
-    """The engine's."""
+    """Arguments of Engine.generate."""
     given = {name: value for name, value in body if value is not None}
     if given.pop("image_data", None):
         raise InvalidRequest("this model takes no images", param="image_data")
@@ -282,7 +281,7 @@ def _arguments(body: Bounded) -> dict[str, Any]:
     elif "input_ids" not in given:
         raise InvalidRequest("text or input_ids is needed", param="text")
     elif given.get("return_logprob") and _computes_prompts_only(given.get("sampling_params")):
-        # What the original client expects when it scores choices on their own.
+        # the original client scores choices like this
         given.setdefault("logprob_start_len", 0)
     return given
 

@@ -1,4 +1,4 @@
-"""The OpenAI API: models, completions and chat completions, whole and streamed, in OpenAI's shapes."""
+"""The OpenAI API: models, completions and chat completions."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint
 
 MAX_CHAT_TOP_LOGPROBS = 20
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat's answer may fill the context
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat may fill the context
 
 
 class OpenAIApi(Api):
-    """The endpoints of the OpenAI API."""
+    """The OpenAI endpoints."""
 
     @endpoint("GET /v1/models")
     async def models(self, request: web.Request) -> web.Response:
-        """The models that are served: one."""
+        """The served model, as a list."""
         return json_response({"object": "list", "data": [self._model()]})
 
     @endpoint("GET /v1/models/{model:.+}")
@@ -80,7 +80,7 @@ class OpenAIApi(Api):
         more: dict[str, Any] = {"usage": None} if usage_at_end else {}
         first = {} if answers.prompt_token_ids is None else {"prompt_token_ids": answers.prompt_token_ids}
         last: dict[int, Result] = {}
-        failure: SglError | None = None  # of one choice, told when the others are complete
+        failure: SglError | None = None  # of one choice; raised after the others completed
         async with aclosing(self._service.stream(**answers.arguments)) as events:
             async for event in events:
                 index = event.get("index", 0)
@@ -181,7 +181,7 @@ class OpenAIApi(Api):
         return Answers("text_completion", arguments, num_samples, choice, _answer_id("cmpl", body))
 
     def _arguments(self, body: SamplingBody, ids: list[Any], params: dict[str, Any]) -> dict[str, Any]:
-        """The engine's. One prompt is no list, so that what goes wrong is raised and not reported in its place."""
+        """Engine arguments. A single prompt is no list, so its errors are raised."""
         options = body.options()
         if len(ids) > 1:
             options.pop("rid", None)
@@ -205,7 +205,7 @@ class OpenAIApi(Api):
         context = service.engine.config.context_length or 1
         ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        if limit is None:  # what fits into the context, and into an answer
+        if limit is None:  # what fits into the context and an answer
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
         params = body.sampling_params(limit)
         constraint, sure = call_constraint(body, await service.aside(lambda: self._notation), params)
@@ -236,7 +236,7 @@ class OpenAIApi(Api):
 
 
 def _written(choice: Choice, event: Result, head: dict[str, Any], first: dict[str, Any]) -> list[bytes]:
-    """The chunks of an event; the fields `first` go with the first of them."""
+    """An event's chunks; the first one carries the fields `first`."""
     chunks = []
     for delta in choice.deltas(event):
         chunks.append(sse.event({**head, **first, "choices": [delta]}))
@@ -245,12 +245,12 @@ def _written(choice: Choice, event: Result, head: dict[str, Any], first: dict[st
 
 
 def _answer_id(kind: str, body: SamplingBody) -> str:
-    """The caller's own, if there is one, as the server has it whose name for it was used."""
+    """The caller's id as it is, or a new one."""
     return body.rid or f"{kind}-{body.request_id or uuid.uuid4().hex}"
 
 
 def _top_logprobs(body: ChatBody) -> int | None:
-    """How many alternatives are told with each token's logprob; None: no logprobs at all."""
+    """Alternatives per token; None: no logprobs."""
     number = body.top_logprobs or 0
     if number and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")

@@ -1,4 +1,4 @@
-"""/openapi.json: what the routes and their body models say, as OpenAPI 3.1."""
+"""/openapi.json: OpenAPI 3.1 made from routes and body models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _STATUSES = {
 
 
 def openapi(routes: Iterable[Route]) -> dict[str, Any]:
-    """The document."""
+    """The OpenAPI document."""
     schemas: dict[str, Any] = {"Error": _ERROR}
     paths: dict[str, Any] = {}
     for route in routes:

@@ -1,4 +1,4 @@
-"""For whoever runs the server: metrics, the description of the API, and the page that shows what goes on."""
+"""Operators' endpoints: metrics, API description, status page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sgl.runtime.server.service import Service
 
 
 class OperationApi(Api):
-    """Endpoints for operators, beside the routes of the other APIs."""
+    """Operators' endpoints; `others`: the other APIs' routes."""
 
     def __init__(self, service: Service, others: Sequence[Route]) -> None:
         super().__init__(service)
@@ -34,13 +34,13 @@ class OperationApi(Api):
         max_total_tokens = service.engine.config.max_total_tokens
         assert max_total_tokens is not None, "options were resolved"
         scrape = Scrape(service.metrics, service.model_name, max_total_tokens, await self._state())
-        # Never OpenMetrics, whatever is accepted: the library writes the names' colons as underscores there.
+        # Not OpenMetrics, even if accepted: the library would turn colons in names to underscores.
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=generate_latest(scrape), headers=headers)
 
     @endpoint("GET /v1/status")
     async def status(self, request: web.Request) -> web.Response:
-        """What the page shows: numbers of this moment, latencies since the start."""
+        """The page's data: current counts, and latencies since the start."""
         service, metrics = self._service, self._service.metrics
         return json_response(
             {
@@ -66,7 +66,7 @@ class OperationApi(Api):
 
     @endpoint("GET /", is_open=True, content_type="text/html")
     async def page(self, request: web.Request) -> web.Response:
-        """A page that polls /v1/status and loads nothing else."""
+        """The status page, which polls /v1/status."""
         html = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")
         headers = {"Content-Security-Policy": _policy(html), "X-Frame-Options": "DENY"}
         return web.Response(text=html, content_type="text/html", headers=headers)
@@ -78,7 +78,7 @@ class OperationApi(Api):
 
 
 def _policy(html: str) -> str:
-    """What a browser lets the page do: run its own script, show its own style, ask its own server."""
+    """The page's content security policy: only its own script, style and server."""
 
     def hashes(tag: str) -> str:
         found = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)

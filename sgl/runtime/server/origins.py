@@ -1,5 +1,4 @@
-"""Which web pages may call the server, by the page's Origin and the Host it used: a browser runs pages of all the
-world."""
+"""Which web pages may call the server, by Origin and Host."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Origins:
-    """The rules of one server."""
+    """One server's rules."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._origins = _listed(config.cors_origins)
         self._hosts = {"localhost", config.host.lower(), *(name.lower() for name in _listed(config.allowed_hosts))}
-        # Else the key keeps others out, or the server is meant to be found by names that it cannot know.
+        # With a key, or a public address, the names are not ours to know.
         self._checks_hosts = _is_loopback(config.host) and not config.api_key and "*" not in self._hosts
 
     def check(self, request: web.Request) -> None:
-        """Raise Forbidden for what the page of a stranger sends."""
+        """Raise Forbidden for a request from a foreign page."""
         host = request.headers.get("Host", "")
         if self._checks_hosts and host and not self._is_known(host):
             raise Forbidden(
@@ -37,7 +36,7 @@ class Origins:
             raise Forbidden(f"pages of {origin!r} may not call this server: see --cors-origins", param="Origin")
 
     def is_allowed(self, origin: str) -> bool:
-        """Whether pages of that origin may call and read the answers."""
+        """Whether pages of that origin may call and read answers."""
         return origin in self._origins or "*" in self._origins
 
     def _is_known(self, host: str) -> bool:
@@ -45,7 +44,7 @@ class Origins:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        # An address is no name that somebody else could point at this machine.
+        # nobody can repoint an address to this machine
         return name in self._hosts or name.endswith(".localhost") or _address(name) is not None
 
 
@@ -66,7 +65,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_same(origin: str, host: str) -> bool:
-    """Whether a page was served by the host that it calls. The scheme may differ: a proxy may speak TLS for us."""
+    """Whether the page's host is the one it calls; a proxy may change the scheme."""
     try:
         page = urlsplit(origin)
         called = urlsplit(f"{page.scheme}://{host}")

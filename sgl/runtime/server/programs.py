@@ -1,13 +1,12 @@
-"""Whole programs over HTTP: segments in, events out, over one connection or as many as it takes.
+"""Programs over HTTP: segments in, events out.
 
-    POST   /v1/programs                 opens a program (or one for each row) and answers with its events
-    POST   /v1/programs/{id}/segments   brings the next segment
-    GET    /v1/programs/{id}/events     goes on after the event that Last-Event-ID names
-    DELETE /v1/programs/{id}            cancels
+    POST   /v1/programs                 open a program (or one per row); answers with its events
+    POST   /v1/programs/{id}/segments   send the next segment
+    GET    /v1/programs/{id}/events     resume after the event that Last-Event-ID names
+    DELETE /v1/programs/{id}            cancel
 
-Events are numbered and kept while the program lives, so a connection that breaks loses nothing if its client is back
-soon: a program that nobody listens to for `--reconnect-grace` seconds is cancelled and forgotten.
-"""
+Events are numbered and kept, so a broken connection loses nothing. A program without a listener for `--reconnect-grace`
+seconds is cancelled."""
 
 from __future__ import annotations
 
@@ -44,31 +43,31 @@ from sgl.runtime.server.reader import is_small
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service
 
-_ROWS_AT_ONCE = 512  # of one batch: the engine has work, and the others room
-_ROWS_IN_TURN, _TURN_SECONDS = 32, 0.005  # for which opening them holds up nobody
+_ROWS_AT_ONCE = 512  # rows of a batch; more would crowd out others
+_ROWS_IN_TURN, _TURN_SECONDS = 32, 0.005  # opened in one turn, and the pause between turns
 
 T = TypeVar("T")
 
-MAX_PROGRAMS = 20_000  # open at the same time
-MAX_HELD = 256_000_000  # characters of nodes and bytes of events, of all that are open: more are told to come later
+MAX_PROGRAMS = 20_000  # open at once
+MAX_HELD = 256_000_000  # characters of nodes and bytes of events, in all open programs
 MAX_ROWS = 10_000
-MAX_ARGS = 1_000_000  # rows x arguments that all of them get
+MAX_ARGS = 1_000_000  # rows x arguments shared by all rows
 RECENT = 50  # programs whose timelines are kept
-RECENT_CHARACTERS = 32_000_000  # of what they were sent and said: fewer are kept of large ones
+RECENT_CHARACTERS = 32_000_000  # of those programs; large ones leave room for fewer
 
 _TYPES = {cls: name for name, cls in ir.EVENTS.items()}
 
 
 class Row(Strict):
-    """What one run of a skeleton has of its own."""
+    """What is a row's own."""
 
     args: dict[str, str] = Field(default_factory=dict)
     seed: Annotated[int, Field(ge=-MAX_WHOLE, le=MAX_WHOLE)] | None = None
 
 
 class ProgramBody(Strict):
-    """A program and its first segment, of the schemas `ir_program` and `ir_segment`. With rows, the final segment runs
-    once for each."""
+    """A program and its first segment, of the schemas `ir_program` and `ir_segment`. With rows, the segment is final
+    and runs once per row."""
 
     program: dict[str, Any]
     segment: dict[str, Any] | None = None
@@ -76,14 +75,14 @@ class ProgramBody(Strict):
 
 
 class SegmentBody(Strict):
-    """The next segment, of the schema `ir_segment`. With its number, counted from 1, it may be sent again."""
+    """The next segment, of the schema `ir_segment`. Numbered from 1, it may be sent again."""
 
     segment: dict[str, Any]
     number: int | None = None
 
 
 class ProgramsApi(Api):
-    """The endpoints of programs, and those that are open."""
+    """The endpoints, and the open programs."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -93,7 +92,7 @@ class ProgramsApi(Api):
 
     @endpoint("POST /v1/programs", body=ProgramBody, streams=True)
     async def open(self, request: web.Request, body: ProgramBody) -> web.StreamResponse:
-        """Run a program: its events. All of it is checked first."""
+        """Check and run a program; streams its events."""
         self._service.check_is_up()
         rows = body.rows or [Row()]
         self._open.check_number()
@@ -139,18 +138,18 @@ class ProgramsApi(Api):
         return await self._send(request, opened, 0)
 
     async def _checked(self, check: Callable[[Any], T], data: Any) -> T:
-        """What a check makes of a part of a body; of a long one, in a thread."""
+        """Check part of a body; in a thread if the body is large."""
         return check(data) if is_small.get() else await self._service.aside(check, data)
 
     @endpoint("GET /v1/programs")
     async def recent(self, request: web.Request) -> web.Response:
-        """Programs that are open or ended lately, the latest first, of those that this caller may reach."""
+        """The caller's recent programs, latest first."""
         asks = caller.get()
         return json_response([each.summary() for each in reversed(self._recent) if asks.may_reach(each.owner)])
 
     @endpoint("GET /v1/programs/{id}/timeline")
     async def timeline(self, request: web.Request) -> web.Response:
-        """What a recent program did, and when: its nodes and events, in seconds since it was opened."""
+        """A recent program's nodes and events, in seconds since it opened."""
         for opened in self._recent:
             if opened.id == request.match_info["id"] and caller.get().may_reach(opened.owner):
                 return json_response(opened.timeline())
@@ -158,7 +157,7 @@ class ProgramsApi(Api):
 
     @endpoint("POST /v1/programs/{id}/segments", body=SegmentBody)
     async def segment(self, request: web.Request, body: SegmentBody) -> web.Response:
-        """The next segment of a program; what it brings comes among the events."""
+        """Send the next segment; its results are events."""
         opened = self._find(request)
         self._open.check_room()
         async with opened.turn:
@@ -174,7 +173,7 @@ class ProgramsApi(Api):
 
     @endpoint("GET /v1/programs/{id}/events", streams=True)
     async def events(self, request: web.Request) -> web.StreamResponse:
-        """Its events after Last-Event-ID, from where a connection broke."""
+        """Resume a program's events after Last-Event-ID."""
         opened = self._find(request)
         last = request.headers.get("Last-Event-ID", "0")
         if not re.fullmatch(r"[0-9]{1,12}", last) or int(last) > len(opened.log):
@@ -183,13 +182,13 @@ class ProgramsApi(Api):
 
     @endpoint("DELETE /v1/programs/{id}")
     async def cancel(self, request: web.Request) -> web.Response:
-        """Cancel a program: release what it holds, and forget it."""
+        """Cancel a program and release what it holds."""
         opened = self._find(request)
         opened.end()
         return json_response({"id": opened.id})
 
     def abort_all(self, asks: Caller) -> None:
-        """Fail the programs of a caller."""
+        """Fail a caller's programs."""
         for opened in list(self._open.values()):
             if asks.name == opened.owner:
                 opened.abort()
@@ -200,13 +199,15 @@ class ProgramsApi(Api):
 
     def _find(self, request: web.Request) -> _OpenProgram:
         opened = self._open.get(request.match_info["id"])
-        if opened is None or not caller.get().may_reach(opened.owner):  # alike: who guesses learns nothing
+        if opened is None or not caller.get().may_reach(
+            opened.owner
+        ):  # same answer: guessing an id reveals nothing
             raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
         return opened
 
 
 class _Open(dict[str, "_OpenProgram"]):
-    """The programs that are open, by id, and what they hold together."""
+    """The open programs by id, and their shared limits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,17 +215,17 @@ class _Open(dict[str, "_OpenProgram"]):
         self.held = Pool()
 
     def add(self, opened: _OpenProgram) -> None:
-        """Take one in."""
+        """Add a program."""
         self[opened.id] = opened
         self.programs.take(1, opened.tenant)
 
     def forget(self, opened: _OpenProgram) -> None:
-        """Let one go, if it is there."""
+        """Remove a program, if present."""
         if self.pop(opened.id, None) is not None:
             self.programs.take(-1, opened.tenant)
 
     def check_number(self) -> None:
-        """Raises QueueFull where no other program may be opened."""
+        """Raise QueueFull if no further program may open."""
         asks = caller.get().tenant
         if self.programs.room(MAX_PROGRAMS, asks) < 1:
             what = f"{MAX_PROGRAMS} programs are open"
@@ -233,7 +234,7 @@ class _Open(dict[str, "_OpenProgram"]):
             raise QueueFull(what, limit=MAX_PROGRAMS)
 
     def check_room(self) -> None:
-        """Raises QueueFull where there is no more room for nodes. Events of what has been taken still come."""
+        """Raise QueueFull if nodes have no room left. Events of accepted nodes still arrive."""
         asks = caller.get().tenant
         if self.held.room(MAX_HELD, asks) < 0:
             what = f"the programs that are open hold more than {MAX_HELD} characters together"
@@ -243,35 +244,35 @@ class _Open(dict[str, "_OpenProgram"]):
 
 
 class _OpenProgram:
-    """A program, or one for each row, with everything that it has said so far."""
+    """A program, or one per row, with its events so far."""
 
     def __init__(self, service: Service, program: ir.Program, known: _Open, *, num_rows: int | None) -> None:
-        """`known`: those that are open, which it leaves when it ends. num_rows: of a batch."""
+        """`known`: the open programs, which it leaves at its end. `num_rows`: of a batch."""
         self.id = secrets.token_hex(16)
         self.owner = caller.get().name
         self.tenant = caller.get().tenant
-        self._context = contextvars.copy_context()  # of the request that opened it
+        self._context = contextvars.copy_context()  # of the opening request
         self._context.run(source.set, Source(self.tenant, self.id))
         self.checker = Checker(program, service.program_limits, rows=num_rows or 1)
-        self.num_segments = 0  # beside the one that it opened with
-        self.turn = asyncio.Lock()  # of the segment that is being checked
-        self.log: list[bytes] = []  # event number n at n - 1
-        self.nodes: list[dict[str, Any]] = []  # in the order in which they came
+        self.num_segments = 0  # beside the opening one
+        self.turn = asyncio.Lock()  # held while a segment is checked
+        self.log: list[bytes] = []  # event n is at n - 1
+        self.nodes: list[dict[str, Any]] = []  # in order of arrival
         self._name = program.name
         self._started = time.time()
         self._times: list[float] = []  # of the log's events
         self._num_bytes = 0  # of all events
-        self._num_counted = 0  # of its size, among what all hold
+        self._num_counted = 0  # size already charged
         self._service = service
         self._parent = None if service.tracer is None else service.tracer.here()
         self._grace = service.config.reconnect_grace
         self._known = known
         self._is_batch = num_rows is not None
-        self._sessions: dict[int, RemoteSession] = {}  # of rows that have begun and not ended
-        self._waiting: deque[tuple[int, ir.Program]] = deque()  # rows that have not begun
+        self._sessions: dict[int, RemoteSession] = {}  # of running rows
+        self._waiting: deque[tuple[int, ir.Program]] = deque()  # rows not begun
         self._first: ir.Segment | None = None
         self._filling: asyncio.Handle | None = None
-        self._num_running = 0  # rows that have not ended
+        self._num_running = 0  # rows not ended
         self._ended: set[int] = set()  # rows
         self._num_listeners = 0
         self._is_over = False  # ended and forgotten
@@ -280,14 +281,14 @@ class _OpenProgram:
         self._await_listener()
 
     def start(self, programs: list[ir.Program], segment: ir.Segment | None) -> None:
-        """Open a session for each: some now, others as those end. Raises what they raise."""
+        """Open a session per row; some wait until others end. Raises their errors."""
         self._note({"type": "opened", "id": self.id})
         self._waiting.extend(enumerate(programs))
         self._num_running, self._first = len(programs), segment
         self._fill()
 
     def _fill(self) -> None:
-        """Let further rows begin; others' requests come in between."""
+        """Start further rows, a few per turn."""
         self._filling = None
         for _ in range(_ROWS_IN_TURN):
             if not self._waiting or len(self._sessions) >= _ROWS_AT_ONCE:
@@ -302,7 +303,7 @@ class _OpenProgram:
     def _fill_or_fail(self) -> None:
         try:
             self._fill()
-        except SglError as error:  # nothing can begin any more
+        except SglError as error:  # no row can start any more
             self._fail(error)
 
     def _fail(self, error: SglError) -> None:
@@ -322,17 +323,17 @@ class _OpenProgram:
 
     @property
     def size(self) -> int:
-        """Characters of its nodes, and bytes of its events."""
+        """Characters of nodes plus bytes of events."""
         return self.checker.num_characters + self._num_bytes
 
     def count(self) -> None:
-        """Count its size among what all programs hold, until it ends."""
+        """Charge its size to the shared limit, until it ends."""
         size = 0 if self._is_over else self.size
         self._known.held.take(size - self._num_counted, self.tenant)
         self._num_counted = size
 
     def summary(self) -> dict[str, Any]:
-        """What a list of programs says of it."""
+        """Its entry in the list of programs."""
         return {
             "id": self.id,
             "name": self._name,
@@ -342,7 +343,7 @@ class _OpenProgram:
         }
 
     def timeline(self) -> dict[str, Any]:
-        """Its nodes and what came of them, deltas left out."""
+        """Its nodes and events, without deltas."""
         events = [json.loads(data.partition(b"data: ")[2]) for data in self.log]
         timed = [
             {"at": round(at - self._started, 6), **event}
@@ -352,16 +353,16 @@ class _OpenProgram:
         return {**self.summary(), "nodes": self.nodes, "events": timed}
 
     def send(self, segment: ir.Segment) -> None:
-        """Hand a segment on."""
+        """Forward a segment."""
         for session in self._sessions.values():
             session.send(segment)
 
     def abort(self) -> None:
-        """Fail what has not ended, and tell whoever listens."""
+        """Fail unfinished rows and tell listeners."""
         self._fail(RequestAborted("the program was aborted"))
 
     def end(self) -> None:
-        """Cancel what runs and forget all of it. Idempotent."""
+        """Cancel and forget it. Idempotent."""
         self._is_over = True
         self._stop_filling()
         if self._num_running:
@@ -376,7 +377,7 @@ class _OpenProgram:
         self.log, self._times = [self.log[i] for i in kept], [self._times[i] for i in kept]  # for the timeline
 
     async def listen(self, last: int) -> AsyncGenerator[bytes, None]:
-        """Everything after event number `last`, until the program has ended."""
+        """Events after number `last`, until the program ends."""
         self._num_listeners += 1
         if self._timer is not None:
             self._timer.cancel()
@@ -394,7 +395,7 @@ class _OpenProgram:
         finally:
             self._num_listeners -= 1
             if not self._num_listeners and not self._is_over:
-                self._await_listener()  # also after the last event, which may not have arrived
+                self._await_listener()  # even after the last event, which may be lost
 
     def _await_listener(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._grace, self.end)

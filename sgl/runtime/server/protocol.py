@@ -1,5 +1,5 @@
-"""The bodies of the OpenAI API, and how they read as sampling parameters. `fields` has those without effect,
-`constrained` those that constrain; most values are checked by SamplingParams."""
+"""OpenAI's request bodies and their sampling parameters. `fields` has those without effect, `constrained` the
+constraints; SamplingParams checks most values."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from sgl.runtime.server.fields import (
     also_takes,
 )
 
-# Checked here, since the engine calls them otherwise.
+# checked here under their own names
 TokenCount = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
 
 
 class StreamOptions(Strict):
-    """What a stream carries besides its chunks."""
+    """What a stream carries besides chunks."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -37,7 +37,7 @@ class StreamOptions(Strict):
 
 
 class SamplingBody(Constrained, ForeignFields):
-    """What both endpoints share. The second block extends OpenAI's parameters by the engine's own."""
+    """Fields of both endpoints: OpenAI's, then extensions."""
 
     model: str | None = None
     max_tokens: TokenCount | None = None
@@ -63,22 +63,22 @@ class SamplingBody(Constrained, ForeignFields):
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     include_stop_str_in_output: bool | None = None
-    """vLLM's name for no_stop_trim."""
+    """vLLM's no_stop_trim."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    """Tokens of logprobs are written token_id:N."""
+    """Write tokens of logprobs as token_id:N."""
     priority: int | None = None
     cache_salt: str | None = None
-    """Requests share cached prefixes only with those of the same salt."""
+    """Prefixes are shared only between requests of the same salt."""
     extra_key: str | None = None
-    """SGLang's: a second salt."""
+    """SGLang's second salt."""
     rid: str | None = None
     request_id: str | None = None
-    """vLLM's name for rid."""
+    """vLLM's rid."""
     timeout: float | None = None
 
     def sampling_params(self, max_new_tokens: int) -> dict[str, Any]:
-        """The engine's parameters; nulls are left out."""
+        """The engine's sampling parameters, without nulls."""
         params = {item.name: getattr(self, item.name, None) for item in fields(SamplingParams)}
         params |= {"max_new_tokens": max_new_tokens, "min_new_tokens": self.min_tokens}
         if self.include_stop_str_in_output:
@@ -87,7 +87,7 @@ class SamplingBody(Constrained, ForeignFields):
         return {name: value for name, value in params.items() if value is not None}
 
     def options(self) -> dict[str, Any]:
-        """The engine's arguments beside the sampling parameters."""
+        """The engine's other arguments, without nulls."""
         salts = [salt for salt in (self.cache_salt, self.extra_key) if salt is not None]
         options = {
             "priority": self.priority,
@@ -98,7 +98,7 @@ class SamplingBody(Constrained, ForeignFields):
         return {name: value for name, value in options.items() if value is not None}
 
     def usage_wanted(self) -> tuple[bool, bool]:
-        """Whether each chunk of a stream carries usage, and whether it ends with a chunk of usage."""
+        """Whether each chunk carries usage, and whether a last one does."""
         wanted = self.stream_options
         if wanted is None:
             return False, False
@@ -119,7 +119,7 @@ class CompletionBody(SamplingBody):
 
 
 class Part(Lenient):
-    """A piece of a message's content; texts only."""
+    """A piece of a message's content; text only."""
 
     type: str
     text: str | None = None
@@ -127,7 +127,7 @@ class Part(Lenient):
 
 
 class CalledFunction(Lenient):
-    """A function that an earlier answer called, its arguments as JSON text or as what that says."""
+    """A function called earlier; arguments as JSON text or parsed."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -142,7 +142,7 @@ class ToolCall(Lenient):
 
 
 class Message(Lenient):
-    """A turn of the conversation."""
+    """A turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
@@ -150,7 +150,7 @@ class Message(Lenient):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """vLLM's name for reasoning_content."""
+    """vLLM's reasoning_content."""
     tool_calls: list[ToolCall] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = None
@@ -167,7 +167,7 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """A tool; functions are the only kind."""
+    """A tool: a function."""
 
     type: Literal["function"] = "function"
     function: Function
@@ -175,34 +175,34 @@ class Tool(Strict):
 
 
 class ChosenName(Lenient):
-    """The function that must be called."""
+    """The name of a function to call."""
 
     name: str
 
 
 class ChosenTool(Lenient):
-    """Which tool must be used."""
+    """The tool to call."""
 
     type: Literal["function"] = "function"
     function: ChosenName
 
 
 class AllowedTools(Lenient):
-    """Which of the tools may be used, and whether one must be."""
+    """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
     tools: list[ChosenTool] = Field(min_length=1)
 
 
 class AllowedToolChoice(Lenient):
-    """The tools that may be used, of all that the prompt describes."""
+    """A choice among the described tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 @also_takes(
-    (Anything, "verbosity prediction"),  # a guess of the answer only makes it come faster
+    (Anything, "verbosity prediction"),  # a predicted answer only saves time
     (NoFunctions, "functions"),
     (NoCall, "function_call"),
     (Nothing, "web_search_options audio"),
@@ -223,15 +223,15 @@ class ChatBody(SamplingBody):
     modalities: list[Literal["text"]] | None = None
 
     chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the model's chat template, such as enable_thinking."""
+    """Template variables such as enable_thinking."""
     documents: list[dict[str, Any]] | None = None
-    """Another such variable, of templates that know documents."""
+    """The template variable `documents`."""
     add_generation_prompt: bool | None = None
-    """False: the template does not begin the answer's turn."""
+    """False: do not open the answer's turn."""
     continue_final_message: bool | None = None
-    """The last message is the beginning of the answer."""
+    """The last message begins the answer."""
     separate_reasoning: bool | None = None
-    """False: leave the reasoning in the content."""
+    """False: leave reasoning in the content."""
     include_reasoning: bool | None = None
-    """False: leave the reasoning out of the answer."""
+    """False: omit the reasoning."""
     return_prompt_token_ids: bool | None = None

@@ -1,4 +1,4 @@
-"""Request bodies as they arrive: small ones are parsed at once, others in processes, the largest in fewer of them."""
+"""Reads request bodies: small ones are parsed in place, others in processes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sgl.runtime.server.body_process import BodyProcesses
 from sgl.runtime.server.errors import BodyTooLong
 
 SMALL_BYTES, SMALL_VALUES = 256 << 10, 4096
-"""Reading a body within both takes a few milliseconds, whatever it holds."""
+"""Bodies below both limits take a few milliseconds."""
 LARGE_BYTES = 1 << 20
-_AT_ONCE = {False: 4, True: 2}  # processes, for bodies that are not large and for those that are
-_HELD_BODIES = 8  # of the longest that may be sent: the memory that all together have
+_AT_ONCE = {False: 4, True: 2}  # processes for bodies that are medium, and large
+_HELD_BODIES = 8  # longest bodies that fit into the shared memory
 
 
 is_small: ContextVar[bool] = ContextVar("is_small", default=True)
-"""Whether the present task's request has a small body: what comes of it then takes little time too."""
+"""Whether the current request's body is small, so that handling it is quick as well."""
 
 
 class BodyReader:
-    """Reads the bodies of one server's requests, on its event loop."""
+    """Reads one server's bodies, on its event loop."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._longest = config.max_request_bytes
@@ -36,8 +36,8 @@ class BodyReader:
         self._held = 0  # bytes of bodies that are not small
 
     async def read(self, request: web.Request, model: type[Body], context_length: int | None = None) -> Body:
-        """The request's JSON body. Raises InvalidRequest, BodyTooLong, RequestTimeout if it arrives late, QueueFull
-        where too many long ones are on their way, and ContextTooLong for a long one."""
+        """Read and parse the JSON body. Raises InvalidRequest, BodyTooLong, RequestTimeout if it arrives late,
+        QueueFull where long bodies fill the memory, ContextTooLong for too many ids."""
         data = bytearray()
         try:
             await self._receive(request, data)
@@ -50,11 +50,11 @@ class BodyReader:
             self._held -= _counted(len(data))
 
     def start(self) -> None:
-        """Get ready for the first body that is not small."""
+        """Start the warm process."""
         self._processes.start()
 
     def close(self) -> None:
-        """End what reads."""
+        """End the processes."""
         self._processes.close()
 
     async def _receive(self, request: web.Request, data: bytearray) -> None:
@@ -76,7 +76,7 @@ class BodyReader:
             raise BodyTooLong(f"the body is longer than {self._longest} bytes, see --max-request-bytes")
 
     def _take(self, number: int) -> None:
-        """Count bytes of bodies that are held. Raises QueueFull where there is no room for them."""
+        """Reserve memory for a body. Raises QueueFull if it is full."""
         limit = _HELD_BODIES * self._longest
         if self._held + number > limit:
             raise QueueFull(f"other requests' bodies fill the {limit} bytes that there are for them", limit=limit)
@@ -84,5 +84,5 @@ class BodyReader:
 
 
 def _counted(length: int) -> int:
-    """What a body takes of the memory that bodies have. Small ones take none."""
+    """Bytes that count towards the memory; small bodies count nothing."""
     return length if length > SMALL_BYTES else 0

@@ -1,4 +1,4 @@
-"""Endpoints: how handlers are reached, and what /openapi.json says of them."""
+"""Endpoints: routing, and what /openapi.json says of them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Route:
     summary: str
     body: type[BaseModel] | None = None
     streams: bool = False
-    is_open: bool = False  # answers without the API key
-    for_admin: bool = False  # wants the admin's key where there is one
+    is_open: bool = False  # needs no API key
+    for_admin: bool = False  # needs the admin key, if set
     content_type: str = "application/json"
 
 
 def endpoint(*places: str, **about: Any) -> Callable[[F], F]:
-    """Marks a handler of an Api at these places (`METHOD /path`); `about`: fields of Route. It gets the checked body,
-    if there is one, and its docstring is the summary."""
+    """Marks an Api's handler with its places (`METHOD /path`) and fields of Route (`about`). The handler gets the
+    checked body; its docstring is the summary."""
 
     def mark(handler: F) -> F:
         handler.places, handler.about = places, about  # type: ignore[attr-defined]  # functions take any
@@ -43,13 +43,13 @@ def endpoint(*places: str, **about: Any) -> Callable[[F], F]:
 
 
 class Api:
-    """The handlers of one service."""
+    """Handlers of one service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def routes(self) -> Iterator[Route]:
-        """Every endpoint, in the order of the source."""
+        """Its endpoints, in source order."""
         for function in vars(type(self)).values():
             for place in getattr(function, "places", ()):
                 method, path = place.split()

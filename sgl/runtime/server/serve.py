@@ -1,4 +1,4 @@
-"""From a service to a listening socket, and down again without losing a request."""
+"""Serves on a socket, and drains at the end."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from sgl.runtime.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 2048  # connections that may wait to be accepted: clients of a benchmark arrive all at once
+_BACKLOG = 2048  # pending connections: a benchmark's clients arrive at once
 _SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds, and tries, after which a client whose machine is gone is taken for gone: it says no farewell."""
-_LINGER = 2.0  # seconds for the rest of a body that was refused, so that the client gets to read why
+"""TCP keepalive, in seconds and tries: finds clients whose machine vanished."""
+_LINGER = 2.0  # seconds to read a refused body, so that its client can read the answer
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes any free one. Raises ConfigError if it cannot be had."""
+    """A bound socket; port 0 takes a free one. Raises ConfigError."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, proto)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         for name, value in _SILENCE.items():
-            if hasattr(socket, name):  # not everywhere; connections have it from here
+            if hasattr(socket, name):  # not on every system; connections inherit it
                 bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         bound.bind(address)
     except OSError as error:
@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
-    """Serve on the socket while the context lasts; its value is the server's URL."""
+    """Serve on the socket within the context; yields the URL."""
     runner = web.AppRunner(build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     assert runner.server is not None
@@ -65,7 +65,7 @@ async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
 
 
 async def serve_until_stopped(service: Service, bound: socket.socket, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain for up to the drain timeout or until a second signal."""
+    """Serve until SIGTERM or SIGINT, then drain until the timeout or a second signal."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:

@@ -1,4 +1,4 @@
-"""What the handlers of one server share: its options, its engine, its model's name, its metrics."""
+"""State shared by one server's handlers."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Service:
 
     config: ServerConfig
     engine: EngineProcess
-    chat_template: str | None = None  # instead of the model's own
+    chat_template: str | None = None  # overrides the model's
     tracer: Tracer | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     started: float = field(default_factory=time.time)
     is_draining: bool = False
     abort_programs: Callable[[Caller], None] = lambda asks: None
-    """Fails the programs of a caller."""
+    """Fails a caller's programs."""
 
     @cached_property
     def reader(self) -> BodyReader:
-        """Reads the bodies of requests."""
+        """The reader of request bodies."""
         return BodyReader(self.config)
 
     @property
@@ -63,18 +63,19 @@ class Service:
 
     @property
     def program_limits(self) -> Limits:
-        """How much one program may ask for."""
+        """Limits of one program."""
         return Limits(requests=self.engine.config.max_requests_per_call)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. Raises InvalidRequest without one."""
+        """The tokenizer. Raises InvalidRequest without one."""
         if self.engine.tokenizer is None:
             raise InvalidRequest("this server runs without a tokenizer: send input_ids to /generate")
         return self.engine.tokenizer
 
     def check_is_up(self, *, within: float = math.inf, heard_within: float = math.inf) -> None:
-        """Raise EngineDead without an engine, or one at its step for `within` seconds, or silent for `heard_within`."""
+        """Raise EngineDead if the engine is gone, stuck in a step for `within` seconds, or silent for
+        `heard_within`."""
         if self.is_draining:
             raise EngineDead("the server is shutting down")
         age = self.engine.heartbeat_age()
@@ -86,19 +87,19 @@ class Service:
             raise EngineDead(f"nothing was heard of the engine's process for {self.engine.silence():.0f} s")
 
     def check_admin(self, asks: Caller) -> None:
-        """Raise Forbidden for whom this is not, where there is an admin's key."""
+        """Raise Forbidden if an admin key exists and the caller has another."""
         if self.config.admin_api_key is not None and not asks.is_admin:
             raise Forbidden("this is for the admin's key")
 
     async def body(self, request: web.Request, model: type[Body]) -> Body:
-        """The request's JSON body; see `BodyReader.read`. Its `timeout`, if it has one, begins to count."""
+        """Read the JSON body (`BodyReader.read`) and start its `timeout`."""
         body = await self.reader.read(request, model, self.engine.config.context_length)
         if (due := deadline.get()) is not None:
             due.set(getattr(body, "timeout", None))
         return body
 
     async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a function in a thread. Those for requests with small bodies never wait for the others."""
+        """Run a function in a thread; small requests have their own pool."""
         pool = self._threads[is_small.get()]
         call = partial(contextvars.copy_context().run, function, *arguments)
         return await asyncio.get_running_loop().run_in_executor(pool, call)
@@ -109,13 +110,13 @@ class Service:
         return {which: ThreadPoolExecutor(4, thread_name_prefix=name) for which, name in names.items()}
 
     def close(self) -> None:
-        """End what works for the service."""
+        """End pools and processes."""
         self.reader.close()
         for pool in self._threads.values():
             pool.shutdown(wait=False)
 
     async def generate(self, **arguments: Any) -> Any:
-        """What EngineProcess.generate returns, counted."""
+        """EngineProcess.generate, counted."""
         self.check_is_up()
         results = await self.engine.generate(**_of_client(arguments))
         async for result in in_turns(results if isinstance(results, list) else [results]):
@@ -123,7 +124,7 @@ class Service:
         return results
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """What EngineProcess.stream yields, timed and counted."""
+        """EngineProcess.stream, timed and counted."""
         self.check_is_up()
         began = time.monotonic()
         latest: dict[int, float] = {}
@@ -141,22 +142,22 @@ class Service:
                 yield event
 
     async def abort(self, rid: str | None, asks: Caller) -> None:
-        """End the requests of a rid, or all of a caller's for None. Raises Forbidden; see `check_admin`."""
+        """Abort a rid's requests, or with None all of the caller's. Raises Forbidden; see `check_admin`."""
         if rid is None and not asks.is_admin:
             self.check_admin(asks)
             self.abort_programs(asks)
         await self.engine.call("abort", rid, None if asks.is_admin else asks.owner)
 
     def finished(self, meta: dict[str, Any], *, name: str = "generate", parent: Any = None) -> None:
-        """Count a generation that ended, and trace it; see Tracer.generation."""
-        if "e2e_latency" in meta:  # what scores candidates is no request of its own
+        """Count and trace a finished generation; see Tracer.generation."""
+        if "e2e_latency" in meta:  # scoring candidates is no request of its own
             self.metrics.finished(meta)
         if self.tracer is not None:
             self.tracer.generation(meta, name=name, parent=parent)
 
 
 def _of_client(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of generate with its owner and the time that is left. Raises RequestTimeout."""
+    """Add owner and time left to a call's arguments. Raises RequestTimeout."""
     arguments = {**arguments, "owner": caller.get().owner}
     due = deadline.get()
     left = None if due is None else due.left(is_list=has_list_of_prompts(arguments))

@@ -1,4 +1,4 @@
-"""Server-sent events: one `data:` line and a blank line each, flushed as they come, `[DONE]` at the end."""
+"""Server-sent events: one `data:` line each, flushed at once, `[DONE]` at the end."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ logger = logging.getLogger(__name__)
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # proxies of the nginx kind would collect events otherwise
+    "X-Accel-Buffering": "no",  # otherwise nginx buffers events
 }
 DONE = b"data: [DONE]\n\n"
-_SMALL = 1 << 15  # bytes that a transport with nothing unsent takes without waiting for the client
+_SMALL = 1 << 15  # bytes that an idle transport takes at once
 
 
 def event(data: Any, event_id: int | None = None) -> bytes:
-    """One event. JSON has no raw newlines, so one line is enough."""
+    """One event; JSON fits on one line."""
     head = "" if event_id is None else f"id: {event_id}\n"
     return b"%bdata: %b\n\n" % (head.encode(), json_bytes(data))
 
 
 class _EventStream(web.StreamResponse):
-    """Sends its headers with the first event, which is one wake-up of the client less. (Older aiohttps send them at
-    once.)"""
+    """Sends headers with the first event, saving the client a wake-up. (Older aiohttps send them at once.)"""
 
     _send_headers_immediately = False
 
@@ -41,8 +40,8 @@ class _EventStream(web.StreamResponse):
 async def send_events(
     request: web.Request, events: AsyncGenerator[bytes, None], write_timeout: float, *, done: bytes = DONE
 ) -> web.StreamResponse:
-    """Answer with a stream of events. Errors before the first one are raised, later ones become events. Disconnects a
-    client that reads nothing for `write_timeout` seconds."""
+    """Stream events. Errors before the first are raised, later ones sent. Disconnects a client that reads nothing for
+    `write_timeout` seconds."""
     async with contextlib.aclosing(events):
         first = await anext(events, None)
         response = _EventStream(headers=HEADERS)
@@ -64,7 +63,7 @@ async def send_events(
 
 
 async def write(request: web.Request, response: web.StreamResponse, data: bytes, timeout: float) -> None:
-    """Send data; raises ConnectionError if the client is gone or does not read."""
+    """Send data. Raises ConnectionError if the client is gone or stopped reading."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client is gone")

@@ -1,5 +1,4 @@
-"""Tool calls in chats: the constraint that makes them well-formed, and finding them in an answer, whole or in
-pieces."""
+"""Tool calls in chats: the constraint that makes them well-formed, and parsing them from answers, whole or streamed."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.server.protocol import AllowedToolChoice, ChatBody, ChosenTool, Function
 
 Sure: TypeAlias = Literal["all", "tags"] | None
-"""What of an answer's text is certain to be well-formed calls: all of it, what stands in tags, or nothing."""
+"""Which text is certainly well-formed calls: all, what is in tags, or none."""
 
 
 def call_constraint(
     body: ChatBody, notation: CallNotation | None, params: dict[str, Any]
 ) -> tuple[dict[str, Any], Sure]:
-    """The constraint for well-formed calls, none where no call may come or the model's notation is unknown, and what of
-    the answer is sure to be calls then. Raises InvalidRequest for tools that cannot be called."""
+    """The constraint for well-formed calls (empty if none may come or the notation is unknown) and which text is then
+    sure to be calls. Raises InvalidRequest for uncallable tools."""
     functions = [tool.function for tool in body.tools or []]
     names = [function.name for function in functions]
     for name in names:
@@ -68,15 +67,14 @@ def _named(chosen: ChosenTool, functions: list[Function]) -> Function:
 
 
 def _typed(function: Function) -> dict[str, Any]:
-    """A function and the schema of its arguments, an object; one without parameters takes none."""
+    """A function with its arguments' schema, an object; without parameters, an empty one."""
     parameters = function.parameters or {"additionalProperties": False}
     return {"name": function.name, "parameters": {"type": "object", **parameters}}
 
 
 @dataclass(slots=True)
 class Piece:
-    """What a piece of output adds. Calls are deltas: the first of a call has id and name, others add to its
-    arguments."""
+    """What a piece adds. A call's first delta has id and name; later ones extend its arguments."""
 
     reasoning: str = ""
     content: str = ""
@@ -84,8 +82,8 @@ class Piece:
 
 
 class AnswerSplitter:
-    """Splits the text of one answer, in any pieces. A call that is `sure` to be one (see `call_constraint`) goes out as
-    it comes; other text is held back from where a call may begin until the answer ends."""
+    """Splits an answer, fed in any pieces. `sure` calls (see `call_constraint`) stream; other text is held from a
+    possible call until the end."""
 
     def __init__(self, reasoning_format: str | None, *, has_tools: bool, sure: Sure = None) -> None:
         self._reasoning = None if reasoning_format is None else ReasoningSplitter(reasoning_format)
@@ -100,7 +98,7 @@ class AnswerSplitter:
         self._arguments: _Arguments | None = None
 
     def feed(self, text: str, *, final: bool = False) -> Piece:
-        """What the next text brings; `final` lets go of what was held back."""
+        """What the next text adds; `final` releases what is held."""
         piece = Piece(content=text)
         if self._reasoning is not None:
             piece.reasoning, piece.content = self._reasoning.feed(text, final=final)
@@ -120,7 +118,7 @@ class AnswerSplitter:
         return self._sure == "all" or (self._sure == "tags" and self._is_tagged)
 
     def _free_text(self, *, final: bool) -> str:
-        """Text that belongs to no call, taken from what is held."""
+        """Held text that belongs to no call."""
         if self._is_call:
             return ""
         if self._is_behind_call:
@@ -130,7 +128,7 @@ class AnswerSplitter:
         if not self._has_begun:
             if not start and not final:
                 return ""
-            if start.startswith(("{", "[", "```")):  # a call without a tag is the whole answer
+            if start.startswith(("{", "[", "```")):  # an untagged call is the whole answer
                 self._is_call = True
                 return ""
             self._has_begun = bool(start)
@@ -143,7 +141,7 @@ class AnswerSplitter:
         return before
 
     def _follow(self, piece: Piece) -> bool:
-        """Take what is there of a call; whether that was all of it."""
+        """Consume what there is of a call; returns whether it ended."""
         if self._arguments is None:
             head = _HEAD.match(self._held)
             if head is None:
@@ -168,7 +166,7 @@ class AnswerSplitter:
         return True
 
     def _find(self, piece: Piece) -> None:
-        """Make calls of what is held if it is all calls, else content."""
+        """Parse held text as calls if it is nothing else, otherwise release it as content."""
         found = calls_of(self._held, {})
         if any(call.error is not None for call in found) or not found:
             piece.content += self._held
@@ -187,7 +185,7 @@ _TAGGED_TAIL = re.compile(r"\s*\}\s*</tool_call>")
 
 
 class _Arguments:
-    """Finds the end of a JSON object in text that comes in pieces."""
+    """Finds the end of a JSON object fed in pieces."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -196,7 +194,7 @@ class _Arguments:
         self._is_escaped = False
 
     def split(self, text: str) -> tuple[str, str]:
-        """What belongs to the object, and what follows it."""
+        """The object's part of the text, and the rest."""
         for position, character in enumerate(text):
             if self.is_complete:
                 return text[:position], text[position:]

@@ -1,5 +1,5 @@
-"""OpenTelemetry traces: a span for each HTTP request, and below it each generation's queue, prefill and decode. Needs
-`sgl[otel]`; imported only if traces are asked for."""
+"""OpenTelemetry: a span per HTTP request, and within it each generation's queue, prefill and decode. Needs `sgl[otel]`;
+imported on demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def otlp_tracer(endpoint: str) -> Tracer:
-    """Sends batches of spans to a collector by OTLP over HTTP; the default path is /v1/traces."""
+    """Exports spans by OTLP over HTTP; the default path is /v1/traces."""
     url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
     provider = TracerProvider(resource=Resource.create({"service.name": "sgl", "service.version": _VERSION}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
@@ -32,7 +32,7 @@ def otlp_tracer(endpoint: str) -> Tracer:
 
 
 class Tracer:
-    """Makes the spans of one server."""
+    """Makes one server's spans."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -41,7 +41,7 @@ class Tracer:
     def request(
         self, method: str, path: str, identity: str, headers: Mapping[str, str]
     ) -> AbstractContextManager[Span]:
-        """The task's span while a request is answered; in the client's trace if the headers name one (W3C
+        """The span of a request that is being answered, inside the client's trace if headers carry one (W3C
         traceparent)."""
         return self._tracer.start_as_current_span(
             f"{method} {path}",
@@ -54,18 +54,18 @@ class Tracer:
 
     @staticmethod
     def answered(span: Span, status: int) -> str:
-        """Note a request's status (499: its client left). Returns the trace's id, as logs and traceparent have it."""
+        """Set a request's status (499: its client left). Returns the trace id as logs and traceparent write it."""
         span.set_attribute("http.response.status_code", status)
         if status >= 499:
             span.set_status(Status(StatusCode.ERROR, "the client left" if status == 499 else ""))
         return f"{span.get_span_context().trace_id:032x}"
 
     def here(self) -> Context:
-        """The present span, as a parent for what is reported of it elsewhere."""
+        """The current span, as parent of later reports."""
         return trace.set_span_in_context(trace.get_current_span())
 
     def generation(self, meta: Mapping[str, Any], *, name: str = "generate", parent: Context | None = None) -> None:
-        """A generation that has ended just now, by its meta_info; `parent`: the present span."""
+        """Record a generation that has just ended, from its meta_info; `parent`: the current span."""
         end = time.time_ns()
         usage: Mapping[str, Any] = meta.get("usage") or {}
         queue = meta.get("queue_time", usage.get("queue_seconds", 0.0))
@@ -87,7 +87,7 @@ class Tracer:
             span.set_status(Status(StatusCode.ERROR, str(reason.get("message", ""))))
         inside = trace.set_span_in_context(span)
         queued = min(end, start + round(1e9 * queue))
-        # A select scores its candidates in one pass over them: all of it is prefill.
+        # a select scores all candidates in one prefill
         prefilled = min(end, queued + round(1e9 * meta["prefill_time"])) if "prefill_time" in meta else end
         for stage, began, ended in (
             ("queue", start, queued),
@@ -98,5 +98,5 @@ class Tracer:
         span.end(end)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Flush spans."""
         self._provider.shutdown()

@@ -1,5 +1,5 @@
-"""How long an engine has made no progress while the watcher was awake: a stopped process or a sleeping machine makes
-beats look old, too. A beat that shows another step starts the count anew."""
+"""How long an engine made no progress while watched. Time that the watcher slept does not count; a new step restarts
+the count."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 
 TICK_SECONDS = 1.0
-_MOST_A_TICK = 2 * TICK_SECONDS  # what is longer was not watched
+_MOST_A_TICK = 2 * TICK_SECONDS  # longer gaps were not watched
 
 
 class Watchdog:
-    """Counts for one process of an engine; its replacement gets another."""
+    """Watches one engine process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -20,13 +20,13 @@ class Watchdog:
         self._stuck = 0.0
 
     def heard(self, age: float) -> None:
-        """The engine says for how many seconds it has been at its present step; 0: at none."""
+        """Report the seconds the engine has been at its current step; 0: idle."""
         if age < self._age or age <= 0:
             self._stuck = 0.0
         self._age = age
 
     def tick(self) -> float:
-        """To be called every `TICK_SECONDS`: for how many seconds it was seen at one step, or silent."""
+        """Call every `TICK_SECONDS`; returns seconds seen at one step or silent."""
         now = self._clock()
         self._stuck += min(now - self._last, _MOST_A_TICK)
         self._last = now

@@ -1,18 +1,14 @@
-"""The engine's process: an Engine at one end of a channel.
-
-What arrives, and what is answered:
+"""The engine process: an Engine at one end of a channel. Messages and their answers:
 
     ("generate", id, for, arguments) → ("accepted", id, is_list, headers), outputs …, or ("raised", id, error)
-    ("abort", id)                    gives up that call; nothing more of it is answered
+    ("abort", id)                    nothing more of that call is answered
     ("call", id, for, method, arguments) → ("returned", id, value) or ("raised", id, error)
     ("program", id, for, source, program) → ("event", id, event) …, or ("raised", id, error)
     ("segment", id, segment), ("cancel", id)
     ("stop",)                        ends the process
 
-`for` is the X-Request-Id that the call belongs to, for the log; `source` says in whose name a program is opened.
-Unasked: ("ready", config) or ("failed", error) once; ("beat", age) twice a second; ("outputs", [(id, output …) …]) with
-what a step brought to all calls.
-"""
+`for` is the X-Request-Id for the log; `source` names the program's opener. Unasked: ("ready", config) or ("failed",
+error) once; ("beat", age) twice a second; ("outputs", [(id, output …) …]) after each step."""
 
 from __future__ import annotations
 
@@ -55,8 +51,8 @@ _QUICK_LENGTH = 2048  # characters or token ids
 
 
 def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
-    """The body of the process. `configure` sets up its logging."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server says when: it has requests to drain
+    """Run the process. `configure` sets up its logging."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server drains first and says when
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     configure()
@@ -68,7 +64,7 @@ def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[],
         channel.close()
         return
     gc.collect()
-    gc.freeze()  # what is loaded by now stays: no collection need look at it again, which stops all threads
+    gc.freeze()  # exempt loaded objects from collections, which stop all threads
     _Worker(end, engine).run()
 
 
@@ -88,7 +84,7 @@ class _Worker:
         self._programs: dict[int, ProgramSession] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="sgl-worker")
-        self._controls = ThreadPoolExecutor(2, thread_name_prefix="sgl-controls")  # wait for no request
+        self._controls = ThreadPoolExecutor(2, thread_name_prefix="sgl-controls")  # never queue behind requests
         self._channel = ThreadChannel(end, self._receive, self._stop.set)
 
     def run(self) -> None:
@@ -96,12 +92,12 @@ class _Worker:
         while not self._stop.wait(BEAT_SECONDS):
             age = self._engine.heartbeat_age()
             self._channel.send(("beat", age))
-            if age == math.inf:  # its callers have been told: let a new process take over
+            if age == math.inf:  # dead: let a new process take over
                 break
         with contextlib.suppress(SglError):
             self._engine.shutdown()
         self._channel.close()
-        os._exit(0)  # whatever other threads still wait for
+        os._exit(0)  # even if other threads wait
 
     def _receive(self, messages: list[Message]) -> None:
         for kind, *arguments in messages:
@@ -112,14 +108,13 @@ class _Worker:
 
     def _on_generate(self, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         self._calls[call_id] = None
-        if _is_quick(arguments):  # a change of threads would take longer
+        if _is_quick(arguments):  # a thread switch would take longer
             self._generate(call_id, identity, arguments)
         else:
             self._pool.submit(self._generate, call_id, identity, arguments)
 
     def _generate(self, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
-        """Prepare a call, and submit it once its constraints are compiled or its deadline has passed; no thread
-        waits."""
+        """Prepare a call; submit it when its constraints are compiled or its deadline passes. Blocks no thread."""
         with working_for(identity), self._answering(call_id):
             prepared = self._engine.prepare(**arguments)
             submit = partial(self._submit, call_id, identity, prepared)
@@ -143,12 +138,12 @@ class _Worker:
             tokens = sum(header.prompt_len for header in headers)
             logger.debug("accepted %s: %d prompt tokens", " ".join(header.rid for header in headers), tokens)
             self._engine.submit(prepared, self)
-            if call_id not in self._calls:  # given up in the meantime, or finished
+            if call_id not in self._calls:  # aborted meanwhile, or finished
                 self._engine.release(prepared)
 
     def put(self, outputs: list[Output]) -> None:
-        """Send the outputs of a step; called by the loop's thread. See router.Sink."""
-        packed = []  # to pickle the objects would take several times as long
+        """Send a step's outputs, on the loop's thread; see router.Sink."""
+        packed = []  # pickling the objects takes several times as long
         for o in outputs:
             call = self._call_of.get(o.uid)
             if call is not None:
@@ -171,7 +166,7 @@ class _Worker:
         self._forget(call_id)
 
     def _forget(self, call_id: int) -> None:
-        """End what runs of a call, if it is not over."""
+        """Release a call and what still runs of it."""
         with self._lock:
             call = self._calls.pop(call_id, None)
         if call is not None:
@@ -193,11 +188,13 @@ class _Worker:
                 with working_for(identity):
                     logger.debug("program %s is done", program.name)
             elif isinstance(event, ir.NodeFailed) and not isinstance(event.error, SglError):
-                event.error = RuntimeError(f"{type(event.error).__name__}: {event.error}")  # others cannot travel
+                event.error = RuntimeError(
+                    f"{type(event.error).__name__}: {event.error}"
+                )  # other errors cannot be pickled
             self._channel.send(("event", call_id, event))
 
         with working_for(identity), self._answering(call_id):
-            source.set(Source(*asks))  # the channel's thread opens nothing else
+            source.set(Source(*asks))  # this thread opens nothing else
             self._programs[call_id] = self._engine.open_program(program, sink)
 
     def _on_segment(self, call_id: int, segment: ir.Segment) -> None:
@@ -216,7 +213,7 @@ class _Worker:
             yield
         except SglError as error:
             self._raised(call_id, error)
-        except Exception as error:  # not everything can be pickled
+        except Exception as error:  # not every error can be pickled
             logger.exception("a request failed")
             self._raised(call_id, RuntimeError(f"{type(error).__name__}: {error}"))
 
@@ -228,7 +225,7 @@ class _Worker:
 
 
 def _is_quick(arguments: dict[str, Any]) -> bool:
-    """Whether a call takes less than a millisecond to prepare: one short prompt, and no constraint to compile."""
+    """Whether preparing takes under a millisecond: one short prompt, no constraint."""
     given, params = arguments.get("prompt") or arguments.get("input_ids"), arguments.get("sampling_params") or {}
     return (
         isinstance(given, str | list)
