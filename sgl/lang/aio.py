@@ -1,8 +1,7 @@
-"""The one background event loop of the language, and waiting for it from threads and from other loops.
+"""The language's background event loop, and waiting for it from threads and other loops.
 
-All sessions and all network traffic of a process live on the daemon thread `sgl-io`; user code never runs there.
-`Watched` is how the rest waits for what that thread brings: a lock-free list of wake-up calls.
-"""
+All sessions and network traffic live on the daemon thread `sgl-io`; user code never runs there. Others wait by
+`Watched`, a lock-free list of wake-up calls."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 T = TypeVar("T")
 _SIGNAL_SECONDS = 0.5
-"""A signal that comes just before a thread blocks, or that another thread takes, is handled when it next wakes."""
+"""Poll for signals that arrived just before blocking or on another thread."""
 
 
 class IoLoop:
-    """A daemon thread with an event loop, started by the first use."""
+    """A daemon thread with an event loop, started on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,68 +35,70 @@ class IoLoop:
         self._finishers: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop; any thread may ask."""
+        """The loop. Any thread."""
         if self._loop is None:
             with self._lock:
                 if self._loop is None:
                     self._selector = selectors.DefaultSelector()
-                    make = asyncio.SelectorEventLoop  # its sockets are known to the selector, for `begin_anew`
-                    loop = contextvars.Context().run(make, self._selector)  # it would keep the caller's alive
+                    make = asyncio.SelectorEventLoop  # its sockets are in the selector, for `begin_anew`
+                    loop = contextvars.Context().run(make, self._selector)  # not to keep the caller's context alive
                     threading.Thread(target=_run_for_good, args=(loop,), name="sgl-io", daemon=True).start()
                     self._loop = loop
         return self._loop
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Call `function(*args)` on the loop soon, in the order of the posts. Any thread; never blocks."""
+        """Call `function(*args)` on the loop, in order. Any thread; never blocks."""
         self._inbox.append((function, args))
         if not self._is_woken:
             self._is_woken = True
             self.loop().call_soon_threadsafe(self._drain)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; the future may be waited for from any thread."""
+        """Run a coroutine on the loop; wait for the future anywhere."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop())
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine returns that the loop runs; it is cancelled if waiting for it is interrupted."""
+        """Run a coroutine on the loop and return its result; interrupting cancels it."""
         future = self.run(coroutine)
         try:
             while not futures.wait([future], _SIGNAL_SECONDS).done:
                 pass
             return future.result()
         finally:
-            future.cancel()  # nothing, once it is done
+            future.cancel()  # no effect once done
 
     def close_at_exit(self, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Await `closer()` on the loop when the interpreter exits."""
+        """Await `closer()` on the loop at exit."""
         self._finishers.append(closer)
 
     def close(self) -> None:
-        """Await what is to be closed, for a moment at most."""
+        """Await the closers for a moment."""
         finishers, self._finishers = self._finishers, []
         if finishers:
             with contextlib.suppress(Exception, KeyboardInterrupt):
                 self.run(_all_of([closer() for closer in finishers])).result(timeout=CLOSING_SECONDS)
 
     def begin_anew(self) -> None:
-        """In a child process: the thread is the parent's, and so are the connections. The child lets go of its copies,
-        without a word to the other side, so that they end when the parent ends them."""
+        """In a forked child: drop the parent's thread and connections without closing them for the parent."""
         loop, selector = self._loop, self._selector
         _of_parents.append((loop, self._inbox))
         if loop is not None and selector is not None:
-            loop.set_exception_handler(lambda loop, context: None)  # what is not finished is nobody's fault here
+            loop.set_exception_handler(lambda loop, context: None)  # unfinished work is the parent's
             nothing = os.open(os.devnull, os.O_RDWR)
-            copies = [selector, *(selector.get_map() or ())]  # the first one too: to change it changes the parent's
-            for copy in copies:  # their numbers stay taken: somebody may still close them
+            copies = [
+                selector,
+                *(selector.get_map() or ()),
+            ]  # the selector first: changing it would change the parent's
+            for copy in copies:  # the numbers stay taken: someone may still close them
                 os.dup2(nothing, copy if isinstance(copy, int) else copy.fileno(), inheritable=False)
             os.close(nothing)
         self.__init__()  # type: ignore[misc]
 
     def _drain(self) -> None:
-        self._is_woken = False  # before the inbox is emptied, so that no post goes unseen
+        self._is_woken = False  # before emptying, so that no post is missed
         while self._inbox:
             function, args = self._inbox.popleft()
-            self.loop().call_soon(function, *args)  # what one of them raises keeps no other waiting
+            self.loop().call_soon(function, *args)  # isolates their exceptions
 
 
 async def _all_of(works: list[Coroutine[Any, Any, None]]) -> None:
@@ -105,16 +106,14 @@ async def _all_of(works: list[Coroutine[Any, Any, None]]) -> None:
 
 
 def _run_for_good(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop that all programs share, whatever a backend's own code raises on it."""
+    """Run the loop whatever a backend's code raises on it."""
     while True:
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
             loop.run_forever()
 
 
-CLOSING_SECONDS = 2.0  # at exit: for telling servers that nobody waits any more
-_of_parents: list[
-    object
-] = []  # loops that stand still and their posts, kept from being closed or given up as garbage
+CLOSING_SECONDS = 2.0  # to tell servers at exit
+_of_parents: list[object] = []  # stopped loops and posts, kept from garbage collection
 
 io = IoLoop()
 atexit.register(io.close)
@@ -122,10 +121,10 @@ os.register_at_fork(after_in_child=io.begin_anew)
 
 
 class Watched:
-    """Something that one thread changes and others wait for.
+    """Something that others wait for to change.
 
-    A waiter puts its wake-up call on the list and then looks again; a change is made first and the list emptied
-    afterwards. In every interleaving the waiter either sees the change or is woken, so no lock is needed."""
+    A waiter adds its wake-up call and then checks; a change happens first and then empties the list. So a waiter sees
+    the change or is woken, without a lock."""
 
     __slots__ = ("_wakers",)
 
@@ -133,21 +132,21 @@ class Watched:
         self._wakers: list[Callable[[], object]] = []
 
     def forget_waiters(self) -> None:
-        """Wake nobody who waits now: they are of another process."""
+        """Drop waiters: they are the parent process's."""
         self._wakers = []
 
     def wake(self) -> None:
-        """Let everyone who waits look again. Call it after each change."""
+        """Let all waiters check again. Call after each change."""
         wakers = self._wakers
-        for _ in range(len(wakers)):  # who is still not content waits again behind these
+        for _ in range(len(wakers)):  # those still waiting queue up behind
             try:
                 waker = wakers.pop(0)
-            except IndexError:  # another change took the last one
+            except IndexError:  # another change took it
                 return
             waker()
 
     def wait(self, is_ready: Callable[[], bool]) -> None:
-        """Block this thread until `is_ready()`. A worker of a batch lets another body run meanwhile."""
+        """Block until `is_ready()`. A batch's worker lets another body run meanwhile."""
         if is_ready():
             return
         with getattr(_thread, "blocking", contextlib.nullcontext)():
@@ -160,7 +159,7 @@ class Watched:
                     pass
 
     async def wait_async(self, is_ready: Callable[[], bool]) -> None:
-        """Suspend this task, on whatever loop it runs, until `is_ready()`."""
+        """Suspend this task, on any loop, until `is_ready()`."""
         while not is_ready():
             future = asyncio.get_running_loop().create_future()
             self._wakers.append(lambda future=future: _wake_future(future))  # type: ignore[misc]
@@ -173,7 +172,7 @@ Wait: TypeAlias = tuple[Watched, Callable[[], bool]]
 
 
 def drive(steps: Generator[Wait, None, T], give_up: Callable[[], object] = lambda: None) -> T:
-    """Run steps that yield what to wait for; wait by blocking this thread. `give_up` is called if it is interrupted."""
+    """Run steps, blocking this thread for what they yield. Calls `give_up` on interrupt."""
     with contextlib.closing(steps):
         try:
             while True:
@@ -190,7 +189,7 @@ def drive(steps: Generator[Wait, None, T], give_up: Callable[[], object] = lambd
 
 
 async def drive_async(steps: Generator[Wait, None, T]) -> T:
-    """Run steps that yield what to wait for; wait by suspending this task."""
+    """Run steps, suspending this task for what they yield."""
     with contextlib.closing(steps):
         try:
             while True:
@@ -204,7 +203,7 @@ async def drive_async(steps: Generator[Wait, None, T]) -> T:
 
 
 def spare(error: Exception) -> None:
-    """Take from an error of ours the way it came through this package, which tells its reader nothing."""
+    """Drop our own frames from an error of ours."""
     trace = error.__traceback__
     while trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("sgl."):
         trace = trace.tb_next
@@ -213,9 +212,8 @@ def spare(error: Exception) -> None:
 
 
 def outcome(work: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """What a user's function returns, where an event loop awaits it: there a StopIteration, of a next() that found
-    nothing, would never arrive, and the CancelledError of a future that it waited for would cancel who awaits. They
-    are raised as the RuntimeError that coroutines make of the former."""
+    """Call a user's function for an event loop. StopIteration would get lost there and a future's CancelledError cancel
+    the awaiter: both become RuntimeError."""
     try:
         return work(*args, **kwargs)
     except StopIteration as error:
@@ -229,7 +227,7 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def when_blocking(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """While this thread runs the block, each time it blocks on a `Watched` happens inside `around()`."""
+    """Enter `around()` whenever this thread blocks on a `Watched`."""
     outer = getattr(_thread, "blocking", contextlib.nullcontext)
     _thread.blocking = around
     try:
@@ -239,7 +237,7 @@ def when_blocking(around: Callable[[], contextlib.AbstractContextManager[None]])
 
 
 def _wake_future(future: asyncio.Future[None]) -> None:
-    with contextlib.suppress(RuntimeError):  # its loop is closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # its loop is closed
         future.get_loop().call_soon_threadsafe(_resolve, future)
 
 

@@ -1,4 +1,4 @@
-"""The language in one module: what a program needs, and nothing that only some programs need."""
+"""The language's public names."""
 
 from sgl.lang.config import flush_cache as flush_cache
 from sgl.lang.config import get_server_info as get_server_info

@@ -1,4 +1,4 @@
-"""What is set once for all programs of a process: the default backend and how much is printed."""
+"""Process-wide settings: default backend and verbosity."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from sgl.lang.environment import environment
 
 @dataclass
 class GlobalConfig:
-    """`verbosity` 2 prints each program's final text. The others are of the original API: what they switch off
-    there costs nothing here, so they are accepted and change nothing."""
+    """`verbosity` 2 prints each program's final text. The other fields are the original's and have no effect."""
 
     verbosity: int = 0
     default_backend: Any = None
@@ -31,14 +30,13 @@ global_config = GlobalConfig()
 
 
 def set_default_backend(backend: Any) -> None:
-    """Run programs on `backend` where no `backend=` says otherwise."""
+    """Run programs on `backend` unless a run names another."""
     global_config.default_backend = backend
 
 
 def backend_of(value: Any = None) -> Backend:
-    """A backend from what users pass as one: a `Backend`, an `Engine`, anything with an `endpoint`, or None for the
-    default: the one that was set, or an engine that is started at its first use, with the model that SGL_MODEL_PATH
-    names or else the embedded one. Raises ConfigError where there must be a choice and is none."""
+    """The backend for a `Backend`, an `Engine` or anything with an `endpoint`. None: the default, or an engine started
+    on first use with SGL_MODEL_PATH's model or the embedded one. Raises ConfigError if a choice is required."""
     if value is None:
         value = global_config.default_backend
     if value is None:
@@ -54,8 +52,8 @@ def backend_of(value: Any = None) -> Backend:
 
 
 def fallback_model() -> str:
-    """The model of programs for which no backend was chosen. That it is the embedded one is said on standard error,
-    once; with SGL_REQUIRE_BACKEND=1 it is a ConfigError."""
+    """The default model. Warns once on standard error if it is the embedded one; raises ConfigError if
+    SGL_REQUIRE_BACKEND=1."""
     global _has_warned
     if model := environment("SGL_MODEL_PATH"):
         return model
@@ -85,14 +83,14 @@ os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock
 
 
 def flush_cache(backend: Any = None) -> bool:
-    """Drop the backend's cached prefixes; False without a backend or a cache."""
+    """Drop the backend's prefix cache; False without a backend or cache."""
     if backend is None and global_config.default_backend is None:
         return False
     return backend_of(backend).flush_cache()
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any] | None:
-    """What the backend says about itself; None without a backend."""
+    """The backend's information about itself; None without a backend."""
     if backend is None and global_config.default_backend is None:
         return None
     return backend_of(backend).get_server_info()

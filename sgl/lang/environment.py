@@ -1,4 +1,4 @@
-"""What the environment says of a key; the language reads it nowhere else."""
+"""Environment variables; the language reads them only here."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def environment(variable: str) -> str | None:
-    """The value of a variable; None if it is not set."""
+    """A variable's value, or None."""
     return os.environ.get(variable)

@@ -1,4 +1,4 @@
-"""A backend that generates nothing: gens get made-up values in braces, for explain, preview and trace."""
+"""A backend that makes values up, for explain, preview and trace."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat import ChatTemplate, as_template
 from sgl.lang.ir.choices import Scores
 
-MAX_SEGMENTS = 200  # of a dry run; a loop that waits for a certain value ends here
+MAX_SEGMENTS = 200  # ends loops that wait for a value
 _VALUES = {"int": "0", "float": "0.0", "bool": "True", "str": '""'}
 
 
 class DryBackend(TextBackend):
-    """Answers at once; a select takes its first choice. `segments` counts what programs shipped."""
+    """Answers at once; selects take their first choice. `segments` counts shipments."""
 
     constraints: ClassVar[frozenset[str]] = frozenset({"regex", "json", "ebnf"})
 

@@ -1,7 +1,4 @@
-"""Runs programs on an `Engine` in this process: segments as they are, no HTTP, no JSON.
-
-It knows the engine's public methods and imports nothing of the runtime.
-"""
+"""Runs programs on an `Engine` in this process, without HTTP or JSON."""
 
 from __future__ import annotations
 
@@ -13,13 +10,11 @@ from typing import Any
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.ir import nodes as ir
 
-_locks: dict[
-    int, threading.Lock
-] = {}  # by process: in a forked child, another thread may hold the parent's for ever
+_locks: dict[int, threading.Lock] = {}  # by process: another thread may hold the parent's lock at a fork
 
 
 def backend_of_model(model: str) -> Backend:
-    """The backend of programs that name none: one engine a process, with that model."""
+    """The default backend: one engine per process, with that model."""
     with _locks.setdefault(os.getpid(), threading.Lock()):
         return _started(model)
 
@@ -32,7 +27,7 @@ def _started(model: str) -> Backend:
 
 
 def engine_backend(engine: Any) -> Backend:
-    """The backend of an engine; the same one each time."""
+    """An engine's backend; always the same object."""
     known: Backend | None = getattr(engine, "_sgl_backend", None)
     if known is None:
         known = engine._sgl_backend = EngineBackend(engine)
@@ -40,7 +35,7 @@ def engine_backend(engine: Any) -> Backend:
 
 
 class EngineBackend(Backend):
-    """An engine with `open_program(program, sink) -> session`, an executor beside its scheduler."""
+    """An engine with `open_program(program, sink) -> session`."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

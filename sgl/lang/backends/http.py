@@ -1,7 +1,4 @@
-"""HTTP for backends: one pool of kept-alive connections, deadlines, retries, server-sent events.
-
-It knows JSON over HTTP and which failures are worth another try; it knows no API. All methods run on the io thread.
-"""
+"""HTTP client of backends: connection pool, deadlines, retries, server-sent events. Runs on the io thread."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from sgl.errors import BackendError, InvalidRequest, RequestTimeout, ServerUnrea
 from sgl.lang.aio import io
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-CONNECT_SECONDS = 10.0  # for a connection: who does not take one by then is not there
-FAREWELL_SECONDS = 1.0  # for what is still to be told to a server when its connections are closed
-DNS_SECONDS = 300  # for which addresses are kept: when the process ends, none can be found any more
-MAX_DELAY = 30.0  # seconds between two tries
+CONNECT_SECONDS = 10.0  # to connect; beyond, no server is there
+FAREWELL_SECONDS = 1.0  # for pending farewells on close
+DNS_SECONDS = 300  # keep addresses: an exiting process cannot resolve
+MAX_DELAY = 30.0  # seconds between tries
 
 
 class HttpClient:
-    """JSON requests to one server. Safe to repeat: what is sent twice is a seeded generation or a read."""
+    """JSON requests to one server. All are safe to repeat: seeded generations or reads."""
 
     def __init__(
         self,
@@ -44,23 +41,23 @@ class HttpClient:
         self._max_connections = max_connections
         self._verify = verify
         self._session: Any = None
-        self._loop: Any = None  # of the session: another one after a fork
+        self._loop: Any = None  # the session's; another after a fork
         self._farewells: set[asyncio.Task[Any]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to another process: no connection."""
+        """Pickles no connection."""
         return {**self.__dict__, "_session": None, "_loop": None, "_farewells": set()}
 
     async def get(self, path: str, *, seconds: float | None = None) -> Any:
-        """The JSON of a GET, within so many seconds where that is less than others get."""
+        """A GET's JSON, within `seconds` if fewer than the client's timeout."""
         return await self._json("GET", path, None, seconds=seconds)
 
     async def post(self, path: str, body: Any) -> Any:
-        """The JSON answer to a POST; None if the answer is not JSON."""
+        """A POST's JSON answer; None if it is not JSON."""
         return await self._json("POST", path, body)
 
     async def events(self, path: str, body: Any) -> AsyncIterator[Any]:
-        """The JSON objects of a POST's server-sent events, up to `[DONE]`. Retried until the first one only."""
+        """JSON events of a POST up to `[DONE]`. Retried until the first."""
         async for _, event in self.sse("POST", path, body):
             if isinstance(event, dict) and event.get("error"):
                 detail = event["error"]
@@ -77,8 +74,7 @@ class HttpClient:
         last_event_id: int | None = None,
         max_retries: int | None = None,
     ) -> AsyncIterator[tuple[int, Any]]:
-        """Server-sent events, up to `[DONE]`: their numbers, 0 where they have none, and their JSON. Without
-        `max_retries`, a request that fails is tried again as others are."""
+        """Events up to `[DONE]` as (number, JSON); 0 without a number. `max_retries`: the client's by default."""
         headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
         async with self._answer(method, path, body, headers, self._timeout, max_retries) as response:
             rest, number = b"", 0
@@ -95,17 +91,17 @@ class HttpClient:
                     yield number, _event(data)
 
     def tell_delete(self, path: str) -> None:
-        """Send a DELETE, whose answer nobody waits for but `close`."""
+        """Send a DELETE without waiting; `close` does."""
         task = asyncio.get_running_loop().create_task(self._tell_delete(path))
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
 
     async def _tell_delete(self, path: str) -> None:
-        with suppress(SglError, RuntimeError):  # it is gone already, or will find out; no threads where all ends
+        with suppress(SglError, RuntimeError):  # already gone, or will notice; threads may have ended
             await self._json("DELETE", path, None, max_retries=0)
 
     async def close(self) -> None:
-        """Close the connections. A later request opens new ones."""
+        """Close connections; later requests reopen."""
         if self._loop is not asyncio.get_running_loop():
             return
         if self._farewells:
@@ -137,7 +133,7 @@ class HttpClient:
 
     @contextmanager
     def _reading(self, seconds: float) -> Iterator[None]:
-        """Say what goes wrong while an answer comes, which is to be there after so many seconds."""
+        """Translate errors while reading an answer within `seconds`."""
         import aiohttp
 
         try:
@@ -157,7 +153,7 @@ class HttpClient:
         seconds: float,
         max_retries: int | None,
     ) -> AsyncIterator[Any]:
-        """A response of status 200, after as many tries as it takes and is allowed."""
+        """A response of status 200, after retries."""
         max_retries = self.max_retries if max_retries is None else max_retries
         for attempt in range(max_retries + 1):
             try:
@@ -186,7 +182,7 @@ class HttpClient:
             raise unreachable(self.base_url, error) from None
         except TimeoutError:
             raise self._late(seconds) from None
-        except (aiohttp.ClientError, ConnectionError, ValueError) as error:  # of URLs, too, and of what is no HTTP
+        except (aiohttp.ClientError, ConnectionError, ValueError) as error:  # also of URLs and non-HTTP answers
             text = str(error) or type(error).__name__
             raise BackendError(f"{url} cannot be reached: {text}", retryable=True) from None
         if response.status == 200:
@@ -215,12 +211,12 @@ class HttpClient:
 
 
 def with_scheme(url: str) -> str:
-    """The URL without a slash at its end, and with http:// where it names no scheme."""
+    """The URL without trailing slash; the default scheme is http."""
     return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
 def unreachable(url: str, error: OSError) -> ServerUnreachable:
-    """What aiohttp says of a server that is not there, in a sentence that says how to start one."""
+    """An error that says why no server was found and how to start one."""
     import aiohttp
 
     cause = getattr(error, "os_error", error)
@@ -240,7 +236,7 @@ def unreachable(url: str, error: OSError) -> ServerUnreachable:
 
 
 def retry_delay(attempt: int, error: SglError) -> float:
-    """Seconds before the next try: what the server asks for, or a doubling time with some chance in it."""
+    """Seconds to the next try: the server's wish, or exponential backoff with jitter."""
     asked: float | None = getattr(error, "retry_after", None)
     seconds = asked if asked is not None else 0.2 * 2 ** min(attempt, 10) * (0.5 + random.random())
     return min(MAX_DELAY, seconds)

@@ -1,4 +1,4 @@
-"""A server process of this machine, started and stopped by the program that uses it."""
+"""A local server process, started and stopped by its program."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sgl.lang.backends.server import RuntimeEndpoint as RuntimeEndpoint
 
 
 class Runtime:
-    """Start a server with `server_args` as its options, on the first free port from `port` on, and wait until it
-    answers; `endpoint` is its backend. Stopped by `shutdown`, or at exit."""
+    """Start a server with options `server_args` on the first free port from `port`, and wait until it answers.
+    `endpoint` is its backend. `shutdown` or exit stops it."""
 
     command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "sgl", "serve")
 
@@ -39,9 +39,9 @@ class Runtime:
         self.port = free_port(host, port)
         self.url = f"http://{host}:{self.port}"
         options = {"host": host, "port": self.port, "log_level": log_level, "api_key": api_key, **server_args}
-        self._is_incremental = bool(server_args.get("incremental_streaming_output"))  # events with new text only
+        self._is_incremental = bool(server_args.get("incremental_streaming_output"))  # events hold new text only
         command = [*self.command, *_flags(options)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # the program's output is its own
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # stdout is the program's
         self.pid: int | None = self._process.pid
         self._owner = os.getpid()
         atexit.register(self.shutdown)
@@ -54,7 +54,7 @@ class Runtime:
         self.endpoint = RuntimeEndpoint(self.url, api_key=api_key)
 
     def shutdown(self) -> None:
-        """Stop the server. Idempotent, and nothing in a forked child: it is the parent's."""
+        """Stop the server. Idempotent; no effect in a forked child."""
         if self.pid is not None and os.getpid() == self._owner:
             self.pid = None
             terminate_process(self._process)
@@ -62,14 +62,14 @@ class Runtime:
     def generate(
         self, prompt: str | list[str], sampling_params: dict[str, Any] | None = None, **options: Any
     ) -> str:
-        """The JSON text of the server's answer."""
+        """The answer as JSON text."""
         body = {"text": prompt, "sampling_params": sampling_params, **options}
         return json.dumps(self.endpoint.request("/generate", body))
 
     async def async_generate(
         self, prompt: str, sampling_params: dict[str, Any] | None = None
     ) -> AsyncIterator[str]:
-        """The pieces of the text as they come, in the caller's event loop."""
+        """Pieces of text, on the caller's event loop."""
         import aiohttp
 
         body = {"text": prompt, "sampling_params": sampling_params or {}, "stream": True}
@@ -90,7 +90,7 @@ class Runtime:
     add_request = async_generate
 
     def encode(self, prompt: str | list[str]) -> str:
-        """The JSON text of the embeddings."""
+        """The embeddings as JSON text."""
         return json.dumps(self.endpoint.request("/encode", {"text": prompt}))
 
     def get_tokenizer(self) -> Any:
@@ -100,16 +100,16 @@ class Runtime:
         return AutoTokenizer.from_pretrained(self.endpoint.get_model_name())
 
     def cache_prefix(self, prefix: str) -> None:
-        """Compute the KV of a text that many prompts begin with."""
+        """Compute the KV of a common prefix."""
         self.endpoint.cache_prefix(prefix)
 
     async def get_server_info(self) -> dict[str, Any]:
-        """What the server says about itself."""
+        """The server's information about itself."""
         return self.endpoint.get_server_info()
 
 
 def wait_for_server(base_url: str, timeout: float | None = None, process: Any = None) -> None:
-    """Return once the server answers; raises BackendError after `timeout` seconds or when `process` has ended."""
+    """Wait for the server's answer. Raises BackendError after `timeout` seconds or if `process` ends."""
     deadline = time.monotonic() + (timeout or float("inf"))
     while time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
@@ -132,7 +132,7 @@ def terminate_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port(host: str, first: int) -> int:
-    """The first port from `first` on that nobody listens on."""
+    """The first free port from `first` on."""
     for port in range(first, first + 1000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((host, port))

@@ -1,8 +1,5 @@
-"""Backends written against the original language's `BaseBackend`: blocking methods that read a stream executor.
-
-It lets such a subclass be passed as `backend=`: its methods run on threads, with a view of the stream in place of
-the original's executor.
-"""
+"""Runs subclasses of the original's `BaseBackend`: blocking methods, called on threads with a view of the stream as its
+executor."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _NAMES = {name: original for original, name in RENAMED.items()}
 
 @dataclass
 class StreamView:
-    """What the original's backends read of a stream executor."""
+    """What the original's backends read of an executor."""
 
     text_: str
     messages_: list[dict[str, Any]]
@@ -38,7 +35,7 @@ class StreamView:
     sid: str = ""
 
     def text(self) -> str:
-        """Every character so far."""
+        """All text so far."""
         return self.text_
 
     def messages(self) -> list[dict[str, Any]]:
@@ -47,30 +44,30 @@ class StreamView:
 
 
 class BaseBackend(TextBackend):
-    """Derive from it and implement `generate(s, sampling_params) -> (text, meta)`, and as needed `generate_stream`,
-    which yields such pairs, and `select(s, choices, temperature, choices_method) -> ChoicesDecision`."""
+    """Subclasses implement `generate(s, sampling_params) -> (text, meta)`, and optionally `generate_stream`, which
+    yields such pairs, and `select(s, choices, temperature, choices_method) -> ChoicesDecision`."""
 
     support_concate_and_append = False
     max_threads: ClassVar[int] = 128
-    constraints: ClassVar[frozenset[str]] = frozenset({"regex", "json", "ebnf"})  # the subclass sees them
+    constraints: ClassVar[frozenset[str]] = frozenset({"regex", "json", "ebnf"})  # passed to the subclass
 
     def __init__(self) -> None:
         self.chat_template: ChatTemplate = get_chat_template("default")
 
     @property
     def threads(self) -> ThreadPoolExecutor:
-        """The backend's own: its methods block. A forked child has none of its parent's."""
+        """Threads for blocking methods; a forked child gets its own."""
         of_process: dict[int, ThreadPoolExecutor] = self.__dict__.setdefault("_threads", {})
         if os.getpid() not in of_process:
             of_process[os.getpid()] = ThreadPoolExecutor(self.max_threads, thread_name_prefix="sgl-backend")
         return of_process[os.getpid()]
 
     def get_model_name(self) -> str:
-        """What the model is called."""
+        """The model's name."""
         return type(self).__name__
 
     def get_chat_template(self) -> ChatTemplate:
-        """The template that turns are written with."""
+        """The chat template."""
         return self.chat_template
 
     def generate(self, s: StreamView, sampling_params: Any) -> Any:  # type: ignore[override]
@@ -78,11 +75,11 @@ class BaseBackend(TextBackend):
         raise BackendError(f"{type(self).__name__} does not generate")
 
     def generate_stream(self, s: StreamView, sampling_params: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Pieces of text with meta info. Here: the whole of `generate` as one piece."""
+        """(piece, meta info) pairs; by default all of `generate`."""
         yield self.generate(s, sampling_params)
 
     def select(self, s: StreamView, choices: list[str], temperature: float, choices_method: Any) -> ChoicesDecision:
-        """The choice, and what is known about it."""
+        """The choice and its meta info."""
         raise BackendError(f"{type(self).__name__} does not select")
 
     def open(self, program: ir.Program, sink: ir.Sink) -> Any:
@@ -90,7 +87,7 @@ class BaseBackend(TextBackend):
 
 
 class _Adapter(TextBackend):
-    """The same backend, called from the io thread."""
+    """The backend as called from the io thread."""
 
     def __init__(self, backend: BaseBackend) -> None:
         self._backend = backend
@@ -125,7 +122,7 @@ class _Adapter(TextBackend):
 
 
 def _sampling(params: GenParams) -> SimpleNamespace:
-    """The parameters under the original's names, as attributes."""
+    """Parameters as attributes under the original's names."""
     named = {_NAMES.get(key, key): value for key, value in params.sampling.items()}
     kind, value = params.constraint or (None, None)
     constraints = {"regex": value if kind == "regex" else None, "json_schema": value if kind == "json" else None}

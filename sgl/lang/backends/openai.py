@@ -1,8 +1,5 @@
-"""Cloud APIs that speak the OpenAI protocol, chat or completions.
-
-It maps prompts, parameters, tools and JSON Schemas to that protocol. What the protocol cannot do is an error: regex
-and grammar constraints, and text after an assistant turn has begun.
-"""
+"""APIs of the OpenAI protocol, chat or completions. Regexes, grammars and text inside an assistant turn are errors: the
+protocol lacks them."""
 
 from __future__ import annotations
 
@@ -29,29 +26,27 @@ _ELSEWHERE = "Or run the program where selects are exact: on `sgl serve`, SGLang
 
 @dataclass
 class TokenUsage:
-    """What a backend has used since it was made, or since `reset`."""
+    """Tokens used since creation or `reset`."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     def add(self, usage: Mapping[str, Any]) -> None:
-        """Count one answer."""
+        """Count an answer."""
         self.prompt_tokens += usage.get("prompt_tokens", 0)
         self.completion_tokens += usage.get("completion_tokens", 0)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self.prompt_tokens = self.completion_tokens = 0
 
 
 class OpenAI(TextBackend):
     """A model behind an OpenAI-compatible API. `extra_body` is merged into each request.
 
-    The key is taken from the environment if none is given. Parameters beyond the protocol (top_k, min_p …) are sent
-    where a program sets them: compatible servers know them, others refuse them. The number of tokens is limited by
-    `max_tokens` or, where the model wants it, `max_completion_tokens`: known by the model's name, or learnt from the
-    API's refusal. What this class adds by itself and the API refuses is left out from then on. `token_usage` counts
-    what all programs together have used."""
+    The default key is the environment's. Parameters beyond the protocol (top_k, min_p …) are sent if a program sets
+    them. The token limit is `max_tokens` or `max_completion_tokens`, by the model's name or the API's refusal. Refused
+    fields that nobody asked for are left out from then on. `token_usage` counts all programs."""
 
     default_base_url: ClassVar[str] = "https://api.openai.com/v1"
     api_key_variable: ClassVar[str] = "OPENAI_API_KEY"
@@ -161,7 +156,7 @@ class OpenAI(TextBackend):
         ]
 
     async def _echoed(self, texts: list[str]) -> list[dict[str, Any]]:
-        """The log-probabilities of the texts' own tokens, which servers of open models give."""
+        """Log-probabilities of the texts' tokens, from servers that echo."""
         body = {"model": self.model_name, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 1}
         try:
             answer = await self._http.post("/completions", {**body, **self._extra_body})
@@ -186,7 +181,7 @@ class OpenAI(TextBackend):
     # What APIs refuse
 
     async def _post(self, path: str, body: dict[str, Any], optional: frozenset[str]) -> Any:
-        """The answer. What is refused is changed, and tried again, if nobody has asked for it."""
+        """The answer. Refused fields that nobody asked for are changed and the request repeated."""
         body = self._refusals.left_out(body, optional)
         while True:
             try:
@@ -195,7 +190,7 @@ class OpenAI(TextBackend):
                 body = self._refusals.changed(body, error, optional)
 
     async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
-        """The same for the events of a stream, which is refused before the first."""
+        """The same for a stream, which is refused before its first event."""
         body = self._refusals.left_out(body, OPTIONAL)
         while True:
             try:
@@ -209,7 +204,7 @@ class OpenAI(TextBackend):
         sampling = params.sampling
         body: dict[str, Any] = {"model": self.model_name, "seed": params.seeds[0] % 2**31}
         given = {**self._extra_body, **(sampling["extra"] or {})}
-        if not given.keys() & set(LIMITS):  # else it is said by the protocol's own name
+        if not given.keys() & set(LIMITS):  # otherwise given under its protocol name
             body[self._refusals.limit()] = sampling["max_tokens"]
         for name in SENT:
             value = sampling[name]
@@ -226,7 +221,7 @@ class OpenAI(TextBackend):
         tools = params.node.tools
         if tools:
             body["tools"] = [{"type": "function", "function": dict(tool)} for tool in tools]
-        if tools and params.constraint == ("json", call_schema(tools)):  # the protocol's own way to say so
+        if tools and params.constraint == ("json", call_schema(tools)):  # the protocol's own way
             body |= {"tool_choice": "required", "parallel_tool_calls": False}
         elif params.constraint:
             schema = {"name": params.node.name or "answer", "schema": params.constraint[1], "strict": True}
@@ -235,28 +230,28 @@ class OpenAI(TextBackend):
 
 
 class Anthropic(OpenAI):
-    """Claude models, through Anthropic's OpenAI-compatible API."""
+    """Claude models, by Anthropic's OpenAI-compatible API."""
 
     default_base_url = "https://api.anthropic.com/v1"
     api_key_variable = "ANTHROPIC_API_KEY"
 
 
 class Crusoe(OpenAI):
-    """Models that Crusoe serves."""
+    """Models served by Crusoe."""
 
     default_base_url = "https://managed-inference-api-proxy.crusoecloud.com/v1"
     api_key_variable = "CRUSOE_API_KEY"
 
 
 class LiteLLM(OpenAI):
-    """Any model behind a LiteLLM proxy; `base_url` is the proxy's."""
+    """Models behind a LiteLLM proxy at `base_url`."""
 
     default_base_url = "http://localhost:4000/v1"
     api_key_variable = "LITELLM_API_KEY"
 
 
 class VertexAI(OpenAI):
-    """Gemini models, through Google's OpenAI-compatible API."""
+    """Gemini models, by Google's OpenAI-compatible API."""
 
     default_base_url = "https://generativelanguage.googleapis.com/v1beta/openai"
     api_key_variable = "GEMINI_API_KEY"
@@ -266,7 +261,7 @@ _NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
 
 
 def _echo_problem(choice: Mapping[str, Any], text: str) -> str | None:
-    """Why a choice does not tell the log-probabilities of the tokens of an echoed text; None if it does."""
+    """Why a choice lacks an echoed text's log-probabilities, or None."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
         return "there are no logprobs in its answer"
@@ -291,7 +286,7 @@ def _choices(answer: Any) -> list[dict[str, Any]]:
 
 
 def _messages(prompt: Prompt) -> list[dict[str, Any]]:
-    """The prompt in the protocol's form; a program without turns is one user message."""
+    """The prompt as messages; without turns, one user message."""
     if prompt.role is None and not prompt.messages:
         return [{"role": "user", "content": _content(prompt.text, prompt.images)}]
     if prompt.role != "assistant" or prompt.turn.strip():
@@ -334,7 +329,7 @@ def _meta(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge_calls(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
-    """Put together tool calls that come in pieces."""
+    """Merge streamed tool calls."""
     for piece in pieces:
         empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
         call = calls.setdefault(piece.get("index", 0), empty)
@@ -345,6 +340,6 @@ def _merge_calls(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str,
 
 
 def _num_before(logprobs: Mapping[str, Any], length: int) -> int:
-    """How many tokens of an echoed text lie within its first `length` characters."""
+    """Tokens within an echoed text's first `length` characters."""
     tokens = zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
     return sum(offset + len(token) <= length for token, offset in tokens)

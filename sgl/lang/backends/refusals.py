@@ -1,8 +1,5 @@
-"""What a model's API refuses of a request, learnt from what it says, and the request that it may take instead.
-
-The protocol has two names for the limit of tokens, of which some models know one only; some take no temperature, no
-stops or no seed. It knows names and messages; it sends nothing.
-"""
+"""What an API refuses of a request, learnt from its errors, and the changed request. Models differ in the token limit's
+name; some take no temperature, stops or seed."""
 
 from __future__ import annotations
 
@@ -15,19 +12,19 @@ from sgl.errors import BackendError, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
-LIMITS = ("max_tokens", "max_completion_tokens")  # the protocol's two names for the same
+LIMITS = ("max_tokens", "max_completion_tokens")  # two names for one limit
 _REASONS = re.compile(r"(?:^|[/:])(?:o[1-9]|gpt-[5-9])(?![a-z])")
-"""Names of models that know `max_completion_tokens` only: o1, o3-mini, openai/o4-mini, gpt-5, ft:gpt-5-mini:…"""
+"""Models that know only `max_completion_tokens`: o1, o3-mini, openai/o4-mini, gpt-5, ft:gpt-5-mini:…"""
 _REFUSES = re.compile(
     r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|only the default", re.I
 )
-"""What an API says of a parameter that it does not take, and not of a value that is merely out of range."""
-OPTIONAL = frozenset({"seed", "stream_options"})  # sent unasked, so left out where an API refuses them
+"""How APIs refuse a parameter, unlike a value out of range."""
+OPTIONAL = frozenset({"seed", "stream_options"})  # sent unasked, dropped when refused
 SENT = (
     *("temperature", "top_p", "n", "stop", "frequency_penalty", "presence_penalty", "logit_bias"),
     *("top_k", "min_p", "min_tokens", "repetition_penalty", "ignore_eos", "stop_token_ids", "stop_regex"),
 )
-"""The parameters that go into a request, by the same names, where a program sets them."""
+"""Parameters sent under the same names if a program sets them."""
 _NAMES = {
     **{name: name for name in (*SENT, "seed", "tools", "tool_choice")},
     "stream_options": "stream",
@@ -35,31 +32,31 @@ _NAMES = {
     "top_logprobs": "top_logprobs_num",
     "response_format": "schema",
 }
-"""What of a request an API may refuse, and what it is called in the language."""
+"""Refusable fields, and their names in the language."""
 
 
 class Refusals:
-    """What one model has refused so far."""
+    """What one model has refused."""
 
     def __init__(self, model_name: str, *, is_chat_model: bool) -> None:
         self._model_name = model_name
         is_reasoning = is_chat_model and _REASONS.search(model_name)
-        self._limits = LIMITS[::-1] if is_reasoning else LIMITS  # the likelier first
+        self._limits = LIMITS[::-1] if is_reasoning else LIMITS  # likelier first
         self._refused: set[str] = set()
 
     def limit(self) -> str:
-        """What the limit of tokens is called."""
+        """The token limit's name."""
         return next(name for name in self._limits if name not in self._refused)
 
     def left_out(self, body: dict[str, Any], optional: frozenset[str]) -> dict[str, Any]:
-        """The request without those of the optional parameters that were refused before."""
+        """The request without refused optional fields."""
         return {name: value for name, value in body.items() if name not in optional & self._refused}
 
     def changed(
         self, body: dict[str, Any], error: InvalidRequest | BackendError, optional: frozenset[str]
     ) -> dict[str, Any]:
-        """The request without what the API has refused, or with another name for it; both are remembered. Raises where
-        there is nothing to change."""
+        """The request without what the error refuses, or with its other name; remembered. Raises the error if nothing
+        can change."""
         text = str(error)
         is_refusal = isinstance(error, InvalidRequest) or error.status == 403
         if not (is_refusal and _REFUSES.search(text)):
@@ -70,7 +67,7 @@ class Refusals:
             if new not in self._refused:
                 self._refused.add(old)
                 return {new if key == old else key: value for key, value in body.items()}
-            self._refused.difference_update(LIMITS)  # it is about something else
+            self._refused.difference_update(LIMITS)  # the error is about something else
             raise error
         if name in optional:
             logger.warning("%s takes no %s: it is left out from now on", self._model_name, name)
@@ -84,7 +81,7 @@ class Refusals:
 
 
 def _first_named(names: Iterable[str], text: str) -> str | None:
-    """The first of the names that a text speaks of; short ones count in quotes only."""
+    """The first name in the text; short names need quotes."""
     patterns = {name: rf"\b{name}\b" if len(name) > 2 else rf"['\"`]{name}['\"`]" for name in names}
     found = {name: match.start() for name, pattern in patterns.items() if (match := re.search(pattern, text))}
     return min(found, key=found.__getitem__, default=None)

@@ -1,7 +1,5 @@
-"""A program that a server executes: segments go out, numbered events come back, over connections that may break.
-
-It knows the protocol of /v1/programs; `server` uses it where a server offers it. Everything runs on the io thread.
-"""
+"""A program on a server: segments out, numbered events in, over breakable connections. Speaks /v1/programs on the io
+thread."""
 
 from __future__ import annotations
 
@@ -17,21 +15,21 @@ from sgl.lang.backends.http import HttpClient, retry_delay
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.interpreter import as_known
 
-MAX_PAUSE = 1.0  # seconds between two tries to go on listening: servers do not keep what nobody listens to for long
+MAX_PAUSE = 1.0  # seconds between tries to reconnect: servers soon drop programs without listeners
 
 
 class RemoteSession(Session):
-    """One program. The first segment opens it; a lost connection is taken up again after the last event seen."""
+    """One program. The first segment opens it; lost connections resume after the last event."""
 
     def __init__(self, http: HttpClient, program: ir.Program, sink: ir.Sink, opened: Callable[[str], None]) -> None:
-        """opened: called with the program's id, once the server has given it one."""
+        """`opened`: called with the program's id."""
         self._http = http
         self._program = program
         self._sink = sink
         self._opened = opened
-        self._path: str | None = None  # of the program, once it is open
+        self._path: str | None = None  # once open
         self._is_open = asyncio.Event()
-        self._last = 0  # number of the last event seen
+        self._last = 0  # last event's number
         self._segments: asyncio.Queue[ir.Segment] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
@@ -56,15 +54,14 @@ class RemoteSession(Session):
             self._http.tell_delete(self._path)
 
     async def _send(self) -> None:
-        """Ship later segments in order, once the program has a path. Their numbers make it safe to repeat one."""
+        """Send later segments in order; numbers make repeating safe."""
         await self._is_open.wait()
         for number in itertools.count(1):
             body = {"segment": ir.to_json(await self._segments.get()), "number": number}
             await self._http.post(f"{self._path}/segments", body)
 
     async def _listen(self, body: Any) -> None:
-        """Take in events until the program is done; try again where the connection breaks and nothing else is
-        wrong, but not for ever without anything new."""
+        """Take events until the end; reconnect while retrying helps and something new arrives."""
         failures = 0  # since the last event
         while True:
             before = self._last
@@ -110,7 +107,7 @@ class RemoteSession(Session):
             self._sink(ir.EVENTS[kind](**{name: value for name, value in data.items() if name != "type"}))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Fail the program with what a task has raised."""
+        """Fail the program with a task's error."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not self._is_over:
             self.cancel()
@@ -126,7 +123,7 @@ class RemoteSession(Session):
 
 
 def _error(data: Mapping[str, Any]) -> Exception:
-    """The error that the server met, as its own class where that is one of ours."""
+    """The server's error, in our class if we have it."""
     cls = getattr(errors, str(data.get("class")), None)
     if not (isinstance(cls, type) and issubclass(cls, SglError)):
         cls = BackendError

@@ -1,8 +1,5 @@
-"""A server over HTTP: one that executes programs gets them whole, another gets single calls of `/generate`.
-
-It knows the native protocol (also that of servers of the original language); `remote` knows that of programs, and
-retries and connections are `http`'s business.
-"""
+"""A server over HTTP: it gets whole programs if it executes them, else calls of `/generate` (as do the original's
+servers)."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ from sgl.lang.ir.chat import ChatTemplate, as_template, jinja_template, registry
 from sgl.lang.ir.choices import Scores
 from sgl.lang.ir.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
 
-FIRST_SECONDS = 30.0  # for the first answer, which costs a server nothing
+FIRST_SECONDS = 30.0  # the first answer is cheap
 
 
 class RuntimeEndpoint(TextBackend):
-    """A running server. Reads the model's chat template from it; `chat_template_name` overrides it."""
+    """A running server. Uses its model's chat template unless `chat_template_name` is given."""
 
     constraints: ClassVar[frozenset[str]] = frozenset(CONSTRAINT_NAMES)
 
@@ -60,31 +57,31 @@ class RuntimeEndpoint(TextBackend):
     def open(self, program: ir.Program, sink: ir.Sink) -> Session:
         template = program.chat_template or self._template_name
         is_known = template is None or (isinstance(template, str) and template in registry)
-        if not (self.model_info.get("programs") and is_known):  # what the server does not know is rendered here
+        if not (self.model_info.get("programs") and is_known):  # the server does not know it
             return super().open(program, sink)
         program = dataclasses.replace(program, chat_template=template)
         return RemoteSession(self._http, program, sink, self.opened)
 
     def opened(self, program_id: str) -> None:
-        """Called on the io thread with the id of each program that the server executes."""
+        """Called on the io thread with each remote program's id."""
 
     @property
     def base_url(self) -> str:
-        """Where the server is."""
+        """The server's URL."""
         return self._http.base_url
 
     def request(self, path: str, body: Any = None) -> Any:
-        """The JSON answer of one of the server's endpoints: to a POST of `body`, or to a GET without one."""
+        """An endpoint's JSON: POST of `body`, or GET without one."""
         try:
             return io.wait(self._http.get(path) if body is None else self._http.post(path, body))
         except SglError as error:
-            error.__traceback__ = None  # the message says all
+            error.__traceback__ = None  # the message suffices
             raise
 
     def _model_info(self) -> dict[str, Any]:
         try:
             info = io.wait(self._http.get("/get_model_info", seconds=FIRST_SECONDS))
-        except InvalidRequest as error:  # others speak HTTP too
+        except InvalidRequest as error:  # another protocol
             raise BackendError(
                 f"{error}: is it a server of this protocol? For OpenAI's there is sgl.OpenAI"
             ) from None
@@ -97,11 +94,11 @@ class RuntimeEndpoint(TextBackend):
         return info
 
     def get_model_name(self) -> str:
-        """The path of the server's model."""
+        """The model's path."""
         return str(self.model_info.get("model_path"))
 
     def flush_cache(self) -> bool:
-        """Drop the cached prefixes."""
+        """Drop cached prefixes."""
         self.request("/flush_cache", {})
         return True
 
@@ -110,17 +107,17 @@ class RuntimeEndpoint(TextBackend):
         return dict(self.request("/server_info"))
 
     def cache_prefix(self, text: str) -> None:
-        """Compute the KV of a text that many prompts begin with."""
+        """Compute the KV of a common prefix."""
         self.request("/generate", {"text": text, "sampling_params": {"max_new_tokens": 0, "temperature": 0}})
 
     def shutdown(self) -> None:
-        """Close the connections; the server runs on."""
+        """Close connections; the server stays."""
         io.wait(self._http.close())
 
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
         bodies = [self._body(prompt, params, seed) for seed in params.seeds]
         body = bodies[0]
-        if len(bodies) > 1:  # as a batch, since each sample has a seed of its own
+        if len(bodies) > 1:  # a batch: each sample has its seed
             body |= {
                 "text": [prompt.text] * len(bodies),
                 "sampling_params": [body["sampling_params"] for body in bodies],
@@ -139,8 +136,8 @@ class RuntimeEndpoint(TextBackend):
             yield completion
 
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
-        """One request for the prompt and for the prompt with each choice. All choices are scored from where the
-        first of these token sequences parts from the prompt's, so that a token which merges both is scored."""
+        """Score prompt and choices in one request, from where the first choice's tokens leave the prompt's: a token may
+        merge both."""
         texts = [prompt.text + choice for choice in choices]
         alone, *given = await self._logprobs({"text": [prompt.text, *texts]})
         start = min(min(_common(alone, entries), len(entries) - 1) for entries in given)
@@ -156,14 +153,14 @@ class RuntimeEndpoint(TextBackend):
         ]
 
     async def _streams_increments(self) -> bool:
-        """Whether the server's events carry new text only, as servers of the original do on request."""
+        """Whether events hold new text only, an option of the original's servers."""
         if self._is_incremental is None:
             info = await self._http.get("/server_info") or {}
             self._is_incremental = bool(info.get("incremental_streaming_output") or info.get("stream_output"))
         return self._is_incremental
 
     async def _logprobs(self, prompts: dict[str, Any]) -> list[Any]:
-        """[logprob, token id, …] of every token of each prompt."""
+        """[logprob, token id, …] of each prompt's tokens."""
         sampling = {"max_new_tokens": 0, "temperature": 0}
         body = {**prompts, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
         answer = await self._http.post("/generate", body)
@@ -195,7 +192,7 @@ def _completion(item: Any) -> Completion:
 
 
 def _input_logprobs(item: Any) -> list[Any]:
-    """The entries of a result's prompt; none where the server has left them out."""
+    """A result's prompt entries; empty if missing."""
     meta = item.get("meta_info") if isinstance(item, dict) else None
     entries = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
     is_whole = isinstance(entries, list) and all(isinstance(entry, list) and len(entry) > 1 for entry in entries)
@@ -203,7 +200,7 @@ def _input_logprobs(item: Any) -> list[Any]:
 
 
 def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """How many token ids two lists of entries begin with alike."""
+    """Length of the common prefix of token ids."""
     return next(
         (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a[1] != b[1]), min(len(left), len(right))
     )

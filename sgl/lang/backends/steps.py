@@ -1,9 +1,5 @@
-"""Executes programs node by node, for backends that only know single calls.
-
-`TextBackend` is the base of such backends: generate, stream, score. `StepSession` interprets segments for them on
-the io thread, as `sgl.lang.ir.interpreter` says. State is text: prompts are sent whole, and what they share is
-left to the server's cache.
-"""
+"""Executes programs by single calls: generate, stream, score (`TextBackend`). `StepSession` runs the nodes on the io
+thread. State is text; whole prompts are sent, for the server's cache to share."""
 
 from __future__ import annotations
 
@@ -23,13 +19,13 @@ from sgl.lang.ir.choices import Scores, method_named
 from sgl.lang.ir.interpreter import Interpreter, Piece, Steps, Turns
 
 T = TypeVar("T")
-TURN_TRIES = 3  # for a chat model to write a turn as the program has begun it
+TURN_TRIES = 3  # tries for a chat model to continue a turn
 
 
 @dataclass(slots=True)
 class Prompt:
-    """What a gen continues: the whole text, the same as closed turns plus the text of the open turn, and the same
-    as pieces, each with whether a template wrote it (only those may hold control tokens)."""
+    """What a gen continues: the text; its closed turns and the open turn's text; and its pieces, each with whether a
+    template wrote it (only those hold control tokens)."""
 
     text: str
     pieces: list[tuple[str, bool]] = field(default_factory=list)
@@ -41,8 +37,8 @@ class Prompt:
 
 @dataclass(slots=True)
 class GenParams:
-    """One gen, resolved. `sampling` has every key of `sgl.lang.ir.sampling.PARAMS`; `seeds` has one entry per sample;
-    `constraint` is (kind, value), dtype included."""
+    """A resolved gen. `sampling` has every key of `sgl.lang.ir.sampling.PARAMS`, `seeds` an entry per sample;
+    `constraint`: (kind, value), dtype included."""
 
     sampling: dict[str, Any]
     seeds: list[int]
@@ -52,17 +48,16 @@ class GenParams:
 
 @dataclass(slots=True)
 class Completion:
-    """A sample's text, without the stop that ended it, and its meta info (`completion_tokens`, `finish_reason` …).
-    While streaming: the next piece of the text, and the meta info that came with it."""
+    """A sample's text without its stop, and meta info (`completion_tokens`, `finish_reason` …); streaming, the next
+    piece of both."""
 
     text: str
     meta: dict[str, Any] = field(default_factory=dict)
 
 
 class TextBackend(Backend):
-    """A backend of single calls, all awaited on the io thread. `constraints`: the kinds it enforces itself;
-    `checks_dtypes`: where it cannot, a gen with a dtype takes the beginning of its text that fits, or fails;
-    `writes_whole_turns`: it cannot go on with a turn that the program has begun."""
+    """A backend of single calls, awaited on the io thread. `constraints`: kinds it enforces. `checks_dtypes`: otherwise
+    a gen's dtype keeps the fitting start of its text, or fails. `writes_whole_turns`: it cannot continue a turn."""
 
     chat_template: ChatTemplate | str | None = None
     constraints: ClassVar[frozenset[str]] = frozenset()
@@ -71,15 +66,15 @@ class TextBackend(Backend):
 
     @abstractmethod
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        """n samples of a continuation of the prompt, in order."""
+        """n samples, in order."""
 
     async def stream(self, prompt: Prompt, params: GenParams) -> AsyncIterator[Completion]:
-        """The pieces of one sample as they come. Here: the whole sample as one piece."""
+        """One sample's pieces; by default a single one."""
         for completion in await self.generate(prompt, params):
             yield completion
 
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
-        """The log-probabilities of each choice's tokens after the prompt; with `unconditional`, also without it."""
+        """Log-probabilities of each choice's tokens after the prompt; if `unconditional`, also without."""
         raise BackendError(f"{type(self).__name__} cannot score choices, which select needs")
 
     async def choose(self, prompt: Prompt, node: ir.Select) -> Completion:
@@ -94,12 +89,12 @@ class TextBackend(Backend):
 
 
 class _Stream(nodes.Stream):
-    """A stream as its whole text, and as turns."""
+    """A stream as text and turns."""
 
     def __init__(self, stream_id: int, path: str, parent: _Stream | None) -> None:
         super().__init__(stream_id, path, parent)
         self._text: str = parent.text if parent else ""
-        self._added: list[str] = []  # to it, since somebody asked: to add each alone would copy all before it
+        self._added: list[str] = []  # joined on demand: adding each would be quadratic
         self.length: int = len(self._text)
         self.pieces: list[Piece] = list(parent.pieces) if parent else []  # of the whole text
         self.messages: list[dict[str, Any]] = list(parent.messages) if parent else []
@@ -119,7 +114,7 @@ class _Stream(nodes.Stream):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         if self._added:
             self._text += "".join(self._added)
             self._added.clear()
@@ -146,14 +141,14 @@ class _Stream(nodes.Stream):
 
 
 class _Turns(Turns[_Stream]):
-    """The turns of a program on the io thread."""
+    """Schedules a program on the io thread."""
 
     def __init__(self, sink: ir.Sink) -> None:
         super().__init__(sink)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def run(self) -> None:
-        """Resume all streams that may go on; the program ends with the last one."""
+        """Resume ready streams; the program ends with the last."""
         while self._ready and not self._is_over:
             self._resume(self._ready.popleft())
         if self.is_final and not self._undrained and not self._is_over:
@@ -161,12 +156,12 @@ class _Turns(Turns[_Stream]):
             self._is_over = True
 
     def wait(self, stream: _Stream, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Steps[T]:
-        """Wait for work of the event loop."""
+        """Await work on the event loop."""
 
         def come_back(task: asyncio.Task[T]) -> None:
             self._tasks.discard(task)
             if not task.cancelled():
-                task.exception()  # nobody asks for it where the program is over
+                task.exception()  # unread if the program is over
             self.wake(stream)
             self.run()
 
@@ -176,7 +171,7 @@ class _Turns(Turns[_Stream]):
             except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
                 if self._is_over:
                     raise
-                # of the backend's own code: it would end the loop that all programs share, or go unseen
+                # from the backend's code: it would end the shared loop, or go unseen
                 raise BackendError(f"the backend raised {type(error).__name__}: {error}") from error
 
         task = asyncio.get_running_loop().create_task(guarded())
@@ -187,14 +182,14 @@ class _Turns(Turns[_Stream]):
         return task.result()
 
     def cancel(self) -> None:
-        """End the program; nothing more is said of it."""
+        """End the program silently."""
         self._is_over = True
         for task in self._tasks:
             task.cancel()
 
 
 class StepSession(Interpreter[_Stream], Session):
-    """A program on a `TextBackend`. `requests` counts the calls made to it."""
+    """A program on a `TextBackend`. `requests`: calls made."""
 
     def __init__(self, backend: TextBackend, program: ir.Program, sink: ir.Sink) -> None:
         template = program.chat_template or backend.chat_template
@@ -222,7 +217,7 @@ class StepSession(Interpreter[_Stream], Session):
 
     def _gen(self, stream: _Stream, node: ir.Gen) -> Steps[None]:
         constraint = ir.constraint_of(node)
-        dtype = None  # to be checked here
+        dtype = None  # checked here
         if constraint and constraint[0] not in self._backend.constraints:
             dtype = node.dtype if self._backend.checks_dtypes else None
             if dtype is None:
@@ -275,9 +270,9 @@ class StepSession(Interpreter[_Stream], Session):
         return [whole]
 
     async def _speculate(self, stream: _Stream, params: GenParams) -> Completion:
-        """Take the gen from text that an earlier, longer call foresaw, or make such a call."""
+        """Serve the gen from an earlier call's look-ahead, or make such a call."""
         stops, limit = params.sampling["stop"], params.sampling["max_tokens"]
-        meta: dict[str, Any] = {"completion_tokens": 0}  # what an earlier call foresaw, that call has paid for
+        meta: dict[str, Any] = {"completion_tokens": 0}  # paid by the earlier call
         if not stream.speculated:
             stream.speculated, meta = await self._foresee(stream, params)
         ends = [at for stop in stops if (at := stream.speculated.find(stop)) >= 0]
@@ -285,7 +280,7 @@ class StepSession(Interpreter[_Stream], Session):
         return Completion(text, {**meta, "finish_reason": {"type": "stop"}, "speculated": True})
 
     async def _foresee(self, stream: _Stream, params: GenParams) -> tuple[str, dict[str, Any]]:
-        """What may follow the stream's text. Where only whole turns are written, one that begins as this one has."""
+        """Generate ahead of the stream's text. Backends of whole turns retry until one begins as this turn has."""
         num_tokens = max(params.sampling["max_tokens"], self._program.speculate_tokens or 0)
         longer = dict(params.sampling, stop=[], max_tokens=num_tokens)
         prompt = stream.prompt()
@@ -309,7 +304,7 @@ class StepSession(Interpreter[_Stream], Session):
 
 
 def _fitting(text: str, dtype: str) -> str:
-    """The longest beginning of a text that is of that dtype. Raises if there is none."""
+    """The longest prefix of that dtype. Raises BackendError if none."""
     match = re.match(ir.DTYPE_REGEX[dtype], text.lstrip())
     if match is None:
         raise BackendError(f"the model wrote {text!r}, which is no {dtype}")

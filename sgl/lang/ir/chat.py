@@ -1,9 +1,6 @@
-"""Chat templates: the text that opens and closes a turn, given the roles of the turns before it.
-
-Two kinds: `PrefixTemplate` (a prefix and a suffix per role) and `RenderedTemplate` (whatever renders a list of
-messages, such as a model's own Jinja template). Both are pure text; executors emit what they return, and only that,
-as control tokens. Nothing here guesses a template from a model's name: an unknown one is an error.
-"""
+"""Chat templates: the text that opens and closes a turn, given earlier turns' roles. `PrefixTemplate` has a prefix and
+suffix per role; `RenderedTemplate` cuts turns from rendered messages, such as a model's Jinja template's. Executors
+encode their output, and nothing else, with control tokens. No template is guessed from a model's name."""
 
 from __future__ import annotations
 
@@ -19,14 +16,14 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TurnBegin:
-    """The text that opens a turn; `system` is the content of a default system turn inside it, if there is one."""
+    """A turn's opening text; `system`: the default system turn inside it."""
 
     text: str
     system: str | None = None
 
 
 class ChatTemplate(Protocol):
-    """`roles`: those of the closed turns so far."""
+    """`roles`: of the closed turns."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -34,18 +31,18 @@ class ChatTemplate(Protocol):
 
     @property
     def image_token(self) -> str:
-        """What stands for an image in the text."""
+        """An image's placeholder in the text."""
 
     def begin(self, roles: tuple[str, ...], role: str) -> TurnBegin:
-        """What opens a turn of `role`."""
+        """The opening of a `role` turn."""
 
     def end(self, roles: tuple[str, ...], role: str) -> str:
-        """What closes the turn of `role`."""
+        """The closing of a `role` turn."""
 
 
 @dataclass(frozen=True)
 class PrefixTemplate(ChatTemplate):
-    """A prefix and a suffix per role. `merges_system`: the system turn opens the first user turn (Llama 2)."""
+    """A prefix and suffix per role. `merges_system`: the system turn opens the first user turn (Llama 2)."""
 
     name: str
     roles: Mapping[str, tuple[str, str]]
@@ -77,10 +74,8 @@ class PrefixTemplate(ChatTemplate):
 
 @dataclass(frozen=True)
 class RenderedTemplate(ChatTemplate):
-    """Turns cut out of what `render(messages, add_generation_prompt)` makes of marked messages.
-
-    Only the sequence of roles is rendered, with markers for contents, and remembered: what earlier turns contain
-    neither changes the text between them nor costs anything."""
+    """Turns cut from `render(messages, add_generation_prompt)`. Messages hold markers as content, so each sequence of
+    roles is rendered once."""
 
     name: str
     render: Callable[[Messages, bool], str]
@@ -104,11 +99,11 @@ class RenderedTemplate(ChatTemplate):
             except InvalidRequest:
                 if role != "system":
                     raise
-                self._end[key] = ""  # a system turn that only shows together with the next one
+                self._end[key] = ""  # shows only with the next turn
         return self._end[key]
 
     def _gap(self, roles: tuple[str, ...], role: str) -> str:
-        """The text after the last content and before that of the new turn."""
+        """The text between the last content and the new turn's."""
         if role != "assistant":
             return self._gap_before((*roles, role))
         try:
@@ -116,10 +111,10 @@ class RenderedTemplate(ChatTemplate):
         except InvalidRequest:
             if roles:
                 raise
-            return self._gap_before((role,))  # many templates render nothing without a message
+            return self._gap_before((role,))  # many templates need a message
 
     def _gap_before(self, roles: tuple[str, ...]) -> str:
-        """The text between the contents of the last two turns."""
+        """The text between the last two turns' contents."""
         try:
             rendered = self._rendered(roles, False)
             last = rendered.index(_marker(len(roles) - 1))
@@ -158,7 +153,7 @@ class RenderedTemplate(ChatTemplate):
 def jinja_template(
     source: str, *, special_tokens: Mapping[str, str] | None = None, stops: Sequence[str] = ()
 ) -> RenderedTemplate:
-    """A template in the form that tokenizers carry; `special_tokens` are variables of it, such as bos_token."""
+    """A tokenizer's Jinja template; `special_tokens` are its variables, such as bos_token."""
     try:
         template = _environment().from_string(source)
     except Exception as error:
@@ -172,7 +167,7 @@ def jinja_template(
 
 
 def as_template(value: ChatTemplate | str | Callable[[Messages, bool], str]) -> ChatTemplate:
-    """A template from a registered name, Jinja source, a rendering function, or a template itself."""
+    """A template from a registered name, Jinja source, render function or template."""
     if isinstance(value, str):
         if value in registry:
             return registry[value]
@@ -191,18 +186,18 @@ def as_template(value: ChatTemplate | str | Callable[[Messages, bool], str]) -> 
 
 
 def register_chat_template(template: ChatTemplate, name: str | None = None) -> ChatTemplate:
-    """Make the template known by its name."""
+    """Register a template under its name."""
     registry[name or template.name] = template  # type: ignore[attr-defined]
     return template
 
 
 def get_chat_template(name: str) -> ChatTemplate:
-    """The registered template of that name."""
+    """The template registered under that name."""
     return as_template(name)
 
 
 def _marker(index: int) -> str:
-    return f"\ue000{index}\ue001"  # private-use characters: no template trims or rewrites them
+    return f"\ue000{index}\ue001"  # private-use characters, which templates leave alone
 
 
 @functools.cache
@@ -238,7 +233,7 @@ registry: dict[str, ChatTemplate] = {}
 
 
 def _add(name: str, system: str, user: str, assistant: str, tool: str | None = None, **options: Any) -> None:
-    """A template by what stands around the content (`…`) of each role's turn; tools speak as users do, or as `tool`."""
+    """Register a template from each role's turn with `…` for its content; tools default to users."""
     shapes = {"system": system, "user": user, "assistant": assistant, "tool": tool or user}
     affixes = {
         role: (before, after) for role, shape in shapes.items() for before, _, after in [shape.partition("…")]
@@ -247,7 +242,7 @@ def _add(name: str, system: str, user: str, assistant: str, tool: str | None = N
 
 
 def _add_tagged(name: str, shape: str, names: Mapping[str, str] | None = None, **options: Any) -> None:
-    """A template of one shape for all roles, with the role's name, or what `names` calls it, in braces."""
+    """Register a template with one shape for all roles; `{}` is the role's name, or its name in `names`."""
     shown = ((names or {}).get(role, role) for role in ("system", "user", "assistant", "tool"))
     _add(name, *map(shape.format, shown), **options)
 

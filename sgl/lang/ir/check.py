@@ -1,8 +1,5 @@
-"""Validates programs and segments that come over a wire, before anything is executed.
-
-Two checks: the shape of each message against the JSON Schema below, and what a schema cannot say (addresses, roles,
-limits over a whole program), kept by a `Checker` per program. Servers call it; clients that record need not.
-"""
+"""Checks programs and segments from a wire before execution: each message's shape against the JSON Schema below, then,
+in a `Checker` per program, addresses, roles and limits. For servers; recording clients need none."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from sgl.lang.ir.sampling import MAX_SECONDS, MAX_WHOLE, PARAMS, shown
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one program may ask for."""
+    """What one program may ask for."""
 
     nodes: int = 10_000
     streams: int = 4_097
     characters: int = 16_000_000
     constraint_characters: int = 1_000_000
     choices: int = 4_096
-    requests: int = 65_536  # at once: the sum over streams of the widest node, times rows
+    requests: int = 65_536  # at once: sum of the streams' widest nodes, times rows
     nodes_of_rows: int = 1_000_000
 
 
@@ -82,7 +79,7 @@ _NARROWED: dict[tuple[type, str], dict[str, Any]] = {
     (ir.Program, "chat_template"): _NAME,
     (ir.Program, "speculate_tokens"): _OR_NULL,
 }
-"""Fields that may hold less than their types say."""
+"""Fields narrower than their types."""
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: _STRING,
     int: _INDEX,
@@ -93,7 +90,7 @@ _PLAIN: dict[Any, dict[str, Any]] = {
 
 
 def _schema_of(hint: Any) -> dict[str, Any]:
-    """What a field of that type may be on the wire; a whole number is an address."""
+    """The wire schema of a field's type; integers are addresses."""
     inner = get_args(hint)
     if get_origin(hint) is Literal:
         return {"enum": list(inner)}
@@ -108,7 +105,7 @@ def _schema_of(hint: Any) -> dict[str, Any]:
 
 
 def _message(cls: type, **more: Any) -> dict[str, Any]:
-    """The JSON Schema of what `ir.to_json` makes of a class, with more fields in front."""
+    """The JSON Schema of what `ir.to_json` makes of a class, with `more` fields first."""
     hints = get_type_hints(cls)
     sent = [item for item in fields(cls) if not item.metadata.get("local")]
     shapes = {item.name: _NARROWED.get((cls, item.name)) or _schema_of(hints[item.name]) for item in sent}
@@ -127,7 +124,7 @@ SEGMENT_SCHEMA = _object(
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of what a client sends: a program to open with, and segments."""
+    """The JSON Schema (draft 2020-12) of programs and segments."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"sgl program, version {ir.VERSION}",
@@ -137,7 +134,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def program_from_wire(data: Any) -> ir.Program:
-    """The program that a client opens. Raises `InvalidRequest` with the place of the mistake."""
+    """Parse a program. Raises InvalidRequest with the place."""
     if isinstance(data, Mapping) and data.get("v") != ir.VERSION:
         raise InvalidRequest(f"IR version {shown(data.get('v'))} is not {ir.VERSION}", param="v")
     _check(data, PROGRAM_SCHEMA, "program")
@@ -149,7 +146,7 @@ class _StreamCheck:
     length: int = 0
     role: str | None = None
     scopes: list[str] = field(default_factory=list)
-    texts: set[int] = field(default_factory=set)  # nodes that a ref may point at
+    texts: set[int] = field(default_factory=set)  # nodes that refs may point at
     tool_gens: set[int] = field(default_factory=set)
     is_closed: bool = False
     parent: int | None = None
@@ -157,10 +154,10 @@ class _StreamCheck:
 
 
 class Checker:
-    """Checks the segments of one program as they come."""
+    """Checks one program's segments in order."""
 
     def __init__(self, program: ir.Program, limits: Limits | None = None, *, rows: int = 1) -> None:
-        """`rows`: how often what is checked here is executed."""
+        """`rows`: how often the program runs."""
         self._program = program
         self._rows = rows
         self._num_requests = 0
@@ -168,12 +165,12 @@ class Checker:
         self._streams = {0: _StreamCheck()}
         self._num_nodes = 0
         self.num_characters = 0
-        """Of all that was checked."""
+        """In everything checked."""
         self._is_final = False
-        self._waiting: set[tuple[int, int]] = set()  # tool_results nodes without an answer
+        self._waiting: set[tuple[int, int]] = set()  # unanswered tool_results nodes
 
     def segment(self, data: Any) -> ir.Segment:
-        """The segment that a client sends. Raises `InvalidRequest`; the program is then beyond repair."""
+        """Parse a segment. Raises InvalidRequest; the program is then unusable."""
         is_mapping = isinstance(data, Mapping) and isinstance(data.get("nodes"), list)
         _check({**data, "nodes": []} if is_mapping else data, SEGMENT_SCHEMA, "segment")
         if self._is_final and (data["nodes"] or not data.get("answers")):
@@ -229,7 +226,7 @@ class Checker:
         self._limit("characters", self.num_characters, limits.characters, place)
 
     def _widen(self, stream: _StreamCheck, item: Mapping[str, Any]) -> None:
-        """Count what the node may ask for at once. A stream's nodes wait for each other; streams do not."""
+        """Count concurrent requests: nodes of one stream run in turn, streams in parallel."""
         width = len(item.get("choices", ()))
         if item["op"] == "gen":
             width = item.get("params", {}).get("n", self._program.defaults.get("n", 1))
@@ -242,7 +239,7 @@ class Checker:
             raise InvalidRequest(f"{place}: {count} {what}, and the limit is {limit}", param=what)
 
     def _meaning(self, item: Mapping[str, Any], stream: _StreamCheck) -> str | None:
-        """What is wrong with a node in its place, if anything."""
+        """What is wrong with a node in its place, or None."""
         match item["op"]:
             case "role_begin" | "role_end" as op:
                 if problem := ir.turn_problem(op, item["role"], stream.role):
@@ -295,8 +292,8 @@ _TYPES: dict[str, Any] = {
 
 
 def _characters(value: Any) -> int:
-    """The characters of all strings inside a JSON value, keys of its inner objects included; each other value counts as
-    one. Raises InvalidRequest for a number that is none."""
+    """Characters in a JSON value's strings and inner keys; other values count one. Raises InvalidRequest for infinite
+    numbers."""
     total, left = 0, list(value.values()) if isinstance(value, Mapping) else [value]
     while left:
         item = left.pop()
@@ -314,7 +311,7 @@ def _characters(value: Any) -> int:
 
 
 def _check(value: Any, schema: Mapping[str, Any], place: str) -> None:
-    """Check a value against the part of JSON Schema that is used above."""
+    """Check a value against the subset of JSON Schema used above."""
     problem = _mismatch(value, schema)
     if problem:
         raise InvalidRequest(f"{place}: {problem}", param=place)
@@ -336,7 +333,7 @@ def _check(value: Any, schema: Mapping[str, Any], place: str) -> None:
 
 
 def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """How a value differs from a schema, its items and fields aside."""
+    """How the value itself, without items and fields, violates the schema."""
     if "type" in schema:
         types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
         is_bool = isinstance(value, bool)
@@ -357,7 +354,7 @@ def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
 
 
 def _number_problem(value: Any) -> str | None:
-    """Why a value is no number that a program may hold, if it is a number at all."""
+    """What is wrong with a number, or None."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"expected a finite number, not {value}"
     if isinstance(value, int) and abs(value) > MAX_WHOLE:

@@ -1,8 +1,5 @@
-"""How `select` decides: three methods over the exact conditional log-probabilities of each choice's tokens.
-
-A method is a pure function object over lists of numbers; it asks no backend. `input_logprobs[i][j]` is the
-log-probability of token j of choice i after the prompt and the tokens before it; nothing of the prompt is in it.
-"""
+"""How `select` decides: methods over the log-probabilities of each choice's tokens. `input_logprobs[i][j]` is that of
+choice i's token j, given the prompt and the tokens before."""
 
 from __future__ import annotations
 
@@ -19,35 +16,35 @@ Entry: TypeAlias = Sequence[Any]  # (log-probability or None, token id, text or 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The tokens of one choice: conditional log-probabilities, ids, and log-probabilities without the prompt (whose
-    first entry is None, as nothing precedes it)."""
+    """One choice's tokens: conditional log-probabilities, ids, and log-probabilities without the prompt (the first is
+    None)."""
 
     logprobs: Sequence[float]
     token_ids: Sequence[int | None] = ()
     unconditional: Sequence[float | None] | None = None
-    normalized: float | None = None  # in place of the mean, where somebody else has worked it out
+    normalized: float | None = None  # replaces the mean if given
 
     @property
     def mean(self) -> float:
-        """The mean log-probability of a token."""
+        """The mean log-probability per token."""
         return _mean(self.logprobs) if self.normalized is None else self.normalized
 
     def entries(self) -> list[tuple[float, int | None, None]]:
-        """(log-probability, token id, None) of each token, the form that meta info has."""
+        """(log-probability, token id, None) per token, as in meta info."""
         ids = self.token_ids or [None] * len(self.logprobs)
         return [(logprob, token_id, None) for logprob, token_id in zip(self.logprobs, ids, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class ChoicesDecision:
-    """The chosen text and what there is to know about the choice."""
+    """The choice and its meta info."""
 
     decision: str
     meta_info: dict[str, Any] = field(default_factory=dict)
 
 
 class ChoicesSamplingMethod(ABC):
-    """Decides among choices by their scores; on a tie the first one wins."""
+    """Picks a choice by scores; the first wins ties."""
 
     name: str
     requires_unconditional_logprobs = False
@@ -65,8 +62,8 @@ class ChoicesSamplingMethod(ABC):
         output_token_logprobs: Sequence[Sequence[Entry]] = (),
         unconditional_token_logprobs: Sequence[Sequence[Entry]] | None = None,
     ) -> ChoicesDecision:
-        """Decide by the scores, or by what the original's methods are given: lists of entries (log-probability,
-        token id, text), one list for each choice."""
+        """Decide by `scores`, or by the original's arguments: for each choice a list of (log-probability, token id,
+        text)."""
         if scores is None:
             alone: Sequence[Sequence[Entry] | None] = unconditional_token_logprobs or [None] * len(choices)
             given = zip(input_token_logprobs, alone, normalized_prompt_logprobs, strict=True)
@@ -96,7 +93,7 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
 
 
 class GreedyTokenSelection(ChoicesSamplingMethod):
-    """Token by token the likeliest; choices that have ended go on with their mean."""
+    """The likeliest token at each step; ended choices continue with their mean."""
 
     name = "greedy_token_selection"
 
@@ -114,7 +111,7 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
-    """The highest mean gain in log-probability that the prompt gives, over the choice on its own."""
+    """The highest mean gain over the choice without the prompt."""
 
     name = "unconditional_likelihood_normalized"
     requires_unconditional_logprobs = True
@@ -162,8 +159,7 @@ def _scores_of(entries: Sequence[Entry], alone: Sequence[Entry] | None, normaliz
 
 
 def _unified(scores: Sequence[Scores]) -> list[list[float]]:
-    """The log-probabilities, exactly equal where choices share their tokens so far: those of two forward passes
-    differ in their last digits."""
+    """Log-probabilities made equal for shared prefixes: two forward passes differ in the last digits."""
     known: dict[tuple[int | None, ...], float] = {}
     return [
         [

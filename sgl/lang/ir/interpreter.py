@@ -1,10 +1,8 @@
-"""What the nodes of a program mean, whoever executes them.
+"""What nodes mean, for every executor.
 
-A stream's nodes are executed in order by a generator that yields where it has to wait: for a generation, for another
-stream, for the client. `Interpreter` makes these generators and `Turns` resumes them; gens, selects and media are left
-to those who derive from them: `sgl.lang.backends.steps` for backends of single calls, `sgl.runtime.program` for an
-engine.
-"""
+One generator per stream executes its nodes in order and yields where it must wait. `Interpreter` makes the generators,
+`Turns` resumes them. Gens, selects and media are left to subclasses: `sgl.lang.backends.steps` (single calls) and
+`sgl.runtime.program` (an engine)."""
 
 from __future__ import annotations
 
@@ -23,15 +21,15 @@ T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
 Piece: TypeAlias = tuple[str, bool]  # text, and whether a chat template wrote it
 Steps: TypeAlias = Generator[None, None, T]
-"""Work of a stream; yields where it has to wait, and looks again whenever it is resumed."""
+"""A stream's work; yields to wait and checks again when resumed."""
 
 
 class StreamFailedError(Exception):
-    """The stream cannot go on, and whoever caused it has been told."""
+    """The stream cannot go on; its cause has been reported."""
 
 
 class Stream:
-    """One append-only text under execution. A branch starts as its parent stands."""
+    """A text under execution. A branch copies its parent's state."""
 
     def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
         self.id = stream_id
@@ -40,15 +38,15 @@ class Stream:
         self.queue: deque[ir.Node] = deque()
         self.steps: Steps[None] | None = None
         self.is_ready = False  # to be resumed
-        self.is_closed = False  # joined: no node follows
-        self.is_drained = False  # nothing is left to do
+        self.is_closed = False  # joined: gets no more nodes
+        self.is_drained = False  # nothing left to do
         self.is_failed = False
         self.position = 0
         self.written: list[Piece] = []  # since the fork
-        self.num_written = 0  # characters of it
-        self.scopes: list[tuple[int, int]] = []  # where in `written` the open scopes begin, and after how many
-        self.roles: tuple[str, ...] = () if parent is None else parent.roles  # of the closed turns
-        self.role: str | None = None if parent is None else parent.role  # of the open one
+        self.num_written = 0  # characters in it
+        self.scopes: list[tuple[int, int]] = []  # open scopes: index in `written`, and characters before
+        self.roles: tuple[str, ...] = () if parent is None else parent.roles  # of closed turns
+        self.role: str | None = None if parent is None else parent.role  # of the open turn
 
     def append(self, text: str, *, is_template: bool = False) -> None:
         """Add text."""
@@ -57,46 +55,46 @@ class Stream:
             self.num_written += len(text)
 
     def text_since(self, start: int) -> str:
-        """What was written from entry `start` of `written` on."""
+        """Text from entry `start` of `written` on."""
         return "".join(text for text, _ in self.written[start:])
 
     def begin_turn(self, role: str) -> None:
-        """What is appended from here on is in a turn of that role."""
+        """Open a turn."""
         self.role = role
 
     def end_turn(self) -> dict[str, Any]:
-        """Close the open turn; returns it as a message."""
+        """Close the turn; returns it as a message."""
         message, self.role = {"role": self.role}, None
         return message
 
     def add_turn(self, message: dict[str, Any]) -> None:
-        """Take in a closed turn."""
+        """Add a closed turn."""
         self.roles += (message["role"],)
 
 
 class Turns(Generic[S]):
-    """Which streams of a program wait, and which may go on."""
+    """Schedules a program's streams."""
 
     def __init__(self, sink: ir.Sink) -> None:
-        self.is_final = False  # the client sends nothing more
+        self.is_final = False  # the client sends no more
         self._sink = sink
         self._is_over = False
         self._ready: deque[S] = deque()
         self._undrained: set[S] = set()
 
     def emit(self, event: ir.Event) -> None:
-        """Tell the client."""
+        """Send an event to the client."""
         if not self._is_over:
             self._sink(event)
 
     def add(self, stream: S, steps: Steps[None]) -> None:
-        """Do a stream's work from now on."""
+        """Schedule a stream's work."""
         self._undrained.add(stream)
         stream.steps = steps
         self.wake(stream)
 
     def wake(self, stream: S) -> None:
-        """Resume a stream in this turn: what it waits for may have come."""
+        """Resume a stream this turn, so that it checks what it waits for."""
         if not stream.is_ready and stream in self._undrained:
             stream.is_ready = True
             self._ready.append(stream)
@@ -117,19 +115,19 @@ class Turns(Generic[S]):
         self._drained(stream)
 
     def _drained(self, stream: S) -> None:
-        """A stream has nothing left to do."""
+        """The stream has nothing left to do."""
         stream.is_drained = True
         self._undrained.discard(stream)
         if stream.parent is not None:
             self.wake(stream.parent)  # type: ignore[arg-type]  # it is of the same class
 
     def _known(self, error: Exception) -> SglError:
-        """The error, as one that a client knows."""
+        """The error as one of ours."""
         return as_known(error)
 
 
 def as_known(error: Exception) -> SglError:
-    """The error, as one of ours: what else goes wrong is the backend's."""
+    """The error as one of ours; other classes become a BackendError."""
     if isinstance(error, SglError):
         return error
     wrapped = BackendError(f"{type(error).__name__}: {error}")
@@ -138,18 +136,18 @@ def as_known(error: Exception) -> SglError:
 
 
 class Held:
-    """What a program holds: the characters of its streams and of its nodes' values. Whatever makes more of them is
-    charged before it makes them: a few nested scopes and references could ask for any amount of memory."""
+    """One program's memory, in characters and tokens. Charged before allocation: nested scopes and refs could ask for
+    any amount."""
 
     def __init__(self, together: HeldTogether | None = None, tenant: str | None = None) -> None:
-        """together: of all programs of an executor; tenant: as who this one takes of it."""
+        """`together`: the executor's total; `tenant`: the name charged there."""
         self._counts = {"characters": 0, "copied characters": 0, "tokens": 0}
         self._together = together
         self._tenant = tenant
 
     def charge(self, number: int, what: str = "characters") -> None:
-        """Count what is about to be made. Raises InvalidRequest, and counts nothing, where that is too much, and
-        QueueFull where it is too much beside other programs."""
+        """Charge an allocation. Raises InvalidRequest beyond the program's limit, QueueFull beyond the executor's; then
+        nothing is charged."""
         total = self._counts[what] + number
         if total > _MOST_HELD[what]:
             message = f"{number} more {what} make {total} in this program, and the limit is {_MOST_HELD[what]}"
@@ -159,7 +157,7 @@ class Held:
         self._counts[what] = total
 
     def release(self) -> None:
-        """The program has ended. Idempotent."""
+        """Release everything. Idempotent."""
         together, self._together = self._together, None
         if together is not None:
             for what, number in self._counts.items():
@@ -167,13 +165,13 @@ class Held:
 
 
 class HeldTogether:
-    """What the programs of one executor hold, all of them. One thread uses it."""
+    """Memory of all programs of one executor; single-threaded."""
 
     def __init__(self) -> None:
         self._pools = {what: Pool() for what in _MOST_TOGETHER}
 
     def charge(self, number: int, what: str, tenant: str | None = None) -> None:
-        """Count what is about to be made, or is given back. Raises QueueFull and counts nothing if it is too much."""
+        """Charge or, below 0, release. Raises QueueFull and charges nothing if there is no room."""
         limit = _MOST_TOGETHER.get(what)
         if limit is None:
             return
@@ -192,11 +190,11 @@ _MOST_HELD = {
     "tokens": ir.MAX_HELD_TOKENS,
 }
 _MOST_TOGETHER = {"characters": ir.MAX_CHARACTERS_TOGETHER, "tokens": ir.MAX_TOKENS_TOGETHER}
-_ENTRY = 8  # what an entry of a list counts as, in characters
+_ENTRY = 8  # characters that a list's entry counts
 
 
 class Interpreter(ABC, Generic[S]):
-    """Takes the segments of one program, which have been checked, and answers with the events of `ir`."""
+    """Executes one program's checked segments and emits the events of `ir`."""
 
     def __init__(
         self, program: ir.Program, template: ChatTemplate | None, turns: Turns[S], held: Held | None = None
@@ -206,14 +204,14 @@ class Interpreter(ABC, Generic[S]):
         self._template = template
         self._turns = turns
         self._streams: dict[int, S] = {}
-        self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams whose fork has not been executed yet
-        self._values: dict[tuple[int, int], str] = {}  # texts of nodes, for those that refer to them
-        self._awaited: dict[int, dict[int, list[S]]] = {}  # who waits for which nodes of a stream
-        self._answers: dict[tuple[int, int], tuple[ir.Turn, ...]] = {}  # to tool_results nodes
+        self._early: dict[int, deque[ir.Node]] = {}  # nodes of streams not forked yet
+        self._values: dict[tuple[int, int], str] = {}  # texts that refs may read
+        self._awaited: dict[int, dict[int, list[S]]] = {}  # streams waiting for nodes, by the nodes' stream
+        self._answers: dict[tuple[int, int], tuple[ir.Turn, ...]] = {}  # to tool_results
 
     @abstractmethod
     def _new_stream(self, stream_id: int, path: str, parent: S | None) -> S:
-        """A stream, of the kind that is executed here."""
+        """A stream of this executor's kind."""
 
     @abstractmethod
     def _gen(self, stream: S, node: ir.Gen) -> Steps[None]: ...
@@ -251,7 +249,7 @@ class Interpreter(ABC, Generic[S]):
         self._turns.add(stream, self._steps(stream))
 
     def _steps(self, stream: S) -> Steps[None]:
-        """Execute the stream's nodes until it is closed or the program ends."""
+        """Execute nodes until the stream is closed or the program ends."""
         try:
             while True:
                 while stream.queue:
@@ -266,7 +264,7 @@ class Interpreter(ABC, Generic[S]):
             raise
 
     def _fail_dependents(self, stream: S) -> None:
-        """Let those who wait for a value of a failed stream look again; what it would have forked has failed too."""
+        """Wake streams that wait for a failed one, and fail the branches it would have forked."""
         failing = [stream]
         while failing:
             failed = failing.pop()
@@ -321,16 +319,16 @@ class Interpreter(ABC, Generic[S]):
                 raise AssertionError(f"{node!r} was checked on arrival")
 
     def _append(self, stream: S, text: str, *, is_template: bool = False) -> None:
-        """Add text to a stream. Raises InvalidRequest where the program would hold too much."""
+        """Add text. Raises InvalidRequest beyond the program's limit."""
         self._held.charge(len(text))
         stream.append(text, is_template=is_template)
 
     def _copied_by_branch(self, stream: S) -> int:
-        """What a branch of the stream copies of it, in characters."""
+        """Characters that a branch copies."""
         return _ENTRY * len(stream.roles)
 
     def _told(self, stream: S, node: ir.Gen) -> Callable[[str, dict[str, Any]], None]:
-        """Tells the client of each piece of a gen's text as it comes, and of what the backend said with it."""
+        """A callback that emits deltas for pieces of a gen's text and meta info."""
         splitter = ReasoningSplitter(node.reasoning) if node.reasoning is not None else None
 
         def tell(piece: str, meta: dict[str, Any]) -> None:
@@ -338,14 +336,13 @@ class Interpreter(ABC, Generic[S]):
             if reasoning:
                 self._turns.emit(ir.Delta(stream.id, stream.position, reasoning, meta, reasoning=True))
             says_more = meta.get("finish_reason") or any(key.endswith("logprobs") for key in meta)
-            if answer or (says_more and not reasoning):  # nor is that lost where there is no text
+            if answer or (says_more and not reasoning):  # keep meta info without text
                 self._turns.emit(ir.Delta(stream.id, stream.position, answer, meta))
 
         return tell
 
     def _outcome(self, node: ir.Gen, texts: list[str], metas: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """What a gen gives its variable, and its meta info, from its samples: a text without its reasoning, or
-        several."""
+        """The gen's value (a text without reasoning, or several) and meta info."""
         meta = dict(metas[0]) if len(metas) == 1 else {"samples": metas, **metas[0]}
         if node.reasoning is not None:
             split = [split_reasoning(text, node.reasoning) for text in texts]
@@ -353,7 +350,7 @@ class Interpreter(ABC, Generic[S]):
         return texts[0] if len(texts) == 1 else texts, meta
 
     def _done(self, stream: S, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
-        """Keep the text of the present node and tell the client."""
+        """Keep the node's text and emit NodeDone."""
         self._held.charge(len(text))
         self._set_value(stream, text)
         self._turns.emit(ir.NodeDone(stream.id, stream.position, text, value, meta))
@@ -361,7 +358,7 @@ class Interpreter(ABC, Generic[S]):
     def _write(
         self, stream: S, text: str, meta: dict[str, Any] | None = None, *, is_template: bool = False
     ) -> None:
-        """Append the text of the present node, which is all that it brings."""
+        """Append the node's whole text."""
         self._append(stream, text, is_template=is_template)
         self._done(stream, text, text, meta or {})
 
@@ -403,7 +400,7 @@ class Interpreter(ABC, Generic[S]):
         for child in children:
             child.is_closed = True
             self._turns.wake(child)
-        for child in children:  # one after the other: to look at all of them each time would take their square
+        for child in children:  # one by one: checking all each time would be quadratic
             while not child.is_drained:
                 yield
         if any(child.is_failed for child in children):

@@ -1,12 +1,9 @@
-"""The intermediate representation: what a program records, a backend executes and a file can hold as JSON.
+"""The intermediate representation of programs: recorded by `sgl.lang.record`, checked by `sgl.lang.ir.check`, executed
+by `sgl.lang.backends.steps` and the runtime, and JSON on a wire. Here are nodes, segments, events and what all
+executors share: node paths, seeds, sampling parameters.
 
-It knows the nodes, the segments that carry them, the events that answer, and the rules that every executor shares
-(node paths, seeds, sampling parameters), but neither Python programs nor tokens. `sgl.lang.record` records it,
-`sgl.lang.backends.steps` and the runtime execute it, and `sgl.lang.ir.check` validates it.
-
-A run is a tree of *streams*, append-only texts. Stream 0 is the root; a `Fork` node creates others. A node's
-address is (stream, index in the stream); a `Ref` or `Join` only ever points at nodes recorded before it.
-"""
+A run is a tree of *streams*, append-only texts. Stream 0 is the root; `Fork` creates others. A node's address is
+(stream, index in the stream); a `Ref` or `Join` only points at earlier nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +18,13 @@ from sgl.lang.ir.sampling import DEFAULTS
 
 VERSION = 1
 MAX_LEASE_S = 3600.0
-MAX_HELD_CHARACTERS = 16_000_000  # that a program may hold in all
-MAX_COPIED_CHARACTERS = 256_000_000  # that its branches copy and its text functions read, in all
-MAX_HELD_TOKENS = 32_000_000  # of its streams, what a branch begins with counted in each
-MAX_CHARACTERS_TOGETHER = 64_000_000  # that all programs of one engine may hold
-MAX_TOKENS_TOGETHER = 64_000_000  # of all their streams
+MAX_HELD_CHARACTERS = 16_000_000  # of one program, in streams and values
+MAX_COPIED_CHARACTERS = 256_000_000  # copied by branches or read by text functions, in all
+MAX_HELD_TOKENS = 32_000_000  # in all streams; each branch counts its prefix
+MAX_CHARACTERS_TOGETHER = 64_000_000  # of all programs of an engine
+MAX_TOKENS_TOGETHER = 64_000_000  # in all their streams
 MAX_PARTS = 1_000_000  # of a split
-MAX_REF_CHARACTERS = 1_000_000  # that the text functions of a ref may make
+MAX_REF_CHARACTERS = 1_000_000  # made by a ref's text functions
 
 REGEX_INT = r"[-+]?[0-9]+[ \n]*"
 REGEX_FLOAT = r"[-+]?[0-9]+\.?[0-9]*[ \n]*"
@@ -40,7 +37,7 @@ REASONING_SUFFIX = "_reasoning_content"
 
 
 class Node:
-    """One step of a program; also an expression: `"text" + node + node` is an `Exprs`."""
+    """A step of a program, and an expression: `"text" + node + node` is an `Exprs`."""
 
     __slots__ = ()
     op: ClassVar[str]
@@ -57,14 +54,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Exprs(Node):
-    """Nodes to append in order. Never shipped: a stream records its items."""
+    """Nodes to append in order. Never sent: a stream records its items."""
 
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Text(Node):
-    """Text of the program or its user. It never becomes control tokens."""
+    """Text; never becomes control tokens."""
 
     op: ClassVar[str] = "text"
     text: str
@@ -72,7 +69,7 @@ class Text(Node):
 
 @dataclass(frozen=True, slots=True)
 class Arg(Node):
-    """The text of the program argument `name`: a hole in a compiled program."""
+    """The text of argument `name`: a hole in a compiled program."""
 
     op: ClassVar[str] = "arg"
     name: str
@@ -80,7 +77,7 @@ class Arg(Node):
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Node):
-    """Open a turn; turns do not nest."""
+    """Open a turn. Turns do not nest."""
 
     op: ClassVar[str] = "role_begin"
     role: str
@@ -88,7 +85,7 @@ class RoleBegin(Node):
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd(Node):
-    """Close the open turn."""
+    """Close the turn."""
 
     op: ClassVar[str] = "role_end"
     role: str
@@ -96,7 +93,7 @@ class RoleEnd(Node):
 
 @dataclass(frozen=True, slots=True)
 class Media(Node):
-    """An image, or the sampled frames of a video; `data` is base64."""
+    """An image, or frames of a video; `data` is base64."""
 
     op: ClassVar[str] = "media"
     kind: Literal["image", "video"]
@@ -109,8 +106,8 @@ class Media(Node):
 
 @dataclass(frozen=True, slots=True)
 class Gen(Node):
-    """Generate text. `params` holds only what this node overrides; `constraint` is {kind: value} with kind one of
-    regex, json, ebnf; `client` (parser, tool functions) stays with whoever recorded the node."""
+    """Generate text. `params`: this node's overrides. `constraint`: {kind: value}, kind one of regex, json, ebnf.
+    `client` (parser, tools) stays with the recorder."""
 
     op: ClassVar[str] = "gen"
     name: str | None = None
@@ -124,7 +121,7 @@ class Gen(Node):
 
 @dataclass(frozen=True, slots=True)
 class Select(Node):
-    """Append the choice that `method` (of `sgl.lang.ir.choices`) prefers by its log-probabilities."""
+    """Append the choice that `method` (see `sgl.lang.ir.choices`) prefers."""
 
     op: ClassVar[str] = "select"
     name: str | None
@@ -134,7 +131,7 @@ class Select(Node):
 
 @dataclass(frozen=True, slots=True)
 class Ref(Node):
-    """The text of an earlier node, through `functions` of a closed set (see `apply_functions`)."""
+    """An earlier node's text through `functions` (see `apply_functions`)."""
 
     op: ClassVar[str] = "ref"
     stream: int
@@ -145,33 +142,33 @@ class Ref(Node):
         return Ref(self.stream, self.index, (*self.functions, function))
 
     def strip(self) -> Ref:
-        """Without white space at both ends."""
+        """Strip white space at both ends."""
         return self._then("strip")
 
     def lower(self) -> Ref:
-        """In lower case."""
+        """Convert to lower case."""
         return self._then("lower")
 
     def upper(self) -> Ref:
-        """In upper case."""
+        """Convert to upper case."""
         return self._then("upper")
 
     def split(self, separator: str | None = None, *, take: int = 0) -> Ref:
-        """The part number `take` of the text split at `separator`; empty if there is no such part."""
+        """Part number `take` of the text split at `separator`, or empty."""
         return self._then("split", separator, take)
 
     def slice(self, start: int | None = None, stop: int | None = None) -> Ref:
-        """The characters from `start` up to `stop`."""
+        """The characters from `start` to `stop`."""
         return self._then("slice", start, stop)
 
     def replace(self, old: str, new: str) -> Ref:
-        """With each `old` replaced by `new`."""
+        """Replace every `old` with `new`."""
         return self._then("replace", old, new)
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeBegin(Node):
-    """From here on, text also goes into variable `name`."""
+    """Text from here on also goes into variable `name`."""
 
     op: ClassVar[str] = "scope_begin"
     name: str
@@ -179,7 +176,7 @@ class ScopeBegin(Node):
 
 @dataclass(frozen=True, slots=True)
 class ScopeEnd(Node):
-    """Variable `name` is the text since the matching `ScopeBegin`."""
+    """Set variable `name` to the text since its `ScopeBegin`."""
 
     op: ClassVar[str] = "scope_end"
     name: str
@@ -187,7 +184,7 @@ class ScopeEnd(Node):
 
 @dataclass(frozen=True, slots=True)
 class Fork(Node):
-    """Start streams `children`, each continuing from here."""
+    """Start streams `children`, which continue from here."""
 
     op: ClassVar[str] = "fork"
     children: tuple[int, ...]
@@ -195,7 +192,7 @@ class Fork(Node):
 
 @dataclass(frozen=True, slots=True)
 class Join(Node):
-    """Wait for streams `children` and close them; mode "append" adds what each wrote after its fork point."""
+    """Wait for streams `children` and close them; mode "append" adds what each wrote since its fork."""
 
     op: ClassVar[str] = "join"
     children: tuple[int, ...]
@@ -204,7 +201,7 @@ class Join(Node):
 
 @dataclass(frozen=True, slots=True)
 class SetVar(Node):
-    """Python gave variable `name` a text; no text is appended."""
+    """Set variable `name`; appends nothing."""
 
     op: ClassVar[str] = "set"
     name: str
@@ -213,7 +210,7 @@ class SetVar(Node):
 
 @dataclass(frozen=True, slots=True)
 class ToolResults(Node):
-    """Wait for the client to run the tool calls of the gen at `index` of this stream and to answer with turns."""
+    """Wait for the client's answer to the tool calls of the gen at `index`."""
 
     op: ClassVar[str] = "tool_results"
     index: int
@@ -225,7 +222,7 @@ NODES: dict[str, type[Node]] = {cls.op: cls for cls in _ALL}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn that answers a tool call; without a role the content is appended as it is."""
+    """A tool call's answer as a turn; without a role, plain text."""
 
     role: str | None
     content: str
@@ -235,8 +232,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a run is opened. `args` fill its holes; `lease_s`: how long its pages stay locked between segments;
-    `chat_template`: a registered name or Jinja source, in one process also a template or a function that renders."""
+    """A run's header. `args` fill holes; `lease_s`: how long pages stay locked between segments; `chat_template`: a
+    registered name or Jinja source, in one process also a template or render function."""
 
     name: str
     seed: int
@@ -244,14 +241,14 @@ class Program:
     args: Mapping[str, str] = field(default_factory=dict)
     stream: bool = False
     lease_s: float = 30.0
-    deadline_s: float | None = None  # from its opening
+    deadline_s: float | None = None  # from opening
     chat_template: Any = None
     speculate_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What was recorded since the last one: (stream, node) in order, and (stream, index, turns) for each `Need`."""
+    """Newly recorded (stream, node) pairs, and (stream, index, turns) answers to `Need`s."""
 
     nodes: tuple[tuple[int, Node], ...] = ()
     answers: tuple[tuple[int, int, tuple[Turn, ...]], ...] = ()
@@ -260,7 +257,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Delta:
-    """New text of a gen, in stream mode. Joined deltas are a prefix of the node's final text (or reasoning)."""
+    """A streamed gen's new text. Joined, deltas are a prefix of the final text (or reasoning)."""
 
     stream: int
     index: int
@@ -271,8 +268,8 @@ class Delta:
 
 @dataclass(slots=True)
 class NodeDone:
-    """The node appended `text` and gave its variable `value`. Due for each node whose text the client cannot
-    know: gen, select, role_begin, role_end, media, ref, tool_results."""
+    """The node appended `text` and set its variable to `value`. Sent for nodes whose text the client cannot know: gen,
+    select, role_begin, role_end, media, ref, tool_results."""
 
     stream: int
     index: int
@@ -283,7 +280,7 @@ class NodeDone:
 
 @dataclass(slots=True)
 class Need:
-    """The tool_results node waits for the client's answer in a later segment."""
+    """A tool_results node waits for an answer in a later segment."""
 
     stream: int
     index: int
@@ -291,8 +288,8 @@ class Need:
 
 @dataclass(slots=True)
 class NodeFailed:
-    """The node failed; without an address, the whole program did. Later nodes of its stream, streams forked from
-    it afterwards and streams that join it fail with it, without further events; the others go on."""
+    """A node failed, or without an address the program. Its stream's later nodes, later forks and joins fail silently
+    too; others go on."""
 
     stream: int | None
     index: int | None
@@ -301,11 +298,11 @@ class NodeFailed:
 
 @dataclass(slots=True)
 class Done:
-    """The program ended and every stream is drained; nothing follows."""
+    """Every stream is drained; nothing follows."""
 
 
 Event: TypeAlias = Delta | NodeDone | Need | NodeFailed | Done
-EVENTS: dict[str, type[Any]] = {  # by their names on a wire
+EVENTS: dict[str, type[Any]] = {  # names on the wire
     "delta": Delta,
     "node_done": NodeDone,
     "need": Need,
@@ -316,23 +313,23 @@ Sink: TypeAlias = Callable[[Event], None]
 
 
 def node_path(fork_path: str, index: int) -> str:
-    """A node's address, whatever the batch or timing: `7.0/3` is node 3 of branch 0 of the fork at root node 7."""
+    """A node's path: `7.0/3` is node 3 of branch 0 of the fork at root node 7."""
     return f"{fork_path}{index}"
 
 
 def branch_path(fork_path: str, index: int, branch: int) -> str:
-    """The path of branch number `branch` of the fork at node `index`; its nodes follow it."""
+    """The path that starts those of a branch's nodes; the fork is node `index`."""
     return f"{fork_path}{index}.{branch}/"
 
 
 def node_seed(seed: int, path: str, sample: int = 0) -> int:
-    """The sampling seed of one sample of one node: 63 bits of BLAKE2 over program seed, path and sample index."""
+    """A sample's seed: 63 bits of BLAKE2 over program seed, path and sample index."""
     digest = hashlib.blake2b(f"{seed}/{path}#{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def turn_problem(op: str, role: str, open_role: str | None) -> str | None:
-    """Why a turn cannot begin or end (`op`) where that of `open_role` is open, if it cannot."""
+    """Why the turn cannot begin or end (`op`) while `open_role`'s is open, or None."""
     if op == RoleBegin.op and open_role is not None:
         return f"the {role} turn cannot begin inside the open {open_role} turn"
     if op == RoleEnd.op and open_role != role:
@@ -343,9 +340,8 @@ def turn_problem(op: str, role: str, open_role: str | None) -> str | None:
 def resolve(
     program: Program, gen: Gen, path: str, template_stops: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[int]]:
-    """All sampling parameters of a gen (never shared, so free to change) and the seeds of its n samples: the gen's own
-    seed, if it has one, is the first. In `stop`, those of its dtype and then those of the open role's template follow
-    the gen's."""
+    """A gen's sampling parameters (a fresh dict) and its samples' seeds; its own seed is the first. `stop` adds those
+    of its dtype, then of the template."""
     params = {**DEFAULTS, **program.defaults, **gen.params}
     stops = (*params["stop"], *DTYPE_STOPS.get(gen.dtype or "", ()), *template_stops)
     params["stop"] = list(dict.fromkeys(stops))
@@ -358,15 +354,15 @@ def resolve(
 
 
 def constraint_of(gen: Gen) -> tuple[str, Any] | None:
-    """(kind, value) of what the gen's text must match, dtype included."""
+    """The gen's constraint as (kind, value), dtype included."""
     if gen.dtype is not None:
         return "regex", DTYPE_REGEX[gen.dtype]
     return next(iter(gen.constraint.items()), None) if gen.constraint else None
 
 
 def apply_functions(text: str, functions: Iterable[tuple[Any, ...]]) -> str:
-    """The text functions of a `Ref`: strip, lower, upper, split(separator, take), slice(start, stop), replace. Raises
-    `InvalidRequest` before it makes more than `MAX_REF_CHARACTERS`: a few characters could ask for any amount."""
+    """Apply a `Ref`'s strip, lower, upper, split(separator, take), slice(start, stop), replace. Raises InvalidRequest
+    before making over `MAX_REF_CHARACTERS`."""
     for name, *args in functions:
         match name:
             case "strip" | "lower" | "upper":
@@ -390,7 +386,7 @@ def apply_functions(text: str, functions: Iterable[tuple[Any, ...]]) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """A node, program, segment or event as JSON values. Fields at their default are left out."""
+    """A node, program, segment or event as JSON values, without fields at their default."""
     if isinstance(value, Segment):
         data: dict[str, Any] = {"nodes": [{"st": st, **to_json(node)} for st, node in value.nodes]}
         if value.answers:
@@ -413,12 +409,12 @@ def to_json(value: Any) -> Any:
 
 
 def node_from_json(data: Mapping[str, Any]) -> Node:
-    """The inverse of `to_json` for a node that has been validated."""
+    """Inverse of `to_json` for a checked node."""
     return NODES[data["op"]](**{key: _frozen(value) for key, value in data.items() if key not in ("op", "st")})
 
 
 def segment_from_json(data: Mapping[str, Any]) -> Segment:
-    """The inverse of `to_json` for a segment that has been validated."""
+    """Inverse of `to_json` for a checked segment."""
     return Segment(
         tuple((item["st"], node_from_json(item)) for item in data["nodes"]),
         tuple((a["st"], a["index"], tuple(Turn(**turn) for turn in a["turns"])) for a in data.get("answers", ())),
@@ -427,7 +423,7 @@ def segment_from_json(data: Mapping[str, Any]) -> Segment:
 
 
 def nodes_of(value: object) -> tuple[Node, ...]:
-    """The nodes of text or an expression, in order. Raises TypeError for anything else."""
+    """The nodes of text or an expression. Raises TypeError for anything else."""
     if isinstance(value, Exprs):
         return value.items
     if isinstance(value, Node):

@@ -1,7 +1,4 @@
-"""Splits what a reasoning model wrote into its reasoning and its answer, also piece by piece as it streams.
-
-It knows the tags of the model families; executors call it for gens that carry a `reasoning` format.
-"""
+"""Splits a reasoning model's text into reasoning and answer, whole or streamed."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from sgl.errors import InvalidRequest, nearest_name
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The tags around reasoning; `starts_inside`: the template has opened the tag already."""
+    """Tags around reasoning; `starts_inside`: the template opens it."""
 
     begin: str
     end: str
@@ -31,7 +28,7 @@ FORMATS = {
 
 
 def reasoning_format(name: str | None) -> ReasoningFormat:
-    """The format of that name. Raises InvalidRequest if there is none."""
+    """The format of that name. Raises InvalidRequest."""
     if name not in FORMATS:
         hint = nearest_name(str(name), FORMATS)
         raise InvalidRequest(
@@ -41,17 +38,17 @@ def reasoning_format(name: str | None) -> ReasoningFormat:
 
 
 class ReasoningSplitter:
-    """Feed text in any pieces; get (reasoning, answer) pieces. A possible half of a tag is held back."""
+    """Takes text in any pieces; returns (reasoning, answer). Holds back partial tags."""
 
     def __init__(self, name: str) -> None:
         self._format = reasoning_format(name)
         self._is_inside = self._format.starts_inside
         self._held = ""
         self._seen_any = False
-        self._is_fresh = False  # just after the end tag: blank lines before the answer are dropped
+        self._is_fresh = False  # after the end tag: drop blank lines
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, str]:
-        """The (reasoning, answer) that the next piece of text brings; `final` lets go of what is held back."""
+        """The next (reasoning, answer); `final` releases held text."""
         reasoning, answer = [], []
         self._held += text
         while self._held:
@@ -89,5 +86,5 @@ def split_reasoning(text: str, name: str) -> tuple[str, str]:
 
 
 def half_tag(text: str, tag: str) -> int:
-    """The length of the longest end of `text` that begins `tag`."""
+    """Length of the longest suffix of `text` that begins `tag`."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

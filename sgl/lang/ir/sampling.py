@@ -1,4 +1,4 @@
-"""The sampling parameters of gens: which there are, what they may be, and what executors call them."""
+"""Sampling parameters: names, ranges and executors' names for them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple
 from sgl.errors import InvalidRequest, RegexSyntaxError, nearest_name
 
 _INF = float("inf")
-MAX_WHOLE = 2**64  # of any whole number in a program
+MAX_WHOLE = 2**64  # bound of integers in programs
 _MOST = 2**31
 MAX_SECONDS = 10_000_000.0
-"""The longest timeout, four months: what is longer is a mistake, and clocks do not count beyond."""
+"""The longest timeout, four months; clocks count no further."""
 
 
 class Param(NamedTuple):
-    """A parameter: what a gen inherits when neither it nor its run says otherwise, and what it may be."""
+    """A parameter's default and range."""
 
     default: Any
     kind: Literal["integer", "number", "boolean", "texts", "ids", "object"]
@@ -53,16 +53,16 @@ PARAMS: dict[str, Param] = {
 }
 DEFAULTS: dict[str, Any] = {name: param.default for name, param in PARAMS.items()}
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-"""The names of the original's runs, which are also those of the engine."""
+"""The original's names, also the engine's."""
 CONSTRAINT_NAMES = {"regex": "regex", "json": "json_schema", "ebnf": "ebnf"}
-"""Kinds of constraints, and the engine's parameters for them."""
+"""The engine's parameter for each kind of constraint."""
 LOGPROB_OPTIONS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
 _NOT_NATIVE = {*LOGPROB_OPTIONS, *RENAMED.values(), "n", "seed", "priority", "timeout", "extra"}
 
 
 def sampling_params(**given: Any) -> dict[str, Any]:
-    """Check sampling parameters and normalise them for the IR; None is left out. The names are those of `gen`, and
-    max_new_tokens and min_new_tokens. Raises InvalidRequest and RegexSyntaxError."""
+    """Check and normalise parameters for the IR, without None. Also takes max_new_tokens and min_new_tokens. Raises
+    InvalidRequest and RegexSyntaxError."""
     params: dict[str, Any] = {}
     for key, value in given.items():
         if value is None:
@@ -78,7 +78,7 @@ def sampling_params(**given: Any) -> dict[str, Any]:
 
 
 def native_sampling(sampling: Mapping[str, Any], constraint: tuple[str, Any] | None, seed: int) -> dict[str, Any]:
-    """One sample's parameters under the names of the engine and of the native HTTP protocol."""
+    """A sample's parameters under the names of the engine and /generate."""
     native = {key: value for key, value in sampling.items() if key not in _NOT_NATIVE and value is not None}
     native |= {new: sampling[name] for new, name in RENAMED.items()}
     if constraint is not None:
@@ -87,21 +87,21 @@ def native_sampling(sampling: Mapping[str, Any], constraint: tuple[str, Any] | N
 
 
 def logprob_options(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `LOGPROB_OPTIONS` that are asked for."""
+    """Those of `LOGPROB_OPTIONS` that are set."""
     return {name: sampling[name] for name in LOGPROB_OPTIONS if sampling[name] is not None}
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: in one line of bounded length."""
+    """A value for messages: one line, bounded."""
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to print whole numbers of thousands of digits
+    except ValueError:  # Python prints no integers of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 def check_regex(regex: str) -> None:
-    """Raise RegexSyntaxError for a text that is no regex."""
+    """Raise RegexSyntaxError for an invalid regex."""
     try:
         re.compile(regex)
     except re.error as error:
@@ -109,7 +109,7 @@ def check_regex(regex: str) -> None:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """One parameter in its one form: lists as tuples, numbers in range."""
+    """A parameter normalised: lists as tuples, numbers in range."""
     _, kind, low, high = PARAMS[name]
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     match kind:

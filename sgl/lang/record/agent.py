@@ -1,4 +1,4 @@
-"""The loop of an agent: generate, run the tools that were called, until the model answers without calling any."""
+"""The agent loop: generate and run the called tools until the model calls none."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def agent(
 def agent(s: Recording, tools: Tools, *, name: str = "answer", max_steps: int = 10, **params: Any) -> Any:
     """Append assistant turns, `gen(name, tools=tools, **params)`, until one calls no tool; return its text.
 
-    Calls of one turn run in parallel; their results are appended as tool turns. In an `async def` program the
-    result is awaited. Raises `ProgramError` after `max_steps` turns that all called tools."""
+    Calls of one turn run in parallel and append tool turns. In an `async def` program, await the result. Raises
+    `ProgramError` after `max_steps` turns."""
     steps = _steps(s, tools, name, max_steps, params)
     return drive(steps) if isinstance(s, ProgramState) else drive_async(steps)
 

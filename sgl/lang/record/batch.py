@@ -1,7 +1,4 @@
-"""Many runs of one program at the same time, from a thread (`run_batch`) or an event loop (`arun_batch`).
-
-It knows rows and order; how one run works is `sgl.lang.record.function`'s business. No body is ever executed twice.
-"""
+"""Many runs of one program at once, from a thread (`run_batch`) or event loop (`arun_batch`). No body runs twice."""
 
 from __future__ import annotations
 
@@ -32,13 +29,13 @@ from sgl.lang.record.run import context_of_row
 from sgl.lang.record.state import ProgramState
 from sgl.machine_limits import num_processors
 
-CHUNK = 200  # rows that generator_style runs at the same time
+CHUNK = 200  # rows that generator_style runs at once
 DEFAULT_CONCURRENCY = 10_000
 
 
 def row_of(row: Any, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
-    """A row as keyword arguments; the caller's dict is never changed. Values of a tuple are for the parameters in
-    order; those at the end that have defaults may be missing."""
+    """A row as a new dict of keyword arguments. A tuple's values follow the parameters' order; defaults may be left
+    out."""
     if isinstance(row, Mapping):
         return dict(row)
     if not isinstance(row, tuple | list):
@@ -51,7 +48,7 @@ def row_of(row: Any, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
 
 
 class SyncBatch:
-    """Runs rows with their bodies on the calling thread, and on others while bodies wait."""
+    """Runs bodies on the calling thread, and on others while bodies wait."""
 
     def __init__(
         self,
@@ -78,7 +75,7 @@ class SyncBatch:
         return outcomes
 
     def in_chunks(self, rows: list[dict[str, Any]]) -> Iterator[Any]:
-        """The outcomes in order, computed `CHUNK` rows at a time."""
+        """Outcomes in order, `CHUNK` rows at a time."""
         with self._progress(len(rows)) as progress:
             for start in range(0, len(rows), CHUNK):
                 outcomes = self._run(rows[start : start + CHUNK], progress)
@@ -91,7 +88,7 @@ class SyncBatch:
         return contextlib.closing(_Progress(num_rows)) if self._has_bar else contextlib.nullcontext()
 
     def _run(self, rows: list[dict[str, Any]], progress: _Progress | None) -> list[ProgramState | BaseException]:
-        """A state for each row, or what it failed with; all are done. What interrupts this thread ends all rows."""
+        """Each row's state or error, once all are done. An interrupt ends all rows."""
         batch = _Rows(len(rows), progress)
         try:
             with together():
@@ -110,7 +107,7 @@ class SyncBatch:
             return
         try:
             state = self._run_one(**row, **self._options)
-        except KeyboardInterrupt as error:  # no row's business
+        except KeyboardInterrupt as error:  # concerns all rows
             batch.interrupt = error
             batch.wake()
         except BaseException as error:
@@ -119,14 +116,14 @@ class SyncBatch:
             state.when_done(partial(batch.finish, index, state))
 
     def _first_failed(self, outcomes: list[Any]) -> int | None:
-        """Where the first error is to be raised, if any is; others stay in their places."""
+        """Index of the first error to raise, if any."""
         kept = Exception if self._return_exceptions else ()
         errors = (i for i, outcome in enumerate(outcomes) if isinstance(outcome, BaseException))
         return next((i for i in errors if not isinstance(outcomes[i], kept)), None)
 
 
 def noted(outcomes: list[Any], index: int, method: str, start: int = 0) -> BaseException:
-    """The error at an index of some rows' outcomes, the first of which is row `start`, with a note that says so."""
+    """Row `start + index`'s error, with a note that names the row."""
     error: BaseException = outcomes[index]
     num_failed = sum(isinstance(outcome, BaseException) for outcome in outcomes)
     others = f", and {num_failed - 1} more failed" if num_failed > 1 else ""
@@ -135,7 +132,7 @@ def noted(outcomes: list[Any], index: int, method: str, start: int = 0) -> BaseE
 
 
 class _Progress:
-    """A bar that counts rows, and those that failed."""
+    """A progress bar that also counts failed rows."""
 
     def __init__(self, num_rows: int) -> None:
         self._bar = _progress(num_rows)
@@ -143,7 +140,7 @@ class _Progress:
         self.close = self._bar.close
 
     def count(self, *, failed: bool) -> None:
-        """One row more is done."""
+        """Count a finished row."""
         if failed:
             self._num_failed += 1
             self._bar.set_postfix({"failed": self._num_failed}, refresh=False)
@@ -151,32 +148,32 @@ class _Progress:
 
 
 class _Rows(Watched):
-    """The outcomes of rows, and how many there are."""
+    """Rows' outcomes and their number."""
 
     def __init__(self, size: int, progress: _Progress | None) -> None:
         super().__init__()
         self.outcomes: list[Any] = [None] * size
         self.num_done = 0
         self.interrupt: BaseException | None = None
-        """What ends all rows: none begins any more."""
+        """Ends all rows: no further one begins."""
         self._progress = progress
         self._lock = threading.Lock()
 
     def finish(self, index: int, outcome: ProgramState | BaseException) -> None:
-        """Take what came of a row."""
+        """Record a row's outcome."""
         if isinstance(outcome, ProgramState):
             outcome = outcome.failed() or outcome
         self.outcomes[index] = outcome
         with self._lock:
             self.num_done += 1
             if self._progress:
-                with contextlib.suppress(Exception):  # nobody reads what it prints
+                with contextlib.suppress(Exception):  # its output may be closed
                     self._progress.count(failed=isinstance(outcome, BaseException))
         self.wake()
 
 
 class AsyncBatch:
-    """Rows that an event loop runs: `await` it for the list of states, or iterate over them with `async for`."""
+    """Rows on an event loop: `await` for the list of states, or iterate with `async for`."""
 
     def __init__(
         self,
@@ -216,7 +213,7 @@ class AsyncBatch:
                 index += 1
 
     async def _outcomes(self) -> AsyncGenerator[Any, None]:
-        """The state of each row or what it failed with, in order. Closing it gives up the rows that are not done."""
+        """Each row's state or error, in order. Closing gives up unfinished rows."""
         slots = asyncio.Semaphore(self._max_concurrency)
         outcomes: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
         feeder = asyncio.create_task(self._feed(slots, outcomes))
@@ -226,7 +223,7 @@ class AsyncBatch:
                 tasks.append(task)
                 yield await task
                 tasks.pop()
-            await feeder  # the iterator of rows may have raised
+            await feeder  # raises what the rows' iterator raised
         finally:
             while not outcomes.empty():
                 if left := outcomes.get_nowait():
@@ -236,7 +233,7 @@ class AsyncBatch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _feed(self, slots: asyncio.Semaphore, outcomes: asyncio.Queue[asyncio.Task[Any] | None]) -> None:
-        """Start a task per row as slots become free; the queue has the tasks in order."""
+        """Start a task per row as slots free up; queue the tasks in order."""
         try:
             async for row in _aiter(self._rows):
                 await slots.acquire()
@@ -263,6 +260,6 @@ async def _aiter(rows: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]
 
 
 def _progress(total: int) -> Any:
-    from tqdm import tqdm  # loaded here: few ask for a bar
+    from tqdm import tqdm  # few ask for a bar
 
     return tqdm(total=total)

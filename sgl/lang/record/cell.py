@@ -1,7 +1,4 @@
-"""What stands behind a recorded node: text that is known, a pending answer, or a value computed from answers.
-
-It knows events and who waits for them; it knows neither streams nor backends.
-"""
+"""What a recorded node yields: known text, a pending answer, or a value computed from answers."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ NO_META: dict[str, Any] = {}  # of pending cells; never written to
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """Why a node has no value: `what` failed, or, with None, the body itself raised `cause`. `is_seen`: somebody has
-    looked at it."""
+    """Why a node has no value: `what` failed, or with None, the body raised `cause`. `is_seen`: someone looked at
+    it."""
 
     what: str | None
     cause: BaseException
@@ -30,7 +27,7 @@ class Failure:
     is_seen: bool = False
 
     def exception(self) -> BaseException:
-        """What an observer raises: an exception of its own, chained to the cause; a body's error as it is."""
+        """The exception to raise: a new one chained to the cause, or a body's own error."""
         self.is_seen = True
         if self.what is None:
             return self.cause
@@ -38,12 +35,12 @@ class Failure:
         error = ProgramError(with_place(self.text(), place), node=self.node, variable=self.variable)
         error.place = place
         if isinstance(self.cause, ServerUnreachable):
-            self.cause.__traceback__ = None  # of the client's own code; the message says all
+            self.cause.__traceback__ = None  # our client's frames; the message suffices
         error.__cause__ = self.cause
         return error
 
     def text(self) -> str:
-        """The exception's message; of a body's error, with its class."""
+        """The exception's message; a body's error includes its class."""
         kind, message = type(self.cause).__name__, str(self.cause)
         if self.what is None:
             return f"{kind}: {message}" if message else kind
@@ -52,7 +49,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of streamed text, never an empty one, and what the backend says about it."""
+    """A non-empty piece of streamed text, and its meta info."""
 
     text: str
     meta: dict[str, Any]
@@ -60,23 +57,23 @@ class Chunk:
 
 
 class Cell(Watched):
-    """The answer to one node: pending, then done with text and value or with a failure. Chunks may come before."""
+    """One node's answer: pending, then done with text and value or a failure. Chunks may come first."""
 
     __slots__ = ("_untold", "address", "chunks", "done", "failure", "meta", "text", "value")
 
     def __init__(self, address: tuple[int, int] | None = None) -> None:
         self._wakers = []
-        self.address = address  # of a node whose text a `Ref` may repeat
+        self.address = address  # of a node that a `Ref` may repeat
         self.done = False
         self.text = ""
         self.value: Any = None
         self.meta: dict[str, Any] = NO_META
         self.failure: Failure | None = None
         self.chunks: list[Chunk] = []
-        self._untold = NO_META  # what was said without text since the last chunk
+        self._untold = NO_META  # meta info without text since the last chunk
 
     def add(self, event: ir.Delta) -> None:
-        """Add a streamed piece. What is said without text is kept for the piece that comes next."""
+        """Add a streamed piece. Meta info without text joins the next piece."""
         if event.text:
             self._add_chunk(event.text, event.meta or {}, event.reasoning)
             self.wake()
@@ -89,8 +86,7 @@ class Cell(Watched):
         self.chunks.append(Chunk(text, meta, is_reasoning))
 
     def resolve(self, event: ir.NodeDone) -> None:
-        """Take the answer; streamed pieces are completed to its text. What was said after the last of them, such as
-        why the text ended, is added to what that one says."""
+        """Take the answer and complete the streamed pieces. Meta info after the last piece joins it."""
         self.text, self.value, self.meta = event.text, event.value, event.meta
         if self.chunks:
             self._add_rest(event.meta.get("reasoning_content", ""), is_reasoning=True)
@@ -102,45 +98,45 @@ class Cell(Watched):
         self.wake()
 
     def _add_rest(self, whole: str, *, is_reasoning: bool) -> None:
-        """What the streamed pieces lack of the final text."""
+        """Add what the pieces lack of the final text."""
         sent = sum(len(chunk.text) for chunk in self.chunks if chunk.is_reasoning is is_reasoning)
-        if len(whole) > sent:  # logprobs came with the pieces: whoever collects them must not get them twice
+        if len(whole) > sent:  # logprobs came with the pieces
             meta = {key: value for key, value in self.meta.items() if not key.endswith("logprobs")}
             self._add_chunk(whole[sent:], meta, is_reasoning)
 
     def fail(self, failure: Failure) -> None:
-        """Give up, unless the answer is there."""
+        """Fail, unless answered."""
         if not self.done:
             self.failure, self.done = failure, True
             self.wake()
 
     def is_done(self) -> bool:
-        """Whether there is an answer or a failure."""
+        """Whether there is an answer or failure."""
         return self.done
 
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """A value that Python can compute once `cells` are done; `source` streams it, where that makes sense."""
+    """A value computed from finished `cells`; `source` streams it, if given."""
 
     cells: Sequence[Cell]
     get: Callable[[], Any]
     source: Cell | None = None
     address: tuple[int, int] | None = None
-    items: Sequence[Any] | None = None  # the branches' values, of a list that a join made
+    items: Sequence[Any] | None = None  # branches' values, of a join's list
 
 
-Part: TypeAlias = str | Cell | Lazy  # the text of one recorded node
+Part: TypeAlias = str | Cell | Lazy  # the text of one node
 
 
 def gathered(values: list[Any]) -> Lazy:
-    """A list of values, some of which may still be pending."""
+    """A list of values that may be pending."""
     cells = [cell for value in values for cell in _value_cells(value)]
     return Lazy(cells, lambda: [_current(value) for value in values], items=values)
 
 
 def _merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What two events say: the later one wins, and lists of log-probabilities follow one another."""
+    """Meta info of two events: the later wins; lists of logprobs are joined."""
     merged = {**before, **after}
     for key, value in before.items():
         if key.endswith("logprobs") and isinstance(value, list) and isinstance(after.get(key), list):
@@ -149,7 +145,7 @@ def _merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_news(cell: Cell, seen: int) -> bool:
-    """Whether there are more chunks than `seen`, or no more to come."""
+    """Whether chunks beyond `seen` exist or none will come."""
     return cell.done or len(cell.chunks) > seen
 
 
@@ -166,12 +162,12 @@ def _current(value: Any) -> Any:
 
 
 def cells_of(parts: Iterable[Part]) -> list[Cell]:
-    """All answers that the parts depend on."""
+    """All answers that the parts need."""
     return [cell for part in parts for cell in _value_cells(part)]
 
 
 def text_of(parts: Iterable[Part]) -> str:
-    """The text of parts whose answers are there; pending ones count as empty."""
+    """The parts' text; pending ones are empty."""
     return "".join(
         [part if isinstance(part, str) else part.text if isinstance(part, Cell) else part.get() for part in parts]
     )

@@ -1,7 +1,4 @@
-"""The expressions that programs append: gen, select, roles, images.
-
-Each function checks its arguments and returns an IR node; nothing runs and nothing of the caller's is changed.
-"""
+"""Expressions to append: gen, select, roles, images. Each function checks its arguments and returns IR nodes."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
     "bool": lambda text: text.strip() == "True",
     "str": lambda text: text.strip()[1:-1],
 }
-_WAYS = "dtype", "regex", "json_schema", "schema", "ebnf"  # to say what a text must match
+_WAYS = "dtype", "regex", "json_schema", "schema", "ebnf"  # ways to constrain a text
 
 
 @dataclass(frozen=True, slots=True)
 class GenClient:
-    """What stays with the client: how to parse a gen's text, and the functions it may call."""
+    """The client's part of a gen: its parser and tools."""
 
     parse: Callable[[str], Any] | None = None
     tools: Sequence[Tool] = ()
@@ -79,12 +76,10 @@ def gen(
 ) -> ir.Gen | ir.Select:
     """Generate text into variable `name`. None inherits the run's value.
 
-    At most one of dtype, regex, json_schema, schema, ebnf and required tools constrains the text. `schema` takes a
-    type or a JSON Schema and lets `s.value(name)` return the object; `tools` takes functions, whose calls are run
-    and their results appended after the turn. `choices` makes it a `select`, to which sampling parameters mean
-    nothing. `timeout` is in seconds; `extra` goes to the backend as it is. Raises `InvalidRequest` or
-    `RegexSyntaxError` for what no backend could serve.
-    """
+    At most one of dtype, regex, json_schema, schema, ebnf and required tools constrains it. `schema`: a type or JSON
+    Schema; `s.value(name)` returns the object. `tools`: functions whose calls are run and answered after the turn.
+    `choices` makes it a `select`, ignoring sampling parameters. `timeout`: seconds; `extra`: passed to the backend.
+    Raises InvalidRequest or RegexSyntaxError."""
     given = dict(locals())
     ways = {key: given[key] for key in _WAYS if given[key] is not None}
     if choices is not None:
@@ -110,12 +105,12 @@ def gen(
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> ir.Gen | ir.Select:
-    """A gen of dtype int; takes what `gen` takes."""
+    """A gen of dtype int with `gen`'s arguments."""
     return gen(name, max_tokens, dtype=int, **params)
 
 
 def gen_string(name: str | None = None, max_tokens: int | None = None, **params: Any) -> ir.Gen | ir.Select:
-    """A gen of dtype str, a double-quoted string; takes what `gen` takes."""
+    """A gen of dtype str, a double-quoted string, with `gen`'s arguments."""
     return gen(name, max_tokens, dtype=str, **params)
 
 
@@ -125,7 +120,7 @@ def select(
     temperature: float | None = 0.0,
     choices_method: ChoicesSamplingMethod | str | None = None,
 ) -> ir.Select:
-    """Append the choice that is likeliest under `choices_method`. No choice is left to chance: temperature 0."""
+    """Append the choice that `choices_method` prefers. Deterministic: temperature must be 0."""
     if isinstance(choices, str) or not isinstance(choices, Iterable):
         raise InvalidRequest(f"choices must be a list of strings, not {choices!r}", param="choices")
     choices = tuple(choices)
@@ -137,40 +132,40 @@ def select(
 
 
 def system(expr: ir.Node | str | None = None) -> ir.Exprs:
-    """A whole system turn."""
+    """A system turn."""
     return role_turn("system", expr)
 
 
 def user(expr: ir.Node | str | None = None) -> ir.Exprs:
-    """A whole user turn."""
+    """A user turn."""
     return role_turn("user", expr)
 
 
 def assistant(expr: ir.Node | str | None = None) -> ir.Exprs:
-    """A whole assistant turn."""
+    """An assistant turn."""
     return role_turn("assistant", expr)
 
 
 def role_turn(role: str, expr: ir.Node | str | None) -> ir.Exprs:
-    """The nodes of a whole turn."""
+    """The nodes of a turn."""
     begin, end = ir.RoleBegin(role), ir.RoleEnd(role)
     return begin + end if expr is None else begin + expr + end
 
 
-# Functions of no argument, for turns that are neither an expression nor a block.
+# Functions without arguments, for turns that are no expression or block.
 system_begin, system_end = partial(ir.RoleBegin, "system"), partial(ir.RoleEnd, "system")
 user_begin, user_end = partial(ir.RoleBegin, "user"), partial(ir.RoleEnd, "user")
 assistant_begin, assistant_end = partial(ir.RoleBegin, "assistant"), partial(ir.RoleEnd, "assistant")
 
 
 def image(expr: Any) -> ir.Media:
-    """An image: a path, bytes, a PIL image or a tensor (uint8 [height, width, channels], or float in 0..1 [channels,
-    height, width], of one or three channels)."""
+    """An image from a path, bytes, PIL image or tensor (uint8 [height, width, channels] or float in 0..1 [channels,
+    height, width]; 1 or 3 channels)."""
     return ir.Media("image", base64.b64encode(_image_bytes(expr)).decode())
 
 
 def video(path: str | Path, num_frames: int = 8) -> ir.Media:
-    """`num_frames` frames of a video, evenly spaced, as PNG images one after the other. Needs OpenCV."""
+    """`num_frames` evenly spaced frames of a video as concatenated PNG images. Needs OpenCV."""
     try:
         import cv2  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
@@ -189,8 +184,8 @@ def video(path: str | Path, num_frames: int = 8) -> ir.Media:
 
 
 def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None = None) -> ir.Exprs:
-    """Split what the gens in `expr` write: variable and text keep the answer, `<name>_reasoning_content` has the
-    reasoning. `model_type` is one of `sgl.lang.ir.reasoning.FORMATS`."""
+    """Separate the reasoning of `expr`'s gens into `<name>_reasoning_content`; variable and text keep the answer.
+    `model_type`: one of `sgl.lang.ir.reasoning.FORMATS`."""
     reasoning_format(model_type)
     nodes = ir.nodes_of(expr) if isinstance(expr, ir.Node) else ()
     if not any(isinstance(node, ir.Gen | ir.Select) and node.name for node in nodes):
@@ -203,7 +198,7 @@ def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None
 def _constraint(
     ways: dict[str, Any], tools: list[Tool], tool_choice: str
 ) -> tuple[Mapping[str, Any] | None, Callable[[str], Any] | None]:
-    """The one constraint that was stated, in one of `_WAYS` or by tools, and the parser of what matches it."""
+    """The constraint stated by one of `_WAYS` or by tools, and its parser."""
     if tool_choice not in ("auto", "required"):
         raise InvalidRequest(f"tool_choice must be 'auto' or 'required', not {tool_choice!r}", param="tool_choice")
     for name in ("regex", "ebnf"):
@@ -236,7 +231,7 @@ def _constraint(
 
 
 def _only(stated: list[str]) -> None:
-    """At most one of several ways to constrain a text is stated."""
+    """Raise InvalidRequest for several ways to constrain a text."""
     if len(stated) > 1:
         raise InvalidRequest(f"{' and '.join(stated)} exclude each other", param=stated[0])
 
@@ -249,10 +244,10 @@ def _image_bytes(value: Any) -> bytes:
             return Path(value).read_bytes()
         except OSError as error:
             raise InvalidRequest(f"no image can be read from {value}: {error.strerror}", param="image") from error
-    if hasattr(value, "cpu"):  # a torch tensor
+    if hasattr(value, "cpu"):  # torch tensor
         pixels = (value.clamp(0, 1) * 255).round().byte().permute(1, 2, 0) if value.is_floating_point() else value
         return _png(pixels.cpu().numpy())
-    if hasattr(value, "save"):  # a PIL image
+    if hasattr(value, "save"):  # PIL image
         buffer = io.BytesIO()
         value.save(buffer, format="PNG")
         return buffer.getvalue()
@@ -260,11 +255,11 @@ def _image_bytes(value: Any) -> bytes:
 
 
 def _png(pixels: Any) -> bytes:
-    """uint8 [height, width, channels] as a PNG; one channel is grey, three are red, green and blue."""
+    """uint8 [height, width, 1 or 3 channels] as a PNG."""
     if pixels.ndim != 3 or pixels.dtype != "uint8" or pixels.shape[2] not in (1, 3):
         raise InvalidRequest(f"no image can be made of {pixels.dtype} of shape {pixels.shape}", param="image")
     height, width, channels = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # each row begins with its filter: none
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # each row starts with filter 0
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     parts = [
@@ -275,6 +270,6 @@ def _png(pixels: Any) -> bytes:
 
 
 def parser_of(node: ir.Node) -> Callable[[str], Any]:
-    """How to make the object of a gen's text; the text itself without schema or dtype."""
+    """The parser of a gen's text; str without schema or dtype."""
     client = getattr(node, "client", None)
     return client.parse if client is not None and client.parse else str

@@ -1,8 +1,5 @@
-"""`@function`: a program, and the ways to run it.
-
-It splits a call into program arguments and options, executes the body exactly once around a `Run`, and hands out
-the state. Batches are in `batch.py`, dry runs (trace, explain, preview, compile) in `trace.py`.
-"""
+"""`@function`: a program and the ways to run it. Splits a call into arguments and options, executes the body once
+around a `Run`, and returns the state. Batches are in `batch.py`, dry runs in `trace.py`."""
 
 from __future__ import annotations
 
@@ -31,13 +28,13 @@ T = TypeVar("T")
 SAMPLING_OPTIONS = PARAMS.keys() | RENAMED.keys()
 RUN_OPTIONS = frozenset({"backend", "stream", "use_thread", "chat_template", "sampling"})
 
-_body_pool = BodyPool(max_threads=1024)  # bodies of `def` programs that stream or that event loops run
+_body_pool = BodyPool(max_threads=1024)  # `def` bodies that stream or that event loops run
 os.register_at_fork(after_in_child=_body_pool.reset)
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of a program: what its body gets, and how it is run."""
+    """One call: the body's arguments and the run's options."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -46,7 +43,7 @@ class Call:
 
 
 class SglFunction:
-    """A program: a function of a state `s` and arguments, decorated with `@sgl.function`."""
+    """A program: a function of a state `s` and arguments; see `@sgl.function`."""
 
     def __init__(
         self,
@@ -73,20 +70,19 @@ class SglFunction:
         return f"SglFunction({self.__name__})"
 
     def bind(self, **kwargs: Any) -> SglFunction:
-        """The same program with some arguments given."""
+        """The program with some arguments bound."""
         for name in kwargs:
             if name not in self.arg_names and not self._takes_any:
                 raise self._unknown(name)
         return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
 
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run the body in this thread and return its state, before generation is done: reading waits.
+        """Run the body in this thread and return its state before generation is done: reading waits.
 
-        Keywords are the program's arguments first; the others are options: `backend`, `stream` (run the body in the
-        background and stream the gens), `chat_template`, `use_thread=False` (return when all is done), and the
-        run's sampling parameters, which gens inherit: `temperature`, `max_new_tokens`, `stop`, `seed`, `timeout` …
-        What a program argument shadows goes into `sampling={…}`. Raises what the body raises.
-        """
+        Keywords are program arguments first, then options: `backend`, `stream` (run the body in the background, stream
+        gens), `chat_template`, `use_thread=False` (return when done), and sampling parameters that gens inherit:
+        `temperature`, `max_new_tokens`, `stop`, `seed`, `timeout` … Those shadowed by program arguments go into
+        `sampling={…}`. Raises what the body raises."""
         call = self._call(args, kwargs)
         if call.options.get("stream"):
             return self._stream(call)
@@ -99,14 +95,14 @@ class SglFunction:
         return state
 
     def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """`run` with stream=True: returns at once, for `text_iter` and `text_async_iter`."""
+        """`run` with stream=True; returns at once, for `text_iter` and `text_async_iter`."""
         call = self._call(args, kwargs)
         call.options["stream"] = True
         return self._stream(call)
 
     async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run the program, of `async def` or `def`, from an event loop; its state is complete on return. Takes what
-        `run` takes. Raises what the body or the program raised; cancelling the task cancels the program."""
+        """Run a `def` or `async def` program on an event loop until it is complete, with `run`'s arguments. Raises the
+        body's or program's error; cancelling the task cancels the program."""
         return await self._run_async(self._call(args, kwargs))
 
     def run_batch(
@@ -119,15 +115,12 @@ class SglFunction:
         return_exceptions: bool = False,
         **options: Any,
     ) -> Any:
-        """Run the program for each row, a dict of arguments or a tuple of positional ones, all at the same time.
-        Returns their states, all done, in the order of the rows.
+        """Run a row of arguments (dict or tuple) per program, all at once. Returns the finished states in order.
 
-        A row fails with what its body raises, or else with what a gen or select of it failed with. That does not
-        disturb the others; the first row's error is raised when all are done, or with `return_exceptions`, each
-        stands in its place of the list. Bodies run one after the other on this thread; up to `num_threads` of them
-        overlap while they wait for values or other services. `generator_style` yields the states in order, some
-        hundred rows at a time, and raises an error in its row's place.
-        """
+        A row fails with its body's error, or one of its gens' or selects'; others continue. The first error is raised
+        when all are done; `return_exceptions` leaves errors in the list. Bodies run in turn on this thread; up to
+        `num_threads` overlap while waiting. `generator_style` yields states in order, some hundred rows at a time, and
+        raises an error at its row."""
         if not isinstance(batch_kwargs, list | tuple):
             raise InvalidRequest("a batch must be a list of dicts or tuples", param="batch")
         rows = [batch.row_of(row, self.free) for row in batch_kwargs]
@@ -142,47 +135,44 @@ class SglFunction:
         return_exceptions: bool = False,
         **options: Any,
     ) -> batch.AsyncBatch:
-        """Run the program for each row of a list or of an asynchronous iterator, at most `max_concurrency` at a
-        time. `await` gives the list of states in order, once all are done; `async for` yields them in order as they are
-        done. The first row's error is raised then, and with `async for` in its place; the rows after that are given
-        up."""
+        """Run a row per program from a list or async iterator, at most `max_concurrency` at once. `await` gives all
+        states in order; `async for` yields each when done. The first error is raised then, or at its row with `async
+        for`, which gives up later rows."""
         return batch.AsyncBatch(self.arun, self.free, rows, options, max_concurrency, return_exceptions)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Trace:
-        """Record the body once without running anything; missing arguments are symbolic."""
+        """Record the body once without running it; missing arguments are symbolic."""
         return Trace.of(self, kwargs)
 
     def compile(self, *, backend: Any = None, **kwargs: Any) -> CompiledProgram:
-        """Record the body once; each run of the result only fills in the arguments. The body must not read values,
-        and may append arguments as they are but not compute with them. Where it calls other programs, runs execute
-        it."""
+        """Record the body once; runs of the result fill in arguments. The body must not read values or compute with
+        arguments. A body that calls other programs is executed by each run."""
         try:
             return CompiledProgram(self, Trace.of(self, kwargs), backend)
         except NestedCallError:
             return CompiledProgram(self.bind(**kwargs), None, backend)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """What a run would do: its nodes and how many requests they take. Runs the body once with made-up
-        values."""
+        """A run's nodes and number of requests. Runs the body once with made-up values."""
         return explain(self.prepare, args, kwargs)
 
     def preview(self, *args: Any, **kwargs: Any) -> str:
-        """The prompt of a run, with made-up values in braces. Runs the body once."""
+        """A run's prompt with made-up values in braces. Runs the body once."""
         return explain(self.prepare, args, kwargs).text
 
     def cache(self, backend: Any = None) -> None:
-        """Tell the backend the constant text that every run begins with, if it is longer than 64 characters."""
+        """Cache every run's constant prefix on the backend, if longer than 64 characters."""
         prefix = Trace.of(self, {}).constant_prefix()
         if len(prefix) > 64:
             backend_of(backend).cache_prefix(prefix)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; inside another program's body with that one's backend, sampling parameters and seed. An
-        `async def` program is awaited."""
+        """Run the program; inside another's body it inherits backend, sampling parameters and seed. An `async def`
+        program is awaited."""
         return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
-        """A state, and the call that executes the body on it."""
+        """A state, and the call that executes the body."""
         return self._prepared(self._call(args, kwargs))
 
     def _prepared(self, call: Call) -> tuple[ProgramState, Callable[[], None]]:
@@ -209,7 +199,7 @@ class SglFunction:
                 arguments[name] = value
             else:
                 raise self._unknown(name)
-        if self.bind_arguments and args:  # positional values are for the parameters that are not bound
+        if self.bind_arguments and args:  # for unbound parameters
             arguments |= dict(zip([parameter.name for parameter in self.free], args, strict=False))
             args = args[len(self.free) :]
         further = options.pop("sampling", None) or {}
@@ -244,7 +234,7 @@ class SglFunction:
         return run
 
     def _body(self, run: Run, call: Call, s: ProgramState, keep: Callable[[Any], None]) -> None:
-        """Execute a `def` body in this thread, once; `keep` gets what it returns."""
+        """Execute a `def` body here; `keep` gets its result."""
         with run.body():
             keep(self.func(s, *call.args, **call.kwargs))
 
@@ -255,7 +245,7 @@ class SglFunction:
             on_own_thread(asyncio.run, self._async_body(run, call, _keeper(state)))
         else:
             _body_pool.submit(self._body, run, call, ProgramState(run, run.root), _keeper(state))
-        return state  # what the body raises, its iterators and reads raise
+        return state  # iterators and reads raise the body's errors
 
     async def _run_async(self, call: Call) -> ProgramState:
         run = self._new_run(call)
@@ -275,7 +265,7 @@ class SglFunction:
         return state
 
     async def _async_body(self, run: Run, call: Call, keep: Callable[[Any], None]) -> None:
-        """Execute an `async def` body in this task, once; `keep` gets what it returns."""
+        """Execute an `async def` body in this task; `keep` gets its result."""
         with run.body():
             keep(await self.func(AsyncProgramState(run, run.root), *call.args, **call.kwargs))
 
@@ -295,8 +285,8 @@ def function(
 
 
 def function(func: Any = None, num_api_spec_tokens: Any = None) -> Any:
-    """Make a function of `s` and arguments a program. With `num_api_spec_tokens`, backends of single calls generate
-    that many tokens ahead and take later gens from them while the program's text agrees."""
+    """Make a function of `s` and arguments a program. `num_api_spec_tokens`: on backends of single calls, generate this
+    many tokens ahead and serve later gens from them while the text agrees."""
     if func is None:
         return partial(function, num_api_spec_tokens=num_api_spec_tokens)
     if not hasattr(func, "__name__"):
@@ -308,12 +298,12 @@ def function(func: Any = None, num_api_spec_tokens: Any = None) -> Any:
 
 
 def _state_of(run: Run, *, is_observer: bool = False) -> ProgramState:
-    """The state that its caller gets."""
+    """The caller's state."""
     return ProgramState(run, run.root, is_observer=is_observer, hold=Hold(run))
 
 
 def _keeper(state: ProgramState) -> Callable[[Any], None]:
-    """Gives a state what its body returned, and keeps no state from being garbage."""
+    """A callback that stores the body's result in the state, without keeping it alive."""
     ref = weakref.ref(state)
 
     def keep(value: Any) -> None:
@@ -324,7 +314,7 @@ def _keeper(state: ProgramState) -> Callable[[Any], None]:
 
 
 def _from_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a user's coroutine to its end, also where this thread has a running loop (a notebook)."""
+    """Run a coroutine to its end, even inside a running loop (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

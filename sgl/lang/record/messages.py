@@ -1,4 +1,4 @@
-"""A finished text as a conversation: its closed turns as messages."""
+"""A finished text as chat messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from sgl.lang.record.cell import Cell, Part, text_of
 
 
 def messages_of(chain: Iterable[tuple[ir.Node, Part]]) -> list[dict[str, Any]]:
-    """The closed turns of nodes and their texts, all of which are known, a default system turn of the template
-    included; contents are stripped on the left."""
+    """The closed turns as messages, with the template's default system turn; contents are left-stripped."""
     messages: list[dict[str, Any]] = []
     turn: list[str] = []
     images: list[ir.Media] = []

@@ -1,8 +1,4 @@
-"""Which runs are not done, and giving them up: where their process ends, where those who wait are interrupted, and
-where nobody holds their states any more.
-
-It knows that runs can be given up; what that takes is `sgl.lang.record.run`'s business.
-"""
+"""Unfinished runs, and giving them up: at exit, on interrupt, or when nobody holds their states."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from weakref import WeakValueDictionary
 
 
 class _Open(Protocol):
-    """What is asked for of `Run` here."""
+    """The part of `Run` used here."""
 
     is_done: bool
 
@@ -23,45 +19,45 @@ class _Open(Protocol):
 
 
 class Group:
-    """Runs that are given up together. Those of a group are of its parent as well. Safe from any thread."""
+    """Runs given up together; they also belong to the parent group. Thread-safe."""
 
     def __init__(self, parent: Group | None = None) -> None:
         self._parent = parent
         self._runs: WeakValueDictionary[int, _Open] = WeakValueDictionary()
 
     def add(self, run: _Open) -> None:
-        """Take in a run that begins."""
+        """Add a run."""
         group: Group | None = self
         while group is not None:
             group._runs[id(run)] = run
             group = group._parent
 
     def remove(self, run: _Open) -> None:
-        """Forget a run that is done."""
+        """Remove a finished run."""
         group: Group | None = self
         while group is not None:
             group._runs.pop(id(run), None)
             group = group._parent
 
     def runs(self) -> list[_Open]:
-        """Those that are not done."""
-        runs = [ref() for ref in self._runs.valuerefs()]  # in one step: other threads add some meanwhile
+        """Unfinished runs."""
+        runs = [ref() for ref in self._runs.valuerefs()]  # atomic: other threads add runs
         return [run for run in runs if run is not None]
 
     def cancel(self) -> None:
-        """Give all of them up."""
+        """Give up all of them."""
         for run in self.runs():
             run.cancel()
 
 
 everything = Group()
-"""The runs of this process."""
+"""All runs of this process."""
 current_group: ContextVar[Group] = ContextVar("current_group", default=everything)
 
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Runs that begin within, on whatever threads have this context, are given up if the block raises."""
+    """Give up the runs begun inside, in this context on any thread, if the block raises."""
     group = Group(current_group.get())
     token = current_group.set(group)
     try:
@@ -74,7 +70,7 @@ def together() -> Iterator[None]:
 
 
 class Hold:
-    """What all states of a run share, and nothing else has: when the last one goes, the run is given up."""
+    """Shared by a run's states alone: the run is given up with the last."""
 
     def __init__(self, run: _Open) -> None:
         self._run = run

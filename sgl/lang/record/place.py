@@ -1,8 +1,7 @@
-"""Where in a user's program something was recorded or raised: the file and line of the `s += …`.
+"""File and line of the user's code that recorded or raised something.
 
-Recording keeps the code object and the offset in it, which costs well under a microsecond; the line is looked up when a
-message needs it. Frames of the language itself, and of `with` blocks around them, are passed over.
-"""
+Recording keeps the code object and offset (under a microsecond); messages look up the line. Frames of the language and
+of `with` blocks are skipped."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from typing import TypeAlias
 
 from sgl.errors import ProgramError, SglError
 
-Place: TypeAlias = tuple[CodeType, int]  # the user's code, and the offset of its last instruction in bytes
+Place: TypeAlias = tuple[CodeType, int]  # user code, byte offset of its last instruction
 
 _HERE = str(Path(__file__).parent.parent) + os.sep
 _is_ours: dict[str, bool] = {contextlib.__file__: True}  # by file
 
 
 def here() -> Place | None:
-    """The place in the user's code that led to this call; None where there is no such code on the stack."""
+    """The user code that led here, or None."""
     frame = sys._getframe(1)
     while True:
         code = frame.f_code
@@ -46,12 +45,12 @@ def place_text(place: Place | None) -> str | None:
 
 
 def with_place(message: str, place: str | None) -> str:
-    """The message, and where in the program."""
+    """The message with its place."""
     return f"{message} ({place})" if place else message
 
 
 def misuse(message: str, *, variable: str | None = None) -> ProgramError:
-    """The error of a call that a program must not make, which says where it is made."""
+    """The error of a wrong call in a program, with its place."""
     place = place_text(here())
     error = ProgramError(with_place(message, place), variable=variable)
     error.place = place
@@ -59,7 +58,7 @@ def misuse(message: str, *, variable: str | None = None) -> ProgramError:
 
 
 def add_place(error: BaseException) -> None:
-    """Say in an error of ours, on its way out of a body, where in the body it was raised; once."""
+    """Add to our error, once, where in the body it was raised."""
     if not isinstance(error, SglError) or error.place is not None or not error.args:
         return
     found = _raised_at(error.__traceback__)
@@ -69,7 +68,7 @@ def add_place(error: BaseException) -> None:
 
 
 def _raised_at(trace: TracebackType | None) -> str | None:
-    """The innermost place of the user's."""
+    """The user's innermost place."""
     found = None
     while trace is not None:
         code = trace.tb_frame.f_code

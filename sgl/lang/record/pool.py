@@ -1,9 +1,5 @@
-"""Runs program bodies on as few threads as will do: another one starts only when all others wait for a value, or when
-one has been busy with something else for a while.
-
-Bodies that only record therefore all run on one thread, and bodies that call other services still overlap. It knows
-jobs, not programs; `sgl.lang.record.batch` and `sgl.lang.record.function` call it.
-"""
+"""Runs program bodies on few threads: another starts only when all wait for values, or one is busy for a while. Bodies
+that only record share one thread; bodies that call other services overlap."""
 
 from __future__ import annotations
 
@@ -18,18 +14,18 @@ from typing import Any, TypeVar
 from sgl.lang.aio import io, outcome, when_blocking
 
 T = TypeVar("T")
-STUCK_S = 0.1  # jobs that wait for so long, while none ends or waits for a value, get more threads
+STUCK_S = 0.1  # without progress for this long, more threads start
 
 
 def on_own_thread(work: Callable[..., T], *args: Any) -> Future[T]:
-    """Run work on a thread of its own, in the context of the caller. The future cannot be cancelled."""
+    """Run work on its own thread in the caller's context. The future cannot be cancelled."""
     job, future = _job(work, args)
     threading.Thread(target=job, name="sgl-body", daemon=True).start()
     return future
 
 
 def _job(work: Callable[..., T], args: tuple[Any, ...]) -> tuple[Callable[[], None], Future[T]]:
-    """A call that never raises, and the future that has what came of it."""
+    """A call that never raises, and the future of its result."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
@@ -44,15 +40,15 @@ def _job(work: Callable[..., T], args: tuple[Any, ...]) -> tuple[Callable[[], No
 
 
 class BodyPool:
-    """A queue of jobs and at most `max_threads` threads, of which at most one is meant to be busy."""
+    """A job queue with at most `max_threads` threads, of which one should be busy."""
 
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, with no job and no thread: in a child process, the others are gone."""
-        self._jobs: deque[Callable[[], object]] = deque()  # none of them raises
+        """Start over without jobs and threads, as in a forked child."""
+        self._jobs: deque[Callable[[], object]] = deque()  # none raises
         self._lock = threading.Lock()
         self._num_threads = 0
         self._num_busy = 0
@@ -60,7 +56,7 @@ class BodyPool:
         self._is_watched = False
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
-        """Run work on a thread of the pool, in the context of the caller. The future cannot be cancelled."""
+        """Run work on the pool in the caller's context. The future cannot be cancelled."""
         job, future = _job(work, args)
         self._jobs.append(job)
         self._start_if_idle()
@@ -68,8 +64,7 @@ class BodyPool:
         return future
 
     def work(self, jobs: Sequence[Callable[[], object]]) -> None:
-        """Run jobs with the calling thread as the first of the pool. On return all have been started, and those
-        that other threads took may still be running."""
+        """Run jobs, this thread first. On return all have started; other threads may still run some."""
         self._jobs.extend(jobs)
         with self._lock:
             self._num_threads += 1
@@ -95,7 +90,7 @@ class BodyPool:
     def _work(self) -> None:
         with when_blocking(self._blocked):
             while True:
-                with self._lock:  # leaving and finding no job are one step, so that no job is left behind
+                with self._lock:  # atomic, so that no job is left behind
                     if not self._jobs:
                         self._count(-1)
                         return
@@ -125,7 +120,7 @@ class BodyPool:
         io.loop().call_later(STUCK_S, self._look, self._num_taken)
 
     def _look(self, num_taken: int) -> None:
-        """On the io thread: where no job has been taken since the last look, double the threads."""
+        """On the io thread: double the threads if no job was taken since the last look."""
         with self._lock:
             self._is_watched = bool(self._jobs)
             is_stuck = self._num_taken == num_taken

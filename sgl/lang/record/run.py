@@ -1,9 +1,7 @@
-"""One run of a program on the client: it ships what the streams record and delivers what the backend answers.
+"""A program's run on the client: sends recorded nodes and delivers the backend's answers.
 
-It knows the backend's session and the streams; it knows nothing of user-facing states or of how bodies are executed
-(see `sgl.lang.record.function`). What is recorded is shipped as one segment when Python observes a value, when the body
-ends, when a segment grows long, or when the body has been busy with something else for a while.
-"""
+Nodes are sent as one segment when Python reads a value, the body ends, the segment grows long, or the body is busy
+elsewhere. Executing bodies is `sgl.lang.record.function`'s part."""
 
 from __future__ import annotations
 
@@ -32,32 +30,32 @@ from sgl.lang.typed import tools
 
 logger = logging.getLogger(__name__)
 
-MAX_NODES = 10_000  # of one run; a recorded loop that never observes ends here
+MAX_NODES = 10_000  # ends loops that never read a value
 MAX_STREAMS = 4_097
-SEGMENT_NODES = 2_000  # a longer segment is shipped before anybody observes
-IDLE_S = 0.1  # a body busy elsewhere for so long has its recorded nodes shipped
+SEGMENT_NODES = 2_000  # sends longer segments early
+IDLE_S = 0.1  # sends nodes of a body busy elsewhere
 
 current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
 _reserved_seed: ContextVar[tuple[Run, int] | None] = ContextVar("reserved_seed", default=None)
 
 
 class Run(Watched):
-    """One execution of one program. `requests` counts what went to the backend."""
+    """One execution of one program. `requests` counts calls to the backend."""
 
     def __init__(self, program: ir.Program, backend: Backend) -> None:
         super().__init__()
         self.backend = backend
         self.program = program
         self.is_over = False  # the body has ended
-        self.is_done = False  # the backend has finished, or the run failed
+        self.is_done = False  # finished or failed
         self.failure: Failure | None = None
-        self._handled: list[Failure] = []  # of branches, which the body has seen and gone on
+        self._handled: list[Failure] = []  # branch failures that the body survived
         self.user_loop: asyncio.AbstractEventLoop | None = None
         self._on_done: deque[Callable[[], object]] = deque()
         self.segments = 0
         self.nested = 0
         self._session: Session | None = None
-        self._calls: int | None = None  # of a session of single calls, once it is over
+        self._calls: int | None = None  # of a finished session of single calls
         self._streams: list[Stream] = []
         self._unsent: deque[tuple[int, ir.Node]] = deque()
         self._num_nodes = 0
@@ -65,20 +63,20 @@ class Run(Watched):
         self._deadline: asyncio.TimerHandle | None = None
         self._tool_tasks: set[asyncio.Task[None]] = set()
         self._group = current_group.get()
-        self._inner = Group(self._group)  # of the programs that the body calls
+        self._inner = Group(self._group)  # programs that the body calls
         self.root = Stream(self, None, "")
         self._group.add(self)
 
     @property
     def requests(self) -> int:
-        """Round trips so far: segments, or calls where the backend knows no programs."""
+        """Round trips so far: segments, or single calls."""
         calls: int | None = getattr(self._session, "requests", self._calls)
         return self.segments if calls is None else calls
 
-    # What streams ask for
+    # Called by streams
 
     def add_stream(self, stream: Stream) -> int:
-        """Take in a stream; returns its number."""
+        """Add a stream; returns its number."""
         with self._lock:
             if len(self._streams) >= MAX_STREAMS:
                 raise misuse(f"a program can have at most {MAX_STREAMS - 1} forked branches")
@@ -86,7 +84,7 @@ class Run(Watched):
             return len(self._streams) - 1
 
     def record(self, stream: int, node: ir.Node) -> None:
-        """Take in a node that a stream recorded."""
+        """Add a stream's node."""
         self._unsent.append((stream, node))
         self._num_nodes += 1
         if len(self._unsent) == 1:
@@ -97,10 +95,10 @@ class Run(Watched):
             raise misuse(f"a program can have at most {MAX_NODES} nodes; does a loop never end?")
 
     def flush(self, *, final: bool = False) -> None:
-        """Ship what is recorded and not shipped yet. Any thread; never blocks."""
+        """Send what is recorded. Any thread; never blocks."""
         if not self._unsent and not final:
             return
-        with self._lock:  # segments must leave in the order in which their nodes were taken
+        with self._lock:  # segments keep the nodes' order
             nodes = []
             while self._unsent:
                 nodes.append(self._unsent.popleft())
@@ -109,7 +107,7 @@ class Run(Watched):
                 io.post(self._send, ir.Segment(tuple(nodes), final=final))
 
     def cells(self) -> Iterator[Cell]:
-        """The answers to all nodes of all streams, pending ones too."""
+        """All streams' answers, pending ones included."""
         for stream in list(self._streams):
             yield from stream.cells()
 
@@ -118,18 +116,18 @@ class Run(Watched):
         return self._streams[index]
 
     def failed(self) -> Failure | None:
-        """What the run has failed with so far: all of it, or a branch whose failure the body has not looked at."""
+        """The failure of the run, or of a branch that the body has not looked at."""
         if self.root.failure or not self.is_over:
             return self.root.failure
         failures = [stream.failure for stream in list(self._streams)]
         return next((failure for failure in failures if failure and failure not in self._handled), None)
 
-    # The life of the body
+    # The body's life
 
     @contextmanager
     def body(self) -> Iterator[None]:
-        """The body is executed within: programs that it calls are part of this run. If it raises, what is under way is
-        given up, and reads of this run raise its error from now on."""
+        """Execute the body inside; programs that it calls join this run. If it raises, work is given up and reads raise
+        its error."""
         token, group_token = current_run.set(self), current_group.set(self._inner)
         try:
             yield
@@ -145,7 +143,7 @@ class Run(Watched):
         self.end()
 
     def end(self) -> None:
-        """The body has ended well: ship the rest."""
+        """The body ended well: send the rest."""
         failures = [stream.failure for stream in self._streams]
         self._handled = [failure for failure in failures if failure is not None and failure.is_seen]
         self.is_over = True
@@ -153,12 +151,12 @@ class Run(Watched):
         self._wake_all()
 
     def cancel(self) -> None:
-        """Give up the whole run, on the backend as well. Reads raise, `error()` is `RequestAborted`."""
+        """Give up the run, also on the backend. Reads raise; `error()` is `RequestAborted`."""
         self.fail(RequestAborted("the program was cancelled"))
         self._inner.cancel()
 
     def drop(self) -> None:
-        """Give up a run that nobody can look at. Whatever this thread was doing, it blocks on no lock."""
+        """Give up a run without states. Takes no lock: any thread may be interrupted here."""
         io.post(self._drop)
 
     def _drop(self) -> None:
@@ -167,16 +165,16 @@ class Run(Watched):
 
     @property
     def is_answered(self) -> bool:
-        """Whether the backend has nothing more to compute, also if it has not said so yet."""
+        """Whether the backend has nothing left to compute, even if unconfirmed."""
         return self.is_done or (self.is_over and all(cell.done for cell in self.cells()))
 
     def let_go(self) -> None:
-        """In a child process: the backend's session is the parent's, and nothing here ends it any more."""
+        """In a forked child: the session is the parent's."""
         self.is_done = True
         self._session = self._deadline = None
 
     def forsake(self) -> None:
-        """Fail a run of the parent process, in a child: it goes on there, and who waited for it is not here."""
+        """In a forked child: fail the parent's run, which continues there."""
         self._on_done.clear()
         self._unsent.clear()
         self._lock = threading.Lock()
@@ -191,7 +189,7 @@ class Run(Watched):
             stream.fail(0, self.failure)
 
     def fail(self, error: BaseException, *, is_body: bool = False) -> None:
-        """Fail everything that is not done. Any thread; a run that is done stays as it is."""
+        """Fail everything unfinished. Any thread."""
         if self.is_done:
             return
         what = f"program {self.program.name!r}"
@@ -202,14 +200,13 @@ class Run(Watched):
         self._finish()
 
     def leave(self) -> None:
-        """Give it up where the process ends. Only the backend is told: daemon threads that still read would print
-        tracebacks while the interpreter goes."""
+        """Give up at exit. Tell only the backend: daemon readers would print tracebacks."""
         if not self.is_done:
             io.post(self._close)
             self._finish()
 
     def _reached(self) -> Place | None:
-        """Where the first node without an answer was recorded."""
+        """Where the first unanswered node was recorded."""
         for stream in list(self._streams):
             for part, place in zip(stream.parts, stream.places, strict=False):
                 if isinstance(part, Cell) and not part.done:
@@ -217,7 +214,7 @@ class Run(Watched):
         return None
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Call `call` once when the run is done: at once, or on whatever thread finishes it."""
+        """Call `call` once when done: now, or on the finishing thread."""
         self._on_done.append(call)
         if self.is_done:
             self._call_on_done()
@@ -230,7 +227,7 @@ class Run(Watched):
                 return
             try:
                 call()
-            except Exception:  # it may print, to where nobody reads any more, and others wait
+            except Exception:  # printing may fail, and others wait
                 logger.exception("what was to follow program %r failed", self.program.name)
 
     # On the io thread
@@ -256,12 +253,12 @@ class Run(Watched):
             self._release()
 
     def _release(self) -> None:
-        """Let go of the session, which refers to this run."""
+        """Drop the session, which refers to this run."""
         self._calls = getattr(self._session, "requests", None)
         self._session = None
 
     def on_event(self, event: ir.Event) -> None:
-        """Deliver an answer of the backend: from any thread, one at a time, in order."""
+        """Deliver an event: any thread, in order, one at a time."""
         if isinstance(event, ir.Done):
             self._release()
             self._finish()
@@ -303,7 +300,7 @@ class Run(Watched):
         task.add_done_callback(self._tool_tasks.discard)
 
     async def _answer_tools(self, need: ir.Need) -> None:
-        current_run.set(self)  # programs that tools call are part of this run; the context is this task's own
+        current_run.set(self)  # tools' programs join this run
         stream = self._streams[need.stream]
         node = stream.nodes[need.index]
         assert isinstance(node, ir.ToolResults)
@@ -328,7 +325,7 @@ class Run(Watched):
 
 
 def program_of(name: str, sampling: Mapping[str, Any], **fields: Any) -> ir.Program:
-    """How a run is opened; `sampling` is checked, and holds its seed, if that is not to be random, and timeout."""
+    """A run's header; `sampling` is checked and may hold seed and timeout."""
     defaults = dict(sampling)
     timeout, seed = defaults.pop("timeout", None), defaults.pop("seed", None)
     seed = random.getrandbits(63) if seed is None else seed
@@ -336,7 +333,7 @@ def program_of(name: str, sampling: Mapping[str, Any], **fields: Any) -> ir.Prog
 
 
 class IdleWatch:
-    """Ships what a body recorded before it turned to something that takes long."""
+    """Sends a body's nodes when it turns to something slow."""
 
     def __init__(self) -> None:
         self._recording: dict[Run, int] = {}
@@ -344,7 +341,7 @@ class IdleWatch:
         self._lock = threading.Lock()
 
     def add(self, run: Run) -> None:
-        """Watch a run that has begun to record."""
+        """Watch a run that starts to record."""
         with self._lock:
             self._recording[run] = -1
             if self._is_ticking:
@@ -356,7 +353,7 @@ class IdleWatch:
         io.loop().call_later(IDLE_S, self._tick)
 
     def _tick(self) -> None:
-        for run, seen in self._recording.copy().items():  # other threads add runs, also while a list would be made
+        for run, seen in self._recording.copy().items():  # atomic: other threads add runs
             waiting = len(run._unsent)
             if waiting == 0 or run.is_over:
                 self._recording.pop(run, None)
@@ -371,9 +368,9 @@ class IdleWatch:
 
 
 def _forsake_all() -> None:
-    """In a child process: nobody ticks here, and what was under way is the parent's."""
+    """In a forked child: nothing ticks, and open runs are the parent's."""
     runs = [run for run in everything.runs() if isinstance(run, Run)]
-    for run in runs:  # all of them first: what is freed from here on may be the last state of any
+    for run in runs:  # first: any object freed later may hold a last state
         run.let_go()
     idle_watch.__init__()  # type: ignore[misc]
     for run in runs:
@@ -382,7 +379,7 @@ def _forsake_all() -> None:
 
 
 def _cancel_all() -> None:
-    """At exit: end what would be computed for nobody."""
+    """At exit: stop what nobody will read."""
     for run in everything.runs():
         assert isinstance(run, Run), "only runs are added"
         if not run.is_answered:
@@ -391,11 +388,11 @@ def _cancel_all() -> None:
 
 idle_watch = IdleWatch()
 os.register_at_fork(after_in_child=_forsake_all)
-atexit.register(_cancel_all)  # and only then io closes: backends are told
+atexit.register(_cancel_all)  # runs before io's closing, so backends are told
 
 
 def child_seed(run: Run) -> int:
-    """The seed of the next program that the body of `run` calls, or the one that was reserved for it."""
+    """The seed of the body's next program, or a reserved one."""
     reserved = _reserved_seed.get()
     if reserved is not None and reserved[0] is run:
         return reserved[1]
@@ -404,8 +401,7 @@ def child_seed(run: Run) -> int:
 
 
 def context_of_row() -> Context:
-    """A copy of this context, for a row of a batch. Within a body, rows get their seeds here: in their order, on
-    whatever threads they begin."""
+    """A context for a batch's row. Inside a body, reserves the row's seed, so that seeds follow row order."""
     context, run = copy_context(), current_run.get()
     if run is not None:
         context.run(_reserved_seed.set, (run, child_seed(run)))

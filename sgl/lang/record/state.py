@@ -1,9 +1,6 @@
-"""Program states: what a body gets as `s`. Two facades over one stream: blocking for `def`, awaitable for `async
-def`.
+"""Program states: the `s` of bodies. Two facades over one stream, blocking for `def` and awaitable for `async def`.
 
-Appending records and never waits; reading ships what is recorded and waits for the value. All logic is in
-`sgl.lang.record.stream`; the facades only decide how to wait.
-"""
+Appending never waits; reading sends what is recorded and waits. `sgl.lang.record.stream` has the logic."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
 
 
 class Recording:
-    """What both kinds of state share: everything that only records. `is_observer`: it stands outside of a body that
-    runs elsewhere, so that reading waits for what the body has yet to record; elsewhere that would never end."""
+    """The recording part of both states. `is_observer`: outside a body that runs elsewhere; reading then waits for what
+    the body has yet to record."""
 
     def __init__(self, run: Run, stream: Stream, *, is_observer: bool = False, hold: Hold | None = None) -> None:
-        """hold: of those that look at the run from outside; where the last of them goes, so does the run."""
+        """`hold`: shared by outside states; the run ends with the last."""
         self._run = run
         self._stream = stream
         self._is_observer = is_observer
@@ -41,7 +38,7 @@ class Recording:
         self.ret_value: Any = None
 
     def __iadd__(self, expr: object) -> Self:
-        """Append text or an expression. Never waits; raises what a node before has failed with."""
+        """Append text or an expression. Never waits; raises an earlier node's failure."""
         if expr is None:
             raise misuse("None cannot be appended")
         self._stream.append(expr)
@@ -53,11 +50,11 @@ class Recording:
     set_var = __setitem__
 
     def __contains__(self, name: str) -> bool:
-        """Whether the program has set the variable so far; its value may still be on the way."""
+        """Whether the variable is set so far; its value may be pending."""
         return name in self._stream.names
 
     def ref(self, name: str) -> ir.Ref | ir.Text:
-        """The text of a variable, to be appended without reading it: `s += s.ref("x").strip()`."""
+        """A variable's text, to append without reading it: `s += s.ref("x").strip()`."""
         value = self._stream.names.get(name)
         if isinstance(value, str):
             return ir.Text(value)
@@ -67,62 +64,62 @@ class Recording:
         return ir.Ref(*address)
 
     def system(self, expr: ir.Node | str | None = None) -> Any:
-        """Append a system turn; without `expr`, the turn is what the `with` block appends."""
+        """Append a system turn; without `expr`, of what the `with` block appends."""
         return self._role("system", expr)
 
     def user(self, expr: ir.Node | str | None = None) -> Any:
-        """Append a user turn; without `expr`, the turn is what the `with` block appends."""
+        """Append a user turn; without `expr`, of what the `with` block appends."""
         return self._role("user", expr)
 
     def assistant(self, expr: ir.Node | str | None = None) -> Any:
-        """Append an assistant turn; without `expr`, the turn is what the `with` block appends."""
+        """Append an assistant turn; without `expr`, of what the `with` block appends."""
         return self._role("assistant", expr)
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[None]:
-        """Variable `name` is the text that the `with` block appends."""
+        """Set variable `name` to the text of the `with` block."""
         self._stream.append(ir.ScopeBegin(name))
         yield
         self._stream.append(ir.ScopeEnd(name))
 
     @contextmanager
     def copy(self) -> Iterator[Self]:
-        """A branch whose variables, but not whose text, come back to this state."""
+        """A branch whose variables, not text, return to this state."""
         [branch] = self._fork(1)
         yield branch
         self._stream.absorb(branch._stream)
 
     def cancel(self) -> None:
-        """Give up the whole program, on the backend as well."""
+        """Give up the program, also on the backend."""
         self._run.cancel()
 
     @property
     def root(self) -> Stream:
-        """The stream behind this state."""
+        """This state's stream."""
         return self._stream
 
     @property
     def seed(self) -> int:
-        """The program's seed: pass it to another run to get the same texts."""
+        """The program's seed; another run with it gives the same texts."""
         return self._run.program.seed
 
     @property
     def usage(self) -> dict[str, Any]:
-        """What the whole program has cost so far: `requests` to the backend, and sums over its gens and selects:
-        `prompt_tokens`, of which `cached_tokens`; `completion_tokens`, of which `forced_tokens` were not sampled;
-        `queue_seconds` and `compute_seconds`, where the backend says so."""
+        """The program's cost so far: `requests`, and sums over gens and selects: `prompt_tokens` (of them
+        `cached_tokens`), `completion_tokens` (of them `forced_tokens`, not sampled), and, if the backend tells,
+        `queue_seconds` and `compute_seconds`."""
         totals = Counter[str](requests=self._run.requests)
         for cell in self._run.cells():
             totals.update(_cost_of(cell.meta))
         return dict(totals)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Call `call` once when the program is done or has failed: at once, or on the thread that finishes it. Until
-        then the state is not garbage."""
+        """Call `call` once when the program is done or failed: now, or on the finishing thread. Keeps the state alive
+        until then."""
         self._run.when_done(lambda _state=self: call())  # type: ignore[misc]  # mypy knows no default of a lambda
 
     def failed(self) -> BaseException | None:
-        """What the program has failed with so far, as `error()` returns it; never waits."""
+        """The failure so far, as `error()` returns it; never waits."""
         failure = self._failure()
         return failure.exception() if failure else None
 
@@ -202,7 +199,7 @@ class Recording:
             raise failed from error
 
     def _whole(self, steps: Generator[Wait, None, T]) -> Generator[Wait, None, T]:
-        """The steps, once a body that runs elsewhere has ended."""
+        """The steps, after a body that runs elsewhere has ended."""
         if self._is_observer and not self._run.is_over:
             yield self._run, lambda: self._run.is_over or self._run.failure is not None
         return (yield from steps)
@@ -210,7 +207,7 @@ class Recording:
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
-        """New text as it comes, for event loops; otherwise as `ProgramState.text_iter`."""
+        """`ProgramState.text_iter` for event loops."""
         for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
             if isinstance(step, Chunk):
                 yield (step.text, step.meta) if return_meta_data else step.text
@@ -221,7 +218,7 @@ class Recording:
     def _error(self) -> Generator[Wait, None, BaseException | None]:
         failure = yield from self._whole(self._stream.settle())
         run = self._run
-        if failure is None and run.is_over and self._stream is run.root:  # what it recorded are its branches, too
+        if failure is None and run.is_over and self._stream is run.root:  # all recorded nodes are in its branches
             if not run.is_done:
                 yield run, lambda: run.is_done
             failure = run.failed()
@@ -233,21 +230,21 @@ class Recording:
 
 
 class ProgramState(Recording):
-    """The state of a running or finished program. Reading blocks until the value is there; where that is interrupted,
-    the program is given up. So it is when all its states are garbage."""
+    """A running or finished program. Reading blocks; interrupting it, or losing the last state, gives the program
+    up."""
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a variable: text, or a list after n > 1 or a join."""
+        """A variable's value: text, or a list after n > 1 or a join."""
         return drive(self.observed(name), self.cancel)
 
     get_var = __getitem__
 
     def value(self, name: str) -> Any:
-        """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
+        """The object of a gen with schema or dtype, calls of one with tools, else the text."""
         return drive(self.parsed(name), self.cancel)
 
     def text(self) -> str:
-        """Every character so far, templates included; of a streaming run, all of them."""
+        """All text so far with templates; of a streaming run, to its end."""
         return drive(self._whole(self._stream.text()), self.cancel)
 
     def messages(self) -> list[dict[str, Any]]:
@@ -255,26 +252,25 @@ class ProgramState(Recording):
         return drive(self._whole(self._stream.messages()), self.cancel)
 
     def get_meta_info(self, name: str) -> Any:
-        """What the backend says about a variable's gen; None for what is no gen."""
+        """The backend's meta info of a gen; None for other variables."""
         return drive(self._meta(name), self.cancel)
 
     def sync(self) -> None:
-        """Wait for everything that is recorded. Raises what failed."""
+        """Wait for everything recorded. Raises its failure."""
         drive(self._sync(), self.cancel)
 
     def error(self) -> BaseException | None:
-        """Wait like `sync`, but return what failed."""
+        """`sync`, but returns the failure."""
         return drive(self._error(), self.cancel)
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
-        """`size` branches that continue from here, in parallel. (`position_ids_offset` is of the original API and
-        has no effect there either.)"""
+        """`size` parallel branches from here. (`position_ids_offset` is the original's and has no effect.)"""
         return ProgramStateGroup(self, self._fork(size))
 
     def text_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> Iterator[Any]:
-        """New text as it comes, never an empty piece: of one variable, or of all that is recorded; of a streaming run,
-        until it ends. A list that a join made comes branch by branch. With `return_meta_data`, pairs of text and of
-        the meta info that came with it; what is said after the last piece is added to what was said with it."""
+        """New text, in non-empty pieces: of a variable, or of everything recorded; of a streaming run, to its end. A
+        join's list comes branch by branch. `return_meta_data` yields pairs of text and meta info; info after the last
+        piece joins it."""
         try:
             for step in self._stream.chunks(var_name, to_the_end=self._is_observer):
                 if isinstance(step, Chunk):
@@ -291,20 +287,20 @@ class ProgramState(Recording):
 
 
 class AsyncProgramState(Recording):
-    """The state inside an `async def` program. Reading is awaited: `await s["x"]`."""
+    """The state of an `async def` program; reads are awaited: `await s["x"]`."""
 
     def __getitem__(self, name: str) -> Awaitable[Any]:
-        """The value of a variable: text, or a list after n > 1 or a join."""
+        """A variable's value: text, or a list after n > 1 or a join."""
         return drive_async(self.observed(name))
 
     get_var = __getitem__
 
     def value(self, name: str) -> Awaitable[Any]:
-        """The object of a gen with schema or dtype, the calls of one with tools; otherwise the text."""
+        """The object of a gen with schema or dtype, calls of one with tools, else the text."""
         return drive_async(self.parsed(name))
 
     def text(self) -> Awaitable[str]:
-        """Every character so far, templates included."""
+        """All text so far with templates."""
         return drive_async(self._whole(self._stream.text()))
 
     def messages(self) -> Awaitable[list[dict[str, Any]]]:
@@ -312,26 +308,26 @@ class AsyncProgramState(Recording):
         return drive_async(self._whole(self._stream.messages()))
 
     def get_meta_info(self, name: str) -> Awaitable[Any]:
-        """What the backend says about a variable's gen; None for what is no gen."""
+        """The backend's meta info of a gen; None for other variables."""
         return drive_async(self._meta(name))
 
     def sync(self) -> Awaitable[None]:
-        """Wait for everything that is recorded. Raises what failed."""
+        """Wait for everything recorded. Raises its failure."""
         return drive_async(self._sync())
 
     def error(self) -> Awaitable[BaseException | None]:
-        """Wait like `sync`, but return what failed."""
+        """`sync`, but returns the failure."""
         return drive_async(self._error())
 
     def fork(self, size: int = 1) -> AsyncProgramStateGroup:
-        """`size` branches that continue from here, in parallel; `async with` joins them at the end of the block."""
+        """`size` parallel branches from here; `async with` joins them at its end."""
         return AsyncProgramStateGroup(self, self._fork(size))
 
     text_iter = Recording.text_async_iter
 
 
 class Group(Generic[S]):
-    """The branches of a fork, in order."""
+    """A fork's branches, in order."""
 
     def __init__(self, parent: S, states: list[S]) -> None:
         self._parent = parent
@@ -351,7 +347,7 @@ class Group(Generic[S]):
         return iter(self.states)
 
     def __iadd__(self, expr: str | ir.Node | Sequence[Any] | Callable[[int], Any]) -> Self:
-        """Append the same to all branches, one item of a list to each, or `expr(i)` to branch i."""
+        """Append the same to all branches, one list item each, or `expr(i)` to branch i."""
         if isinstance(expr, Sequence) and not isinstance(expr, str):
             if len(expr) != len(self.states):
                 raise misuse(f"{len(expr)} items for {len(self.states)} branches")
@@ -363,20 +359,20 @@ class Group(Generic[S]):
         return self
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Close the branches. "gather_variable": each variable that branches set becomes a list in the parent, in
-        branch order, None where a branch did not set it; a later round replaces an earlier one.
-        "concate_and_append": the text that each branch wrote is appended to the parent, in order. Never waits."""
+        """Close the branches; never waits. "gather_variable": each variable set in branches becomes a list in the
+        parent, in branch order, None where unset; a later round replaces it. "concate_and_append": append the branches'
+        texts in order."""
         if mode not in JOIN_MODES:
             raise misuse(f"join mode must be one of {', '.join(JOIN_MODES)}, not {mode!r}")
         self._parent._stream.join([state._stream for state in self.states], JOIN_MODES[mode])
 
 
 class ProgramStateGroup(Group[ProgramState]):
-    """The branches of a fork of a `def` program."""
+    """Branches of a `def` program."""
 
 
 class AsyncProgramStateGroup(Group[AsyncProgramState]):
-    """The branches of a fork of an `async def` program."""
+    """Branches of an `async def` program."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -387,7 +383,7 @@ class AsyncProgramStateGroup(Group[AsyncProgramState]):
 
 
 def _meta_of(variable: Any) -> Any:
-    """What the backend said about a finished variable: one dict, a list for samples and branches, None for text."""
+    """A finished variable's meta info: a dict, a list for samples and branches, None for text."""
     if isinstance(variable, Cell):
         return variable.meta.get("samples", variable.meta)
     if not isinstance(variable, Lazy):
@@ -401,7 +397,7 @@ _COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_token
 
 
 def _cost_of(meta: Mapping[str, Any]) -> Counter[str]:
-    """What one node has cost, from an executor's usage or from the meta info of single calls."""
+    """A node's cost, from `usage` or the meta info of single calls."""
     cost = Counter[str]()
     usage = meta.get("usage")
     if usage is None:

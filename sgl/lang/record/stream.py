@@ -1,9 +1,7 @@
-"""The client's mirror of one stream: what was recorded, what came back, and waiting for it.
+"""The client's mirror of a stream: its nodes, answers, variables and failure.
 
-A stream knows its nodes, its variables and its failure. It knows neither backends nor user-facing states: `Run`
-ships what it records and delivers what the backend answers; `ProgramState` and its asynchronous twin are facades
-over it. Methods that may have to wait are generators of what to wait for (see `sgl.lang.aio.drive`).
-"""
+`Run` sends what it records and delivers answers; `ProgramState` and its async twin are facades. Methods that wait are
+generators of what to wait for (see `sgl.lang.aio.drive`)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.To
 
 
 class _Recorder(Protocol):
-    """What streams ask for of `Run`, which has many of them."""
+    """The part of `Run` used here."""
 
     program: ir.Program
     is_over: bool
@@ -33,8 +31,8 @@ class _Recorder(Protocol):
 
 
 class Stream(Watched):
-    """An append-only text: `parts[i]` is the text of `nodes[i]`, which was recorded at `places[i]`, after the first
-    `base_length` nodes of `base`."""
+    """`parts[i]` is the text of `nodes[i]`, recorded at `places[i]`; it continues the first `base_length` nodes of
+    `base`."""
 
     def __init__(self, run: _Recorder, base: Stream | None, path: str) -> None:
         super().__init__()
@@ -45,7 +43,7 @@ class Stream(Watched):
         self.nodes: list[ir.Node] = []
         self.parts: list[Part] = []
         self.places: list[Place | None] = []
-        self._place: Place | None = None  # of what is being recorded
+        self._place: Place | None = None  # of the current recording
         self.names: dict[str | None, Any] = dict(base.names) if base else {}
         self.own_names: dict[str | None, None] = {}  # set since the fork, in order
         self.role: str | None = base.role if base else None
@@ -60,7 +58,7 @@ class Stream(Watched):
     # Recording
 
     def append(self, item: object, place: Place | None = None) -> None:
-        """Record text, an expression, or a list of them, as written at `place`: without one, where it is called."""
+        """Record text, an expression or a list of them at `place`, by default the caller's."""
         self._place = here() if place is None else place
         self._append(item)
 
@@ -112,7 +110,7 @@ class Stream(Watched):
                 if self.role is None:
                     self._record(ir.ToolResults(index), Cell())
                 else:
-                    self._tool_gens.append(index)  # the results follow the turn
+                    self._tool_gens.append(index)  # results follow the turn
         self.wake()
 
     def _end_scope(self, node: ir.ScopeEnd) -> None:
@@ -123,7 +121,7 @@ class Stream(Watched):
         self.wake()
 
     def set(self, name: str, value: Any) -> None:
-        """Give a variable a Python value; after the end of the program or branch that is nobody else's business."""
+        """Set a variable to a Python value; recorded only while the stream is open."""
         if isinstance(value, str) and not (self.run.is_over or self.is_closed):
             self._place = here()
             self._record(ir.SetVar(name, value), "")
@@ -135,7 +133,7 @@ class Stream(Watched):
         self.own_names[name] = None
 
     def fork(self, size: int) -> list[Stream]:
-        """Start `size` streams that continue from here."""
+        """Start `size` streams from here."""
         self._check_open()
         self._place = here()
         index = len(self.nodes)
@@ -147,15 +145,14 @@ class Stream(Watched):
         return branches
 
     def join(self, branches: Sequence[Stream], mode: str) -> None:
-        """Close the branches. "gather": what they set becomes lists, in branch order, None where a branch did not
-        set it; the last round wins. "append": what they wrote after their fork point is appended here. "keep":
-        neither."""
+        """Close the branches. "gather": their variables become lists, in branch order, None where unset; the last round
+        wins. "append": append their text. "keep": neither."""
         if any(branch.is_closed for branch in branches):
             raise misuse("these branches were joined already")
         self._place = here()
         parts = [part for branch in branches for part in branch.parts]
         node = ir.Join(tuple(branch.id for branch in branches), "append" if mode == "append" else "gather")
-        # in either mode what follows the join waits for the branches
+        # what follows waits for the branches
         self._record(node, Lazy(cells_of(parts), lambda: text_of(parts) if mode == "append" else ""))
         for branch in branches:
             branch.is_closed = True
@@ -169,14 +166,14 @@ class Stream(Watched):
         self.wake()
 
     def absorb(self, branch: Stream) -> None:
-        """Close a branch and take over what it set, as it is."""
+        """Close a branch and take its variables."""
         self.join([branch], "keep")
         for name in branch.own_names:
             self._name(name, branch.names[name])
         self.wake()
 
     def tool_cells(self, gen: int) -> list[Cell]:
-        """The pending results of the gen's tool calls."""
+        """Pending results of a gen's tool calls."""
         parts = zip(self.nodes, self.parts, strict=False)
         return [
             part
@@ -185,7 +182,7 @@ class Stream(Watched):
         ]
 
     def cells(self) -> list[Cell]:
-        """The answers to this stream's own nodes."""
+        """Answers to this stream's nodes."""
         return [part for part in self.parts if isinstance(part, Cell)]
 
     def _record(self, node: ir.Node, part: Part) -> int:
@@ -208,14 +205,14 @@ class Stream(Watched):
         if self.run.is_over:
             raise misuse("nothing can be appended: the program has ended")
 
-    # What the backend answers
+    # Answers
 
     def fail(self, index: int, failure: Failure) -> None:
-        """Fail everything from node `index` on, the streams forked after it, and whoever joined this one."""
+        """Fail nodes from `index` on, later forks, and the stream that joined this one."""
         if self.failure:
             return
         self.failure = failure
-        if self.joined_by:  # before the cells: whoever waits for one of them may then ask the parent
+        if self.joined_by:  # before waking cells' waiters, who may ask the parent
             parent, at = self.joined_by
             parent.fail(at, failure)
         for child in self.children:
@@ -227,17 +224,17 @@ class Stream(Watched):
         self.wake()
 
     def describe(self, index: int) -> tuple[str, str | None]:
-        """How an error message names a node, and the variable that the node sets."""
+        """A node's description for messages, and its variable."""
         node = self.nodes[index]
         name = getattr(node, "name", None)
         before = len(text_of([part for _, part in self._chain(index)]))
         where = f"node {ir.node_path(self.path, index)}, after {before} characters"
         return f"{node.op} {name!r} ({where})" if name else f"{node.op} ({where})", name
 
-    # Observing
+    # Reading
 
     def ready(self, cells: Iterable[Cell]) -> Generator[Wait, None, None]:
-        """Ship what is recorded if need be, and wait for the cells. Raises the first failure."""
+        """Send what is recorded if needed, and wait for the cells. Raises the first failure."""
         for cell in cells:
             if not cell.done:
                 self.run.flush()
@@ -246,7 +243,7 @@ class Stream(Watched):
                 raise cell.failure.exception()
 
     def value(self, variable: Any) -> Generator[Wait, None, Any]:
-        """The value of what stands behind a name."""
+        """The value behind a name."""
         if isinstance(variable, Cell):
             yield from self.ready((variable,))
             return variable.value
@@ -256,12 +253,12 @@ class Stream(Watched):
         return variable
 
     def named(self, name: str | None) -> Generator[Wait, None, None]:
-        """Wait for a body that runs elsewhere to set the variable, or to end."""
+        """Wait until a body elsewhere sets the variable or ends."""
         if name not in self.names:
             yield self, lambda: name in self.names or self.run.is_over or self.failure is not None
 
     def variable(self, name: str | None) -> Any:
-        """What stands behind a name. Raises if nothing does."""
+        """What a name stands for. Raises ProgramError if unset."""
         if name in self.names:
             return self.names[name]
         if self.failure:
@@ -270,7 +267,7 @@ class Stream(Watched):
         raise misuse(f"the program never set a variable {name!r}{hint}", variable=name)
 
     def text(self) -> Generator[Wait, None, str]:
-        """Every character so far, in program order."""
+        """All text so far."""
         parts = self.chain_parts()
         yield from self.ready(cells_of(parts))
         if self.failure:
@@ -278,7 +275,7 @@ class Stream(Watched):
         return text_of(parts)
 
     def settle(self) -> Generator[Wait, None, Failure | None]:
-        """Wait until all that is recorded is done or failed; raises nothing."""
+        """Wait until everything recorded is done or failed; raises nothing."""
         for cell in cells_of(self.chain_parts()):
             if not cell.done:
                 self.run.flush()
@@ -286,11 +283,11 @@ class Stream(Watched):
         return self.failure
 
     def partial_text(self) -> str:
-        """What is known of the text now; never waits."""
+        """The text known now; never waits."""
         return text_of(self.chain_parts())
 
     def shown(self) -> str:
-        """The text so far, with a mark where something is pending or has failed; never waits."""
+        """The text now, with marks for pending and failed nodes."""
         return "".join([_shown(node, part) for node, part in self._chain()])
 
     def messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
@@ -299,8 +296,7 @@ class Stream(Watched):
         return messages_of(self._chain())
 
     def chunks(self, name: str | None, *, to_the_end: bool) -> Iterator[Chunk | Wait]:
-        """New text as it comes: of one variable, or of the whole stream. `to_the_end`: also what a body that runs
-        elsewhere has not recorded yet."""
+        """New text of a variable or the whole stream. `to_the_end`: also wait for a body elsewhere."""
         if name is not None:
             if to_the_end:
                 yield from self.named(name)
@@ -324,13 +320,13 @@ class Stream(Watched):
         return self._chain_length() > position or self.run.is_over or self.is_closed or self.failure is not None
 
     def _variable_chunks(self, name: str, variable: Any) -> Iterator[Chunk | Wait]:
-        """New text of a variable; of a list that a join made, one branch's after the other's."""
+        """New text of a variable; a join's list comes branch by branch."""
         if isinstance(variable, Lazy) and variable.items is not None:
             for item in variable.items:
                 yield from self._variable_chunks(name, item)
         elif isinstance(variable, str | Cell | Lazy):
             yield from self._part_chunks(variable, name.endswith(ir.REASONING_SUFFIX))
-        elif variable is not None:  # as for a branch that did not set it
+        elif variable is not None:  # None: unset in that branch
             raise misuse(f"{name!r} is {variable!r}, which has no text to iterate over", variable=name)
 
     def _part_chunks(self, part: Part, is_reasoning: bool = False) -> Iterator[Chunk | Wait]:
@@ -343,7 +339,7 @@ class Stream(Watched):
             return
         sent = 0
         while True:
-            is_done = source.done  # looked at first: the last chunks come before it
+            is_done = source.done  # read first: the last chunks precede it
             new = source.chunks[sent:]
             sent += len(new)
             yield from [chunk for chunk in new if chunk.is_reasoning is is_reasoning]
@@ -356,10 +352,10 @@ class Stream(Watched):
         if not source.chunks and whole:
             yield Chunk(whole, source.meta)
 
-    # The chain of streams that this one continues
+    # The chain of base streams
 
     def chain_parts(self) -> list[Part]:
-        """The parts of the whole text, what it was forked from included."""
+        """Parts of the whole text, bases included."""
         return [part for _, part in self._chain()]
 
     def _chain(self, length: int | None = None) -> list[tuple[ir.Node, Part]]:

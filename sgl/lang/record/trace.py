@@ -1,8 +1,5 @@
-"""Looks at programs without running them: trace, explain and compile.
-
-Each executes the body once, because the caller asked for it, on a backend that generates nothing. Nothing here ever
-happens behind a run.
-"""
+"""Looking at programs without running them: trace, explain, compile. Each executes the body once on a backend that
+generates nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from sgl.lang.record.stream import Stream
 
 
 class _Program(Protocol):
-    """What dry runs ask for of `SglFunction`."""
+    """The part of `SglFunction` used here."""
 
     __name__: str
     func: Callable[..., Any]
@@ -38,11 +35,11 @@ class _Program(Protocol):
 
 
 class NestedCallError(ProgramError):
-    """A program that is being traced calls another one."""
+    """A traced program calls another."""
 
 
 class TraceState(ProgramState):
-    """A state whose reads give lazy references: nothing is generated, so there is no text to give."""
+    """A state whose reads return lazy references."""
 
     def __getitem__(self, name: str) -> Any:
         value = self._stream.names.get(name)
@@ -52,21 +49,21 @@ class TraceState(ProgramState):
 
 
 class TracedRun(Run):
-    """A run that remembers in which order all streams recorded."""
+    """A run that keeps all streams' recording order."""
 
     def __init__(self, program: _Program, args: Mapping[str, str]) -> None:
         self.recorded: list[tuple[int, ir.Node, Place | None]] = []
         super().__init__(ir.Program(program.__name__, 0, args=args), DryBackend())
 
     def record(self, stream: int, node: ir.Node) -> None:
-        """Remember the node, then record it."""
+        """Note the node and record it."""
         self.recorded.append((stream, node, self.stream(stream).places[-1]))
         super().record(stream, node)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a body records, with symbolic values for missing arguments."""
+    """A body's record, with symbols for missing arguments."""
 
     state: ProgramState
     run: TracedRun
@@ -90,39 +87,39 @@ class Trace:
 
     @property
     def ret_value(self) -> Any:
-        """What the body returned."""
+        """The body's result."""
         return self.state.ret_value
 
     @property
     def nodes(self) -> list[ir.Node]:
-        """The nodes of the root stream."""
+        """The root stream's nodes."""
         return self.run.root.nodes
 
     @property
     def variables(self) -> dict[str | None, Any]:
-        """The variables by name."""
+        """Variables by name."""
         return self.run.root.names
 
     @property
     def child_states(self) -> list[Stream]:
-        """The streams forked from the root."""
+        """Streams forked from the root."""
         return self.run.root.children
 
     @property
     def last_node(self) -> Trace:
-        """The original API's way to `print_graph_dfs`."""
+        """The original's way to `print_graph_dfs`."""
         return self
 
     def flatten_nodes(self) -> list[ir.Node]:
-        """The nodes of all streams, branches right after their fork."""
+        """All streams' nodes, branches after their fork."""
         return [node for _, _, node in walk(self.run.root)]
 
     def print_graph_dfs(self) -> str:
-        """Every node with its path, a line each."""
+        """A line per node, with its path."""
         return "\n".join(f"{path}: {node!r}" for path, _, node in walk(self.run.root))
 
     def constant_prefix(self) -> str:
-        """The text that every run begins with."""
+        """Every run's first constant text."""
         prefix = ""
         for node in self.nodes:
             if not isinstance(node, ir.Text):
@@ -132,8 +129,8 @@ class Trace:
 
 
 class CompiledProgram:
-    """A recorded program with holes for its arguments. Runs repeat the record; the body is not executed again.
-    `trace` is None for a program that calls others, which no record can hold: its runs execute the body."""
+    """A recorded program with holes for arguments; runs do not execute the body. `trace` is None for a program that
+    calls others: its runs do."""
 
     def __init__(self, program: _Program, trace: Trace | None, backend: Any) -> None:
         self._program = program
@@ -146,8 +143,7 @@ class CompiledProgram:
         sys.stdout.write(graph + "\n")
 
     def run(self, *, backend: Any = None, **kwargs: Any) -> ProgramState:
-        """Run with these values for the arguments that were open at compile time; other keywords are sampling
-        parameters, as for `SglFunction.run`."""
+        """Run with the open arguments' values; other keywords are sampling parameters."""
         if self._trace is None:
             return self._program.run(**kwargs, backend=backend or self._backend)
         holes = self._trace.run.program.args
@@ -164,7 +160,7 @@ class CompiledProgram:
                 streams += streams[source].fork(len(node.children))
             elif isinstance(node, ir.Join):
                 streams[source].join([streams[child] for child in node.children], node.mode)
-            elif not isinstance(node, ir.ToolResults):  # which recording the gen brings about again
+            elif not isinstance(node, ir.ToolResults):  # recording the gen adds them
                 streams[source].append(node, place)
         run.end()
         return ProgramState(run, run.root, hold=Hold(run))
@@ -172,8 +168,8 @@ class CompiledProgram:
     def run_batch(
         self, rows: Sequence[Mapping[str, Any]], *, return_exceptions: bool = False, **options: Any
     ) -> list[Any]:
-        """Run once per row; all are done on return. The first row's error is raised then, unless `return_exceptions`
-        leaves each in its place of the list."""
+        """Run once per row until all are done. Raises the first error, unless `return_exceptions` leaves errors in the
+        list."""
         states = [self.run(**row, **options) for row in rows]
         errors = [state.error() for state in states]
         if return_exceptions:
@@ -185,8 +181,8 @@ class CompiledProgram:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a run would do. `requests`: round trips to a backend that executes programs; `stopped` tells why the
-    body could not be followed to its end with made-up values."""
+    """A dry run's result. `requests`: round trips to a backend that executes programs; `stopped`: why made-up values
+    could not reach the body's end."""
 
     nodes: list[tuple[str, ir.Node]]
     requests: int
@@ -204,7 +200,7 @@ class Explanation:
 def explain(
     prepare: Callable[..., tuple[ProgramState, Callable[[], None]]], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Explanation:
-    """Run the body, which `prepare` makes ready, once on made-up values and say what it would ask of a backend."""
+    """Execute the prepared body once on made-up values and describe what it asks of a backend."""
     given = kwargs.get("backend") or global_config.default_backend
     backend = DryBackend(getattr(getattr(given, "endpoint", given), "chat_template", None))
     state, execute = prepare(*args, **{**kwargs, "backend": backend})
@@ -226,7 +222,7 @@ def explain(
 
 
 def walk(stream: Stream) -> Iterator[tuple[str, Stream, ir.Node]]:
-    """(path, stream, node) of a stream and, after each fork, of its branches."""
+    """(path, stream, node) of a stream, and of branches after their fork."""
     children = {child.id: child for child in stream.children}
     for index, node in enumerate(stream.nodes):
         yield ir.node_path(stream.path, index), stream, node

@@ -1,8 +1,5 @@
-"""Where pydantic reads the fields of a model: under their names, under aliases, or at paths within inner objects and
-lists (`AliasPath`); of several places (`AliasChoices`) the first that is there.
-
-It knows core schemas and JSON Schemas as dicts; `sgl.lang.typed.exact_schema` asks it.
-"""
+"""Where pydantic reads a model's fields: names, aliases, paths into inner objects and lists (`AliasPath`), or the first
+present of several (`AliasChoices`)."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from typing import Any
 
 Path = tuple[str | int, ...]
 MOST_ITEMS = 1000
-"""Of a list that a path goes through."""
+"""Of a list that a path enters."""
 
 
 class Unclear(ValueError):
-    """Why no JSON Schema can say where the fields are."""
+    """Why no JSON Schema can describe the places."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Where a field is to be written, which is one of the places where it is looked for, in this order."""
+    """A field's place to be written, and all places where it is read, in order."""
 
     name: str
     written: Path
@@ -29,16 +26,16 @@ class _Field:
 
     @property
     def key(self) -> str:
-        """What stands for the place while the schema of an object is made, of which pydantic makes a title."""
+        """A key for the place while the object's schema is made; pydantic titles it."""
         return " ".join(map(str, self.written))
 
     def read(self, is_required: bool) -> tuple[Path, ...]:
-        """Where the field may be found, which ends with where it always is."""
+        """Where the field may be read; if required, up to the written place."""
         return self.choices[: self.choices.index(self.written) + 1] if is_required else self.choices
 
 
 class Places:
-    """The place of each field of a model, TypedDict or dataclass, of which no other field reads anything."""
+    """Places of all fields of a model, TypedDict or dataclass; none overlap."""
 
     def __init__(self, schema: Any, config: Mapping[str, Any]) -> None:
         """`config`: the core config. Raises Unclear."""
@@ -46,31 +43,31 @@ class Places:
         self._fields = [_field(name, field, config) for name, field in _named(schema)]
 
     def plain(self, schema: Any) -> Any:
-        """The core schema with each field under one key of the object."""
+        """The core schema with one key per field."""
         pairs = zip(self._fields, _named(schema), strict=True)
         fields = {field.name: {**given, "validation_alias": field.key} for field, (_, given) in pairs}
         return {**schema, "fields": fields if isinstance(schema["fields"], Mapping) else [*fields.values()]}
 
     def nested(self, found: dict[str, Any]) -> dict[str, Any]:
-        """The JSON Schema of a `plain` one, with the fields where they are read. Raises Unclear."""
+        """A `plain` one's JSON Schema, with fields at their places. Raises Unclear."""
         properties, required = found["properties"], {*found.get("required", ())}
         self._check_apart(required)
         placed = {
             field.written: (properties[field.key], field.key in required)
             for field in self._fields
-            if field.key in properties  # not of a dataclass's, that its constructor does not take
+            if field.key in properties  # its constructor may not take the field
         }
         if not placed:
             return found
         held = _holding(placed)
-        if self._is_open:  # but not for what would be read as one of the fields
+        if self._is_open:  # extra keys must not be read as fields
             for field in self._fields:
                 for step, *_ in field.read(field.key in required):
                     held["properties"].setdefault(step, False)
         return {key: value for key, value in found.items() if key not in ("properties", "required")} | held
 
     def _check_apart(self, required: set[str]) -> None:
-        """No field may read what another writes, nor a part or the whole of it."""
+        """No field may read what another writes, or part of it."""
         for field in self._fields:
             read = field.read(field.key in required)
             for other in self._fields:
@@ -79,7 +76,7 @@ class Places:
 
 
 def has_aliases(schema: Any) -> bool:
-    """Whether any field may go by another name than its own."""
+    """Whether any field has an alias."""
     return any("validation_alias" in field for _, field in _named(schema))
 
 
@@ -95,7 +92,7 @@ def _field(name: str, field: Any, config: Mapping[str, Any]) -> _Field:
     elif config.get("validate_by_name"):
         choices.append((name,))
     plain = [path for path in choices if len(path) == 1]
-    written = plain[0] if plain else choices[0]  # the former is what pydantic's own JSON Schemas say
+    written = plain[0] if plain else choices[0]  # pydantic's JSON Schemas choose the same
     if any(isinstance(step, int) and not 0 <= step < MOST_ITEMS for step in written):
         message = (
             f"the field {name!r} is read from the place {_told(written)}: AliasPath may count the items of a list"
@@ -122,7 +119,7 @@ def _check_apart(field: _Field, read: tuple[Path, ...], other: _Field) -> None:
 
 
 def _holding(placed: Mapping[Path, tuple[dict[str, Any], bool]]) -> dict[str, Any]:
-    """The schema of an object or a list with values at their paths, and whether each must be there."""
+    """The schema of an object or list with values at paths, each with whether it is required."""
     inner: dict[str | int, dict[Path, tuple[dict[str, Any], bool]]] = {}
     for (step, *rest), value in placed.items():
         inner.setdefault(step, {})[tuple(rest)] = value

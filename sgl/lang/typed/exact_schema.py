@@ -1,9 +1,7 @@
-"""JSON Schemas of Python types that allow only texts which pydantic reads.
+"""JSON Schemas of Python types that allow only texts which pydantic accepts.
 
-Pydantic's own describe what programs exchange; as constraints on a model they leave gaps: a Decimal may be any string,
-a URL has any scheme, a dict's integer keys are any text. What these allow, those allow too; what only Python code can
-tell, a validator or whether a file is there, stands in a `$comment`. Imported with pydantic, at the first typed gen.
-"""
+Pydantic's own leave gaps as constraints: a Decimal may be any string, a URL any scheme, an integer key any text. What
+only Python can check, such as validators and files, is named in a `$comment`. Imported on demand, with pydantic."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ from pydantic_core import SchemaError, core_schema
 from sgl.lang.typed.alias_paths import Places, Unclear, has_aliases
 
 NO_SCHEMA = (NameError, TypeError, PydanticUserError, PydanticSchemaGenerationError, SchemaError)
-"""What pydantic raises for types that have no JSON Schema."""
+"""Pydantic's errors for types without JSON Schema."""
 
-_LARGEST = 1e300  # of the numbers that must be finite
-_FLOAT_DIGITS = 15  # which every float keeps
+_LARGEST = 1e300  # of finite numbers
+_FLOAT_DIGITS = 15  # kept by every float
 _CLOCK = "[0-9]{2}:[0-9]{2}:[0-5][0-9]"  # no leap second
 _YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"  # no year 0
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -43,13 +41,13 @@ _KEYS = {
     "bool": "true|false",
 }
 _UNBOUNDED = {"type", "strict", "ref", "metadata", "serialization", "allow_inf_nan"}
-"""What a number's schema may say without bounding it."""
+"""Keys of a number's schema that set no bounds."""
 _FEW_KEYS = 1000
 _NOT_ENFORCED = "not enforced: "
 _BYTE_SIZE = "^[0-9]{1,12} ?(?:[kKmMgGtTpP]i?)?[bB]$"
 _COMPLEX = r"-?[0-9]{1,14}(?:\.[0-9]{1,14})?(?:[+-][0-9]{1,14}(?:\.[0-9]{1,14})?j)?"
 _FINITE = {"string", "boolean", "null"}
-"""Types of items of which a grammar can tell that no two are equal."""
+"""Item types whose equality a grammar can see."""
 
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"(?:{_OCTET}\.){{3}}{_OCTET}"
@@ -81,15 +79,15 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "base64url text": {"pattern": f"^(?:{_TWO}[ABEFIJMNQRUVYZcdghklopstwx014589][A-Za-z0-9_-])*{_LAST}$"},
     **{f"uuid{n}": {"format": "uuid", "pattern": f"^.{{14}}{n}.{{4}}[89abAB]"} for n in range(1, 9)},
 }
-"""What stands for formats of pydantic that JSON Schema does not know."""
+"""Schemas for pydantic's formats that JSON Schema lacks."""
 
 
 class ExactJsonSchema(GenerateJsonSchema):
-    """For pydantic's `json_schema(schema_generator=…)`. Objects are closed unless a model says `extra="allow"`: a type
-    names its fields, and a model that may invent others does so until it runs out of tokens."""
+    """For pydantic's `json_schema(schema_generator=…)`. Objects are closed unless `extra="allow"`: a model that may
+    invent fields does so until its tokens run out."""
 
     _configs: list[Any]
-    """Of the models, TypedDicts and dataclasses around the fields that are being read."""
+    """Of the models, TypedDicts and dataclasses around the current fields."""
 
     def generate(self, schema: Any, mode: JsonSchemaMode = "validation") -> dict[str, Any]:
         """See GenerateJsonSchema."""
@@ -98,7 +96,7 @@ class ExactJsonSchema(GenerateJsonSchema):
         return closed
 
     def generate_inner(self, schema: Any) -> dict[str, Any]:
-        """See `_by_code`: types may say themselves what stands for a function."""
+        """See `_by_code`: a type may state a function's schema itself."""
         if schema["type"] in ("model", "dataclass", "typed-dict"):
             self._configs.append(schema.get("config", {}))
             try:
@@ -131,19 +129,19 @@ class ExactJsonSchema(GenerateJsonSchema):
             raise PydanticInvalidForJsonSchema(str(error)) from error
 
     def str_schema(self, schema: core_schema.StringSchema) -> dict[str, Any]:
-        """Lengths are those of what is left when white space goes."""
+        """Lengths count after stripping."""
         found = super().str_schema(schema)
         if schema.get("strip_whitespace") and "minLength" in found:
             found.setdefault("pattern", r"^\S(?:[\s\S]*\S)?$")
         return found
 
     def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
-        """Finite where it must be."""
+        """Finite if required."""
         found = super().float_schema(schema)
         return _finite(found) if schema.get("allow_inf_nan") is False else found
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> dict[str, Any]:
-        """A number with no more digits than are allowed, and no string."""
+        """A number, not a string, with the allowed digits."""
         whole: dict[str, Any] = super().decimal_schema(schema)
         found: dict[str, Any] = whole["anyOf"][0] if "anyOf" in whole else whole
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
@@ -159,34 +157,34 @@ class ExactJsonSchema(GenerateJsonSchema):
         return found if schema.get("allow_inf_nan") else _finite(found)
 
     def fraction_schema(self, schema: Any) -> dict[str, Any]:
-        """As Python writes them: "3/4"."""
+        """Python's spelling: "3/4"."""
         return {"type": "string", "pattern": "^-?(?:0|[1-9][0-9]{0,17})(?:/[1-9][0-9]{0,17})?$"}
 
     def complex_schema(self, schema: core_schema.ComplexSchema) -> dict[str, Any]:
-        """As Python reads them: "1+2j"."""
+        """Python's spelling: "1+2j"."""
         return {"type": "string", "pattern": f"^{_COMPLEX}$"}
 
     def date_schema(self, schema: core_schema.DateSchema) -> dict[str, Any]:
-        """Python's years begin with 1."""
+        """Years from 1."""
         return _in_time(_held(super().date_schema(schema), _DATE), schema)
 
     def time_schema(self, schema: core_schema.TimeSchema) -> dict[str, Any]:
-        """Python's minutes have 60 seconds."""
+        """Minutes of 60 seconds."""
         return _in_time(_held(super().time_schema(schema), _CLOCK), schema)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> dict[str, Any]:
-        """With an offset, as the format wants it, unless the type forbids one."""
+        """With an offset, unless the type forbids it."""
         found = super().datetime_schema(schema)
         if schema.get("tz_constraint") == "naive" and found.get("type") == "string":
             return _in_time({"type": "string", "pattern": f"^{_NAIVE}$"}, schema)
         return _in_time(_held(found, f"{_DATE}[Tt]{_CLOCK}"), schema)
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> dict[str, Any]:
-        """Within the 999,999,999 days of Python."""
+        """At most Python's 999,999,999 days."""
         return _in_time(_held(super().timedelta_schema(schema), f"{_DURATION}$"), schema)
 
     def url_schema(self, schema: core_schema.UrlSchema) -> dict[str, Any]:
-        """One of the schemes, and a host where they want one."""
+        """An allowed scheme, with a host if it needs one."""
         found = super().url_schema(schema)
         if schemes := schema.get("allowed_schemes"):
             without = "" if schema.get("host_required") or _WITH_HOST & {*schemes} else "|/"
@@ -195,7 +193,7 @@ class ExactJsonSchema(GenerateJsonSchema):
         return found
 
     def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> dict[str, Any]:
-        """A scheme, credentials, a host and a name."""
+        """Scheme, credentials, host and name."""
         scheme = _one_of(schema.get("allowed_schemes") or ["db"])
         return {"type": "string", "pattern": f"^{scheme}://{_CREDENTIALS}{_HOST}(?:/[a-zA-Z0-9_-]{{0,60}})?$"}
 
@@ -203,14 +201,14 @@ class ExactJsonSchema(GenerateJsonSchema):
         """Keys are texts of the key's type."""
         found = super().dict_schema(schema)
         keys: Any = schema.get("keys_schema", {"type": "any"})
-        for values in found.pop("patternProperties", {}).values():  # which leave the others open
+        for values in found.pop("patternProperties", {}).values():  # would leave other keys open
             found["additionalProperties"] = values
         if keys["type"] != "any" and (names := self._names(keys)) != {"type": "string"}:
             found["propertyNames"] = names
         return found
 
     def _names(self, keys: Any) -> dict[str, Any]:
-        """The texts that are keys of a type."""
+        """The key texts of a type."""
         if keys["type"] in _KEYS:
             if keys.keys() <= _UNBOUNDED:
                 return {"pattern": f"^(?:{_KEYS[keys['type']]})$"}
@@ -228,15 +226,15 @@ class ExactJsonSchema(GenerateJsonSchema):
         return names
 
     def _is_text(self, found: dict[str, Any]) -> bool:
-        """Whether a schema speaks of strings; of other values that are listed no text is one."""
-        for _ in range(8):  # of references to references
+        """Whether a schema describes strings; listed values of other types match no text."""
+        for _ in range(8):  # chained references
             found = self.get_schema_from_definitions(found["$ref"]) or {} if "$ref" in found else found
         if "anyOf" in found:
             return all(map(self._is_text, found["anyOf"]))
         return found.get("type") == "string" or "enum" in found or "const" in found
 
     def json_schema(self, schema: core_schema.JsonSchema) -> dict[str, Any]:
-        """None: no grammar tells whether a string holds JSON of a type."""
+        """No grammar can check JSON inside a string."""
         return self.handle_invalid_for_json_schema(schema, "Json, a text that holds JSON: use the type inside it")
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> dict[str, Any]:
@@ -265,7 +263,7 @@ class ExactJsonSchema(GenerateJsonSchema):
 
 
 def not_enforced(schema: Any) -> Iterator[str]:
-    """What a schema that was made here says that its texts need not be."""
+    """What an exact schema's comments say is not enforced."""
     if isinstance(schema, dict):
         comment = schema.get("$comment")
         if isinstance(comment, str) and comment.startswith(_NOT_ENFORCED):
@@ -275,7 +273,7 @@ def not_enforced(schema: Any) -> Iterator[str]:
 
 
 def _by_code(found: dict[str, Any], schema: Any) -> dict[str, Any]:
-    """A schema that says which function has the last word, unless that is pydantic's own and told some other way."""
+    """The schema with a comment naming its validator, unless pydantic's own and covered elsewhere."""
     function = schema["function"]["function"]
     while isinstance(function, functools.partial):
         function = function.func
@@ -292,11 +290,11 @@ _OF_THE_WORLD = {"PathType.validate_file", "PathType.validate_directory", "PathT
     "PathType.validate_socket",
     "import_string",
 }
-"""Pydantic's validators that ask what is there."""
+"""Pydantic's validators that look outside."""
 
 
 def _in_time(found: dict[str, Any], schema: Any) -> dict[str, Any]:
-    """A schema of times that says that they are not held to bounds."""
+    """A time's schema with a comment on bounds not enforced."""
     if "now_op" in schema:
         found = _said(found, f"in the {schema['now_op']}")
     bounds = [f"{name} {schema[name]}" for name in ("gt", "ge", "lt", "le") if name in schema]
@@ -309,7 +307,7 @@ def _said(found: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _few_integers(keys: Any) -> range | None:
-    """The integers within the bounds of a schema, if they are a few."""
+    """The few integers within a schema's bounds, or None."""
     low = keys["ge"] if "ge" in keys else keys["gt"] + 1 if "gt" in keys else None
     high = keys["le"] if "le" in keys else keys["lt"] - 1 if "lt" in keys else None
     step = keys.get("multiple_of", 1)
@@ -319,7 +317,7 @@ def _few_integers(keys: Any) -> range | None:
 
 
 def why_none(error: Exception) -> str:
-    """What one of `NO_SCHEMA` says, without pydantic's advice on its own settings."""
+    """A `NO_SCHEMA` error's text without advice on pydantic's settings."""
     return str(getattr(error, "message", error)).partition(". Set `arbitrary_types_allowed")[0]
 
 
@@ -328,7 +326,7 @@ def _one_of(schemes: list[str]) -> str:
 
 
 def _finite(found: dict[str, Any]) -> dict[str, Any]:
-    """A number within what a float holds, which a text without bounds exceeds at will."""
+    """A number bounded to a float's range."""
     if not {"minimum", "exclusiveMinimum"} & found.keys():
         found["minimum"] = -_LARGEST
     if not {"maximum", "exclusiveMaximum"} & found.keys():
@@ -337,10 +335,10 @@ def _finite(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set(found: dict[str, Any], schema: Any) -> dict[str, Any]:
-    """A set takes what comes twice once: items that no grammar can tell apart need not be, if their number is free."""
+    """Drop uniqueness where a grammar cannot compare items and their number is free: a set ignores repetition."""
     items = found.setdefault("items", {})
     if not items:
-        items["type"] = ["string", "number", "boolean", "null"]  # what Python can hash
+        items["type"] = ["string", "number", "boolean", "null"]  # hashable in Python
     can_tell = str(items.get("type")) in _FINITE or {"enum", "const"} & items.keys()
     can_tell = can_tell or schema.get("items_schema", {}).get("type") in ("enum", "literal")
     if not can_tell and schema.get("min_length", 0) <= 1:
@@ -349,7 +347,7 @@ def _set(found: dict[str, Any], schema: Any) -> dict[str, Any]:
 
 
 def _held(found: dict[str, Any], pattern: str) -> dict[str, Any]:
-    """A schema whose strings begin with a pattern; numbers, which a model's settings may ask for, are as they are."""
+    """A schema whose strings start with a pattern; numbers are unchanged."""
     if found.get("type") == "string":
         found["pattern"] = f"^{pattern}"
     return found

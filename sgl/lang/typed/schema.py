@@ -1,8 +1,5 @@
-"""Typed results: from a Python type to what a gen's text must match, and from that text back to an object.
-
-It knows pydantic (imported at first use) and nothing of models. Strings of a Literal or an Enum are generated bare;
-everything else is JSON.
-"""
+"""Typed results: a Python type's constraint, and the parser of its texts. Pydantic is imported on first use. Strings of
+a Literal or Enum are bare; everything else is JSON."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The constraint of a type, as {kind: value} of the IR, and the parser of texts that match it."""
+    """A type's constraint as the IR's {kind: value}, and its parser."""
 
     constraint: Mapping[str, Any]
     parse: Callable[[str], Any]
 
 
 def typed(schema: Any) -> Typed:
-    """`schema`: a JSON Schema (dict, or its JSON text), or a type that pydantic understands: a model, TypedDict,
-    dataclass, Literal, Enum, list[int], int | None …"""
+    """`schema`: a JSON Schema (dict or JSON text) or a type pydantic knows: model, TypedDict, dataclass, Literal, Enum,
+    list[int], int | None …"""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -51,7 +48,7 @@ def typed(schema: Any) -> Typed:
 
 
 def json_constraint(schema: Any) -> Mapping[str, Any]:
-    """The constraint of a `json_schema=` argument."""
+    """The constraint of `json_schema=`."""
     constraint = typed(schema).constraint
     if "json" not in constraint:
         raise InvalidRequest("json_schema must be a JSON Schema; pass types as schema=", param="json_schema")
@@ -59,7 +56,7 @@ def json_constraint(schema: Any) -> Mapping[str, Any]:
 
 
 def _bare_options(schema: Any) -> dict[str, Any] | None:
-    """The texts of a Literal or Enum of strings, with the value of each."""
+    """The texts and values of a Literal or Enum of strings."""
     if typing.get_origin(schema) is typing.Literal:
         values = {value: value for value in typing.get_args(schema)}
     elif isinstance(schema, type) and issubclass(schema, enum.Enum):
@@ -70,7 +67,7 @@ def _bare_options(schema: Any) -> dict[str, Any] | None:
 
 
 def _typed_by_pydantic(schema: Any) -> Typed:
-    if inspect.isroutine(schema):  # which pydantic would take for its arguments
+    if inspect.isroutine(schema):  # pydantic would describe its arguments
         raise InvalidRequest(f"schema={schema!r} is a function, not a type: did you mean tools=?", param="schema")
     try:
         return _adapted(schema)
@@ -96,7 +93,7 @@ def _adapted(schema: Any) -> Typed:
 
 
 def _understood(schema: Any) -> Any:
-    """`typing.TypedDict` classes as those of typing_extensions, which is what pydantic takes before Python 3.12."""
+    """`typing.TypedDict` as typing_extensions', which pydantic needs before Python 3.12."""
     if sys.version_info >= (3, 12):
         return schema
     if typing.is_typeddict(schema) and type(schema).__module__ == "typing":
@@ -106,12 +103,12 @@ def _understood(schema: Any) -> Any:
         fields: dict[str, Any] = {}
         for name, hint in hints.items():
             stated = typing.get_origin(hint)
-            if stated in (typing.Required, typing.NotRequired):  # the class itself sees neither in a string
+            if stated in (typing.Required, typing.NotRequired):  # string annotations hide both from the class
                 hint = typing.get_args(hint)[0]
             else:
                 stated = typing.Required if name in schema.__required_keys__ else typing.NotRequired
             fields[name] = stated[_understood(hint)]
-        make: Any = TypedDict  # a class statement to type checkers
+        make: Any = TypedDict  # type checkers want a class statement
         rebuilt = make(schema.__name__, fields)
         rebuilt.__doc__ = schema.__doc__
         return rebuilt

@@ -1,9 +1,4 @@
-"""Tools: Python functions that a model may call. Their schema, what holds a text to calls, the calls in a text, running
-them, their results.
-
-It knows signatures, docstrings and the notations in which models write calls; `sgl.lang.record.run` calls it when a
-backend asks for the results of a gen's calls.
-"""
+"""Tools: functions that a model may call; their schemas, constraints and execution, and calls found in text."""
 
 from __future__ import annotations
 
@@ -22,8 +17,7 @@ from sgl.lang.ir import nodes as ir
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call that a model made. After it ran, `result` is what the function returned, or `error` what it
-    raised."""
+    """A model's call; after it ran, with `result` or `error`."""
 
     name: str
     arguments: dict[str, Any]
@@ -32,7 +26,7 @@ class ToolCall:
     error: BaseException | None = None
 
     def content(self) -> str:
-        """What the model gets to read."""
+        """The model's view of the result."""
         if self.error is not None:
             return f"error: {type(self.error).__name__}: {self.error}"
         return self.result if isinstance(self.result, str) else json.dumps(self.result, default=str)
@@ -40,7 +34,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function with its JSON Schema, made from its signature and docstring."""
+    """A function and its JSON Schema."""
 
     function: Callable[..., Any]
     schema: Mapping[str, Any] = field(hash=False)
@@ -48,17 +42,17 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name that the model calls."""
+        """The name in calls."""
         return str(self.schema["name"])
 
     def arguments(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the signature types them; pydantic's error says what is wrong with them."""
+        """Checked and converted arguments. Raises pydantic's error."""
         checked = self.model.model_validate(raw)
         return {name: getattr(checked, name) for name in checked.model_fields_set}
 
 
 def tools_of(functions: Sequence[Callable[..., Any]]) -> list[Tool]:
-    """The tools that functions make. Raises InvalidRequest for what is none, and for two of one name."""
+    """Make tools of functions. Raises InvalidRequest for non-functions and duplicate names."""
     if not isinstance(functions, Iterable):
         raise InvalidRequest(f"tools must be a list of functions, not {functions!r}", param="tools")
     tools = [_tool_of(function) for function in functions]
@@ -69,7 +63,7 @@ def tools_of(functions: Sequence[Callable[..., Any]]) -> list[Tool]:
 
 
 def _tool_of(function: Callable[..., Any]) -> Tool:
-    """Read a function's signature and docstring. Parameters without annotation accept anything."""
+    """Read signature and docstring. Unannotated parameters accept anything."""
     import pydantic
 
     from sgl.lang.typed.exact_schema import NO_SCHEMA, ExactJsonSchema, why_none
@@ -92,7 +86,7 @@ def _tool_of(function: Callable[..., Any]) -> Tool:
         parameters = model.model_json_schema(schema_generator=ExactJsonSchema)
     except InvalidRequest:
         raise
-    except (ValueError, *NO_SCHEMA) as error:  # the former for types of Python's own, which tell no signature
+    except (ValueError, *NO_SCHEMA) as error:  # built-in types have no signature
         message = f"the signature of tool {name!r} has no JSON Schema: {why_none(error)}"
         raise InvalidRequest(message, param="tools") from error
     parameters.pop("title", None)
@@ -104,13 +98,13 @@ def _tool_of(function: Callable[..., Any]) -> Tool:
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The JSON Schema of one call of one of the functions, each with its "name" and the schema of its "parameters"."""
+    """The JSON Schema of a call of one of the functions, given as {"name", "parameters"}."""
     calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"const": function["name"]},
-                # a document of its own, which references within the parameters are relative to
+                # a document of its own: its references are relative to it
                 "arguments": {"$id": f"urn:function:{number}", **function["parameters"]},
             },
             "required": ["name", "arguments"],
@@ -123,7 +117,7 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class CallNotation:
-    """How a model writes a call: `begin`, its name, `middle`, its arguments as JSON, `end`."""
+    """How a model writes a call: `begin`, name, `middle`, arguments as JSON, `end`."""
 
     begin: str
     middle: str
@@ -131,10 +125,10 @@ class CallNotation:
 
 
 def call_notation(render: Callable[[list[dict[str, Any]]], str], control: Collection[str]) -> CallNotation | None:
-    """The notation in which a chat template writes earlier calls, which is the one that its model was trained on.
+    """The notation in which a template writes earlier calls, as its model was trained.
 
-    None unless that is JSON in <tool_call> tags: only those cannot be mistaken for anything else. None also if they are
-    among the `control` tokens, which no constrained text has."""
+    None unless it is JSON in <tool_call> tags, which are unmistakable, and none of them is a `control` token, which
+    constrained text cannot hold."""
     call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {_PROBE: 1}}}
     turns: list[dict[str, Any]] = [
         {"role": "user", "content": "-"},
@@ -142,7 +136,7 @@ def call_notation(render: Callable[[list[dict[str, Any]]], str], control: Collec
     ]
     try:
         written = _WRITTEN_CALL.search(render(turns))
-    except InvalidRequest:  # a template for conversations without calls
+    except InvalidRequest:  # the template knows no calls
         return None
     if written is None or any(token in written.group() for token in control):
         return None
@@ -152,8 +146,7 @@ def call_notation(render: Callable[[list[dict[str, Any]]], str], control: Collec
 def call_tag(
     functions: Sequence[Mapping[str, Any]], notation: CallNotation, *, only_one: bool = False
 ) -> dict[str, Any]:
-    """The structural tag of a text that is free until it begins a call: from there on it is a call of one of the
-    functions, each with its "name" and the schema of its "parameters"."""
+    """A structural tag: free text, in which a begun call must be one of the functions' ({"name", "parameters"})."""
     structures = [
         {
             "begin": f"{notation.begin}{function['name']}{notation.middle}",
@@ -174,7 +167,7 @@ _WRITTEN_CALL = re.compile(
 
 
 def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:
-    """A system prompt that lists the tools and how to call them, for models whose API has no notion of tools."""
+    """A system prompt describing tools, for models whose API lacks them."""
     listed = "\n".join(json.dumps(dict(tool.schema)) for tool in tools_of(functions))
     return (
         f"You may call these functions:\n<tools>\n{listed}\n</tools>\n"
@@ -184,8 +177,8 @@ def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:
 
 
 def calls_of(text: str, meta: Mapping[str, Any]) -> list[ToolCall]:
-    """The calls in what a model wrote: those the backend reported, or those in the text, as
-    <tool_call>{...}</tool_call>, [TOOL_CALLS][...], or a text that is one JSON call or a list of them."""
+    """The calls reported by the backend, or found in the text: <tool_call>{...}</tool_call>, [TOOL_CALLS][...], or a
+    text of nothing but JSON calls."""
     if "calls" in meta:
         return list(meta["calls"])
     if reported := meta.get("tool_calls"):
@@ -209,10 +202,9 @@ def calls_of(text: str, meta: Mapping[str, Any]) -> list[ToolCall]:
 async def run_calls(
     calls: Sequence[ToolCall], tools: Sequence[Tool], user_loop: asyncio.AbstractEventLoop | None
 ) -> None:
-    """Run the calls in parallel, coroutines on the program's loop where it has one and functions in threads.
+    """Run calls in parallel, coroutines on the program's loop if any, functions in threads.
 
-    What a function raises, like a call of an unknown function, becomes the call's error: the model may try
-    again."""
+    Exceptions and unknown functions become the call's error, so that the model may retry."""
     known = {tool.name: tool for tool in tools}
     await asyncio.gather(*(_run_call(call, known, user_loop) for call in calls))
 
@@ -233,7 +225,7 @@ async def _run_call(call: ToolCall, tools: Mapping[str, Tool], user_loop: asynci
         else:
             coroutine = tool.function(**arguments)
             call.result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, user_loop))
-    except BaseException as error:  # a SystemExit, too, which would end the loop that all programs share
+    except BaseException as error:  # even SystemExit, which would end the shared loop
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
@@ -241,14 +233,14 @@ async def _run_call(call: ToolCall, tools: Mapping[str, Tool], user_loop: asynci
 
 
 def turn_of(call: ToolCall, *, in_chat: bool) -> ir.Turn:
-    """What is appended for a call: a tool turn in a chat, a line of its own elsewhere."""
+    """A call's answer: a tool turn in a chat, else a line."""
     if in_chat:
         return ir.Turn("tool", call.content(), call.name, call.id)
     return ir.Turn(None, f"\n{call.content()}\n")
 
 
 def _is_call(data: Any) -> bool:
-    """Whether JSON without a tag is a call: an answer may have a name, too, and more."""
+    """Whether untagged JSON is a call; answers may have names and more."""
     if not isinstance(data, dict) or not data.keys() <= {"name", "arguments", "parameters", "id", "type"}:
         return False
     return "name" in data and ("arguments" in data or "parameters" in data)
@@ -273,13 +265,13 @@ def _json(text: str) -> Any:
 
 
 def _summary(function: Callable[..., Any]) -> str:
-    """The docstring up to its section on parameters."""
+    """The docstring before its parameters."""
     text = inspect.getdoc(function) or ""
     return re.split(r"\n\s*(?:Args|Arguments|Parameters|Returns|Raises):|\n\s*:param ", text)[0].strip()
 
 
 def _parameter_docs(doc: str) -> dict[str, str]:
-    """Parameter descriptions in the `Args:` and `:param x:` notations."""
+    """Parameter descriptions from `Args:` and `:param x:`."""
     found = dict(re.findall(r":param\s+(?:\w+\s+)?(\w+):\s*(.+)", doc))
     section = re.search(
         r"(?:Args|Arguments|Parameters):\s*\n(.*?)(?:\n\s*\n|\n\s*(?:Returns|Raises):|\Z)", doc, re.DOTALL
