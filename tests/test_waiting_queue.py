@@ -147,7 +147,7 @@ def costs(policy: str, number: int) -> dict[str, int]:
     some = random.Random(0).sample(waiting, 100)
     measured["cancel"] = work(lambda: [scheduler.finish(request, ABORT) for request in some])
     measured["expire"] = work(scheduler.expire)
-    measured["look for work"] = work(lambda: (scheduler.has_work, scheduler.has_held))
+    measured["look for work"] = work(lambda: (scheduler.has_work, scheduler.waits_for_grammar))
     assert scheduler.memory.check() == []
     return measured
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_HELD_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
+_GRAMMAR_POLL_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
 _SLICE = 64  # requests of a group handled at once
 _SLICES_SECONDS = 0.003  # before each step, for longer groups
 _DRAIN_SECONDS = 0.01  # before each step, for arrivals; overrun by at most one action
@@ -75,7 +75,7 @@ class EngineLoop:
         self._slices = Slices()
         self._num_constrained = 0  # of the live submissions
         self._num_streamed = 0
-        self._is_held = False  # nothing can be computed until something arrives
+        self._waits_for_grammar = False  # nothing can be computed until something arrives
         self._flying: tuple[Step, PendingStep] | None = None
         self._stopping = False
         self._death: BaseException | None = None
@@ -179,12 +179,15 @@ class EngineLoop:
 
     def _drain(self) -> None:
         """Run arrivals for a bounded time; block for one when idle."""
-        has_nothing = self._is_held or not self.scheduler.has_work
+        has_nothing = self._waits_for_grammar or not self.scheduler.has_work
         idle = self._flying is None and not self._outputs and not self._slices and has_nothing
         try:
             if idle:
                 self._round_began = None
-                longest, self._is_held = _HELD_SECONDS if self._is_held else threading.TIMEOUT_MAX, False
+                longest, self._waits_for_grammar = (
+                    _GRAMMAR_POLL_SECONDS if self._waits_for_grammar else threading.TIMEOUT_MAX,
+                    False,
+                )
                 self._inbox.get(timeout=max(0.0, min(self.timers.seconds_left(), longest)))()
             end = time.monotonic() + _DRAIN_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
@@ -213,8 +216,8 @@ class EngineLoop:
             else:
                 flying = step, pending
         elif flying is None and self.scheduler.has_work:
-            self._is_held = self.scheduler.has_held
-            if not self._is_held:
+            self._waits_for_grammar = self.scheduler.waits_for_grammar
+            if not self._waits_for_grammar:
                 raise RuntimeError("the scheduler has work and schedules nothing")
         if flying is not None:
             self._handle(*flying)

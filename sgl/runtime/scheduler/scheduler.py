@@ -170,7 +170,7 @@ class Scheduler:
         yield from list(self.queue)
 
     @property
-    def has_held(self) -> bool:
+    def waits_for_grammar(self) -> bool:
         """Whether any request waits for its grammar."""
         return self.queue.num_waiting_for_grammar > 0 or any(r.waits_for_grammar for r in self._running.values())
 
@@ -194,10 +194,10 @@ class Scheduler:
                 self.counters.steps += 1
                 return self._commit(decodes, chunks, setups)
             stuck = [request for request in self._running.values() if request.phase is Phase.PREFILL]
-            held = [request for request in stuck if request.waits_for_grammar]
-            if held and (len(held) < len(stuck) or self.queue.num_waiting_for_grammar < len(self.queue)):
-                self._retract(held[-1])
-            elif not held and len(stuck) > 1:
+            waiting = [request for request in stuck if request.waits_for_grammar]
+            if waiting and (len(waiting) < len(stuck) or self.queue.num_waiting_for_grammar < len(self.queue)):
+                self._retract(waiting[-1])
+            elif not waiting and len(stuck) > 1:
                 self._retract(stuck[-1])  # they wait for pages that they hold themselves
             else:
                 return None
@@ -429,8 +429,8 @@ class Scheduler:
         if self.limits.schedule_policy == "priority":
             lowest = min(request.priority for request in candidates)
             candidates = [request for request in candidates if request.priority == lowest]
-        held = [request for request in candidates if request.waits_for_grammar]
-        return (held or candidates)[-1]
+        waiting = [request for request in candidates if request.waits_for_grammar]
+        return (waiting or candidates)[-1]
 
 
 def _groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
