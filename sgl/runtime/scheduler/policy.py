@@ -65,12 +65,12 @@ class WaitingQueue:
         if request.call is not None:
             number = self._of_call.get(request.call, 0)
             self._of_call[request.call] = number + 1
-        if request.standing is None:
+        if request.waits_in is None:
             rank = (number // SHARE).bit_length()
             while rank >= len(self._orders):
                 self._orders.append(Order(self._policy, self._prefixes))
-            request.standing = self._orders[rank]
-        request.standing.place(request)
+            request.waits_in = self._orders[rank]
+        request.waits_in.place(request)
 
     def remove(self, request: Request) -> None:
         """Remove a request that is not admitted."""
@@ -78,7 +78,7 @@ class WaitingQueue:
         del self._requests[request.order]
         self._num_waiting_for_grammar -= request.waits_for_grammar
         if self._waiting_for_grammar.pop(request.uid, None) is None:
-            request.standing.leave(request)
+            request.waits_in.leave(request)
         if request.call is not None:
             self._of_call[request.call] -= 1
             if not self._of_call[request.call]:
@@ -104,7 +104,7 @@ class WaitingQueue:
             self._num_waiting_for_grammar -= 1
             if self._waiting_for_grammar.pop(request.uid, None) is not None:
                 self._note_arrival(request)
-                request.standing.place(request)
+                request.waits_in.place(request)
 
     def is_aged(self, request: Request) -> bool:
         """Whether nobody may pass this request."""
@@ -120,7 +120,7 @@ class WaitingQueue:
         passed_over: list[Request] = []
         try:
             while (request := self._best()) is not None:
-                order = request.standing
+                order = request.waits_in
                 if order.is_misplaced(request) and budget:
                     budget -= 1
                     order.leave(request)
@@ -140,7 +140,7 @@ class WaitingQueue:
                     passed_over.append(request)
         finally:
             for request in passed_over:
-                request.standing.place(request)
+                request.waits_in.place(request)
             for order in orders:
                 order.end_round()
 
@@ -161,7 +161,7 @@ class WaitingQueue:
     def _best(self) -> Request | None:
         if self._overtaken >= self._patience:
             oldest = self._oldest()
-            if oldest is not None and oldest.standing.takes_part(oldest):
+            if oldest is not None and oldest.waits_in.takes_part(oldest):
                 return oldest
         found: Request | None = None
         for order in self._orders:

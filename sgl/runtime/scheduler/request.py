@@ -68,7 +68,7 @@ class Request:
     waits_for_grammar: bool = False  # its last known token waits for the constraint
     tick: int = 0  # scheduling round of its arrival
     order: int = 0  # serial number of arrival; 0: never waited
-    standing: Any = None  # the Order it waits in
+    waits_in: Any = None  # the Order of the waiting queue
     group: Any = None  # its Group there
     row: int = -1
     target_len: int = 0  # prefill ends here: known tokens at admission, and a draft
