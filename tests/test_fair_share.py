@@ -15,10 +15,10 @@ import pytest
 from benchmarks.waiting_queue import make_scheduler
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
-from sgl.runtime.scheduler import policy as policy_module
-from sgl.runtime.scheduler.policy import DEFAULT_PATIENCE, SHARE
+from sgl.runtime.scheduler import waiting_queue
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.scheduler.waiting_queue import DEFAULT_PATIENCE, SHARE
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.program_client import SECONDS, Client, gen
 from tests.scheduler_driver import Driver, Setting, make_request
@@ -39,7 +39,7 @@ def order(scheduler: Scheduler) -> list[Request]:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_order_is_by_rank_and_then_by_policy(policy: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank is how many of the call waited already: two, and then twice as many each time."""
-    monkeypatch.setattr(policy_module, "SHARE", 2)
+    monkeypatch.setattr(waiting_queue, "SHARE", 2)
     rng = random.Random(seed)
     driver = Driver(Setting(rows=2, policy=policy, num_pages=60, budget=16, overlap=False))
     scheduler = driver.scheduler
@@ -157,7 +157,7 @@ def test_within_a_call_the_policy_keeps_its_cache_hits(policy: str) -> None:
 
 
 def test_a_retracted_request_keeps_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "SHARE", 1)
+    monkeypatch.setattr(waiting_queue, "SHARE", 1)
     driver = Driver(Setting(rows=4, policy="fcfs", num_pages=40, overlap=False))
     requests = [make_request(uid, [uid], 9, call="many") for uid in range(6)]
     for request in requests:

@@ -21,8 +21,8 @@ from sgl.runtime.scheduler.admission import OutputLengths, ReleaseSimulation
 from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.packing import Chunk, assemble
-from sgl.runtime.scheduler.policy import WaitingQueue
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
+from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
 _MAX_BYPASSED = 16  # requests found not to fit before a round ends
 _NO_BUDGET = 1 << 40
