@@ -184,10 +184,8 @@ class EngineLoop:
         try:
             if idle:
                 self._round_began = None
-                longest, self._waits_for_grammar = (
-                    _GRAMMAR_POLL_SECONDS if self._waits_for_grammar else threading.TIMEOUT_MAX,
-                    False,
-                )
+                longest = _GRAMMAR_POLL_SECONDS if self._waits_for_grammar else threading.TIMEOUT_MAX
+                self._waits_for_grammar = False
                 self._inbox.get(timeout=max(0.0, min(self.timers.seconds_left(), longest)))()
             end = time.monotonic() + _DRAIN_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
