@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from sgl.kernels.sampling import ops as sampling
+from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import FROM_DEVICE, Batch, Logprobs, RowSetup, StepResult
 from sgl.runtime.runner import results
-from sgl.runtime.runner.pack import Uploader
 from sgl.runtime.runner.results import Downloader, PendingStep, score_inputs
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.sampling_params import SamplingParams

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from sgl.grammar.automaton.finished import Standing
+from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Int32Array, Int64Array, TokenMask
 from sgl.runtime.runner.device_masks import DeviceMasks
-from sgl.runtime.runner.pack import Uploader
 
 
 class MaskTable:

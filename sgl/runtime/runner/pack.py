@@ -7,10 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int64Array
-
-__all__ = ["PackedStep", "Uploader", "pack"]
 
 
 class PackedStep(NamedTuple):

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import torch
 
 from sgl.kernels.sampling import ops as sampling
-from sgl.kernels.staging import numpy_dtype
+from sgl.kernels.staging import Uploader, numpy_dtype
 from sgl.runtime.batch import Batch, Int32Array, Int64Array, Logprobs, StepResult
-from sgl.runtime.runner.pack import Uploader
 
 SCORE_BYTES = 1 << 27
 """Logits of scored positions are computed in chunks of that size, never for a whole prompt."""

@@ -17,11 +17,12 @@ import torch
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
+from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
-from sgl.runtime.runner.pack import Uploader, pack
+from sgl.runtime.runner.pack import pack
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, score_inputs
 from sgl.runtime.runner.sampler import Sampler

@@ -15,10 +15,10 @@ import torch
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.ops import apply_token_mask_
 from sgl.kernels.sampling import ops as sampling
+from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup, TokenMasks
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
-from sgl.runtime.runner.pack import Uploader
 from sgl.runtime.runner.results import DeviceLogprobs, position_logprobs, spans_of
 from sgl.runtime.sampling_params import SamplingParams
 
