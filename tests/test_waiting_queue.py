@@ -192,7 +192,7 @@ def test_requests_that_are_held_cost_no_step_anything(policy: str) -> None:
             driver.scheduler.add(request)
         for _ in range(3):
             driver.scheduler.schedule()  # each is looked at once
-            driver.scheduler._flying.clear()
+            driver.scheduler._in_flight.clear()
         return work(driver.scheduler.schedule)
 
     assert cost(3000) < 2 * cost(300)

@@ -76,7 +76,7 @@ class EngineLoop:
         self._num_constrained = 0  # of the live submissions
         self._num_streamed = 0
         self._waits_for_grammar = False  # nothing can be computed until something arrives
-        self._flying: tuple[Step, PendingStep] | None = None
+        self._in_flight: tuple[Step, PendingStep] | None = None
         self._stopping = False
         self._death: BaseException | None = None
         self._round_began: float | None = None  # monotonic seconds; None: waiting for work
@@ -180,7 +180,7 @@ class EngineLoop:
     def _drain(self) -> None:
         """Run arrivals for a bounded time; block for one when idle."""
         has_nothing = self._waits_for_grammar or not self.scheduler.has_work
-        idle = self._flying is None and not self._outputs and not self._slices and has_nothing
+        idle = self._in_flight is None and not self._outputs and not self._slices and has_nothing
         try:
             if idle:
                 self._round_began = None
@@ -196,7 +196,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         step = self.scheduler.schedule() if self.scheduler.has_work else None
-        flying, self._flying = self._flying, None
+        unhandled, self._in_flight = self._in_flight, None
         if step is not None:
             self._note_first_step(step)
             step.batch.is_streamed = self._num_streamed > 0
@@ -204,21 +204,21 @@ class EngineLoop:
             self.scheduler.launched(step)
             masks = None
             if self._num_constrained:  # masks depend on the previous step's tokens
-                if flying is not None:
-                    self._handle(*flying)
-                    flying = None
+                if unhandled is not None:
+                    self._handle(*unhandled)
+                    unhandled = None
                 masks = self._find_masks(step)
             pending = self._runner.sample(launched, masks)
             if self._overlap:
-                self._flying = step, pending
+                self._in_flight = step, pending
             else:
-                flying = step, pending
-        elif flying is None and self.scheduler.has_work:
+                unhandled = step, pending
+        elif unhandled is None and self.scheduler.has_work:
             self._waits_for_grammar = self.scheduler.waits_for_grammar
             if not self._waits_for_grammar:
                 raise RuntimeError("the scheduler has work and schedules nothing")
-        if flying is not None:
-            self._handle(*flying)
+        if unhandled is not None:
+            self._handle(*unhandled)
         if self._check_ledger and (problems := self.scheduler.memory.check()):
             raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
 

@@ -89,7 +89,7 @@ class Scheduler:
         self._clock = clock
         self._decodes: list[Request] | None = None  # running requests in DECODE; None: stale
         self._decode_rows: Int32Array = np.empty(0, np.int32)
-        self._flying: list[Step] = []  # scheduled, not yet handled
+        self._in_flight: list[Step] = []  # scheduled, not yet handled
         self._lengths = OutputLengths(limits.conservativeness)
         self._deadlines = Deadlines()
         self._tick = 0
@@ -140,7 +140,7 @@ class Scheduler:
         request.num_forced += len(token_ids)
         self.counters.forced_tokens += len(token_ids)
         request.match = None
-        for step in self._flying:
+        for step in self._in_flight:
             if request in step.requests:
                 step.dropped.add(request.uid)
         if request.phase is Phase.DECODE:
@@ -217,7 +217,7 @@ class Scheduler:
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
             step.requests[b].output_logprobs.append(logprobs)
-        self._flying.remove(step)
+        self._in_flight.remove(step)
         advanced: list[Request] = []
         verified: list[Iterator[Request]] = []
         tokens, split = result.next_tokens.tolist(), step.num_decodes
@@ -304,7 +304,7 @@ class Scheduler:
         bypassed = 0
         with closing(self.queue.candidates()) as candidates:
             for request in candidates:
-                if request.num_retractions and any(request in step.requests for step in self._flying):
+                if request.num_retractions and any(request in step.requests for step in self._in_flight):
                     continue  # its own token is pending
                 if not self._give_row(request, simulation):
                     bypassed += 1
@@ -399,7 +399,7 @@ class Scheduler:
                 if request.phase is Phase.DECODE and self._rows.samples_left[request.row] <= 0:
                     request.phase = Phase.DRAINING
         step = Step(batch, requests, len(decodes))
-        self._flying.append(step)
+        self._in_flight.append(step)
         return step
 
     # ── giving way ──────────────────────────────────────────────────────────────────────────────────────────────
