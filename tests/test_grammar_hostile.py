@@ -265,9 +265,9 @@ def test_grammars_that_take_much_room_make_room(monkeypatch: pytest.MonkeyPatch)
     with CompileServiceOf() as made:
         for number in range(60):
             generated(made.submit(make_constraint(plain(number))).result(SECONDS), number)
-        assert len(made._flights) < 60
-        kept = sum(flight.result().num_bytes for flight in made._flights.values())
-        largest = max(flight.result().num_bytes for flight in made._flights.values())
+        assert len(made._futures) < 60
+        kept = sum(flight.result().num_bytes for flight in made._futures.values())
+        largest = max(flight.result().num_bytes for flight in made._futures.values())
         assert kept <= (1 << 20) + 2 * largest
 
 

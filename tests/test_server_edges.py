@@ -303,7 +303,7 @@ def test_a_timeout_counts_while_a_constraint_is_compiled(engine: Engine, monkeyp
         found = matchers(params)
         for matcher in found:
             if matcher is not None:
-                matcher.flight = Future()
+                matcher.compilation = Future()
         return found
 
     monkeypatch.setattr(engine._builder._constraints, "matchers", unready)

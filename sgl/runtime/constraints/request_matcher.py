@@ -35,8 +35,8 @@ _KNOWN_TEXTS = 1 << 14  # cached tokenisations: forced texts recur
 class RequestMatcher:
     """Follows one request's output through its constraint, after compiling and `start`."""
 
-    def __init__(self, flight: Future[Grammar | FinishedGrammar], encode: Encode) -> None:
-        self.flight = flight
+    def __init__(self, compilation: Future[Grammar | FinishedGrammar], encode: Encode) -> None:
+        self.compilation = compilation
         self.encode = encode
         """The tokenizer's; all matchers of an engine share it."""
         self._cursor: Cursor
@@ -48,7 +48,7 @@ class RequestMatcher:
 
     def start(self) -> None:
         """Take the compiled grammar. Raises the error of compiling."""
-        grammar = self.flight.result()
+        grammar = self.compilation.result()
         if isinstance(grammar, FinishedGrammar):
             self._cursor = FinishedCursor(grammar)
         else:
@@ -174,8 +174,8 @@ class Constraints:
 
     def matchers(self, params: SamplingParams) -> list[RequestMatcher | None]:
         """The matcher of each of the n samples; None if unconstrained. Raises as `announce`."""
-        flight = self.announce(params)
-        return [None if flight is None else RequestMatcher(flight, self._encode) for _ in range(params.n)]
+        compilation = self.announce(params)
+        return [None if compilation is None else RequestMatcher(compilation, self._encode) for _ in range(params.n)]
 
     def announce(self, params: SamplingParams) -> Future[Grammar | FinishedGrammar] | None:
         """The shared compilation of a request's constraint; None without one. The future may raise GrammarError.

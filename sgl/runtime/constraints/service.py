@@ -36,7 +36,7 @@ _LOOKS = 16  # new constraints between checks of the cache's size
 MAX_BYTES = 256 << 20
 """Bound of all cached grammars' known bytes."""
 
-Flight = Future[Grammar | FinishedGrammar]
+GrammarFuture = Future[Grammar | FinishedGrammar]
 
 
 class CompileService:
@@ -66,8 +66,8 @@ class CompileService:
         self.max_grammars = max_grammars
         self.failures_kept = failures_kept
         self._prepare = prepare
-        self._flights: OrderedDict[Constraint, Flight] = OrderedDict()
-        self._under_way: set[Flight] = set()
+        self._futures: OrderedDict[Constraint, GrammarFuture] = OrderedDict()
+        self._unfinished: set[GrammarFuture] = set()
         self._failed_at: dict[Constraint, float] = {}
         self._is_closed = False
         self._num_new = 0
@@ -86,28 +86,28 @@ class CompileService:
             # The thread keeps it alive, and so does this finalizer until it is called, with the callbacks it holds.
             self._end_finishers = weakref.finalize(self, self._finishers.close)
 
-    def submit(self, constraint: Constraint) -> Flight:
+    def submit(self, constraint: Constraint) -> GrammarFuture:
         """The grammar, finished or with its first mask; the same future for the same constraint. Fails with
         GrammarTooLarge after the deadline, counted from when a thread or process takes it up, and with EngineDead
         once the service is closed."""
         with self._lock:
             if self._is_closed:
                 return _abandoned(Future())
-            flight = self._flights.get(constraint)
+            future = self._futures.get(constraint)
             failed_at = self._failed_at.get(constraint)
             if failed_at is not None and monotonic() - failed_at > self.failures_kept:
-                flight = None
-            if flight is not None and _is_worn(flight):
-                flight = None
-            if flight is None:
+                future = None
+            if future is not None and _is_worn(future):
+                future = None
+            if future is None:
                 self._failed_at.pop(constraint, None)
-                flight = Future()
-                self._take_off(flight, constraint)
-                self._flights[constraint] = flight
-                self._under_way.add(flight)
+                future = Future()
+                self._start(future, constraint)
+                self._futures[constraint] = future
+                self._unfinished.add(future)
                 self._make_room()
-            self._flights.move_to_end(constraint)
-            return flight
+            self._futures.move_to_end(constraint)
+            return future
 
     def _make_room(self) -> None:
         """Evict the least recently used beyond `max_grammars` or MAX_BYTES. Sizes are added up rarely: that takes
@@ -115,17 +115,17 @@ class CompileService:
         self._num_new += 1
         if self._num_new % _LOOKS == 0:
             self._forget_large()
-        while len(self._flights) > self.max_grammars:
-            oldest, _ = self._flights.popitem(last=False)
+        while len(self._futures) > self.max_grammars:
+            oldest, _ = self._futures.popitem(last=False)
             self._failed_at.pop(oldest, None)
 
     def _forget_large(self) -> None:
-        sizes = [_num_bytes(flight) for flight in self._flights.values()]
+        sizes = [_num_bytes(future) for future in self._futures.values()]
         left, size = len(sizes), sum(sizes)
-        for number, constraint in zip(sizes, list(self._flights), strict=True):
+        for number, constraint in zip(sizes, list(self._futures), strict=True):
             if size <= MAX_BYTES or left == 1:
                 break
-            del self._flights[constraint]
+            del self._futures[constraint]
             self._failed_at.pop(constraint, None)
             left, size = left - 1, size - number
 
@@ -133,9 +133,9 @@ class CompileService:
         """End threads and processes; unfinished compilations fail with EngineDead."""
         with self._lock:
             self._is_closed = True
-            under_way, self._under_way = self._under_way, set()
-        for flight in under_way:
-            _abandoned(flight)
+            unfinished, self._unfinished = self._unfinished, set()
+        for future in unfinished:
+            _abandoned(future)
         for threads in (self._threads, self._builders, self._short_trials, self._long_trials):
             threads.shutdown(wait=False, cancel_futures=True)
         for trial in (self._short_trial, self._trial):
@@ -148,39 +148,39 @@ class CompileService:
         if self._finishers is not None:
             self._finishers.start()
 
-    def _take_off(self, flight: Flight, constraint: Constraint) -> None:
+    def _start(self, future: GrammarFuture, constraint: Constraint) -> None:
         if self._finishers is None:
-            self._threads.submit(self._compile, flight, constraint)
+            self._threads.submit(self._compile, future, constraint)
         else:
-            ended = partial(self._finishing_ended, flight, constraint)
+            ended = partial(self._finishing_ended, future, constraint)
             self._finishers.finish(constraint, ended, partial(self._finishing_came_late, constraint))
 
-    def _finishing_ended(self, flight: Flight, constraint: Constraint, answer: Answer) -> None:
+    def _finishing_ended(self, future: GrammarFuture, constraint: Constraint, answer: Answer) -> None:
         if answer is None:
             try:
-                self._threads.submit(self._compile, flight, constraint)
+                self._threads.submit(self._compile, future, constraint)
             except RuntimeError:  # closed meanwhile, or the interpreter ends
-                _abandoned(flight)
+                _abandoned(future)
         else:
-            self._land(flight, constraint, lambda: self._with(answer, constraint))
+            self._resolve(future, constraint, lambda: self._with(answer, constraint))
 
     def _finishing_came_late(self, constraint: Constraint, answer: Answer) -> None:
         with self._lock:
-            flight = self._flights.get(constraint)
+            future = self._futures.get(constraint)
         # the constraint's own future decides, and may end later
-        if isinstance(answer, FinishedAutomaton) and flight is not None:
-            flight.add_done_callback(partial(self._replace, constraint, answer))
+        if isinstance(answer, FinishedAutomaton) and future is not None:
+            future.add_done_callback(partial(self._replace, constraint, answer))
 
-    def _replace(self, constraint: Constraint, finished: FinishedAutomaton, flight: Flight) -> None:
-        if flight.exception() is not None:
+    def _replace(self, constraint: Constraint, finished: FinishedAutomaton, future: GrammarFuture) -> None:
+        if future.exception() is not None:
             return
-        later: Flight = Future()
+        later: GrammarFuture = Future()
         later.set_result(self._with(finished, constraint))
         with self._lock:
-            if self._flights.get(constraint) is flight:
-                self._flights[constraint] = later
+            if self._futures.get(constraint) is future:
+                self._futures[constraint] = later
 
-    def _compile(self, flight: Flight, constraint: Constraint) -> None:
+    def _compile(self, future: GrammarFuture, constraint: Constraint) -> None:
         """Compile what takes but a moment; leave the rest to trials, long ones apart."""
         if len(constraint.source) <= _LARGE and can_be_stopped(constraint):
             try:
@@ -188,15 +188,15 @@ class CompileService:
             except OutOfTime:
                 pass
             except BaseException as error:
-                self._fail(flight, constraint, error)
+                self._fail(future, constraint, error)
                 return
             else:
-                self._land(flight, constraint, lambda: grammar)
+                self._resolve(future, constraint, lambda: grammar)
                 return
         if self.deadline > _SHORT_TRIAL:
-            self._try(self._short_trials, self._short_trial, _SHORT_TRIAL, flight, constraint)
+            self._try(self._short_trials, self._short_trial, _SHORT_TRIAL, future, constraint)
         else:
-            self._try(self._long_trials, self._trial, self.deadline, flight, constraint)
+            self._try(self._long_trials, self._trial, self.deadline, future, constraint)
 
     def _compile_in_time(self, constraint: Constraint) -> Grammar:
         self.vocabulary.work_out()  # once, for all constraints
@@ -208,41 +208,41 @@ class CompileService:
         threads: ThreadPoolExecutor,
         trial: GrammarProcess,
         seconds: float,
-        flight: Flight,
+        future: GrammarFuture,
         constraint: Constraint,
     ) -> None:
         def run() -> None:
             try:
-                if not flight.done():
+                if not future.done():
                     trial.run(constraint, monotonic() + seconds, seconds)
             except OutOfTime as error:
                 if seconds < self.deadline:
-                    self._try(self._long_trials, self._trial, self.deadline, flight, constraint)
+                    self._try(self._long_trials, self._trial, self.deadline, future, constraint)
                 else:
-                    self._fail(flight, constraint, error)
+                    self._fail(future, constraint, error)
             except BaseException as error:
-                self._fail(flight, constraint, error)
+                self._fail(future, constraint, error)
             else:
                 with contextlib.suppress(RuntimeError):
-                    self._builders.submit(self._land, flight, constraint, partial(self._build, constraint))
+                    self._builders.submit(self._resolve, future, constraint, partial(self._build, constraint))
 
         try:
             threads.submit(run)
         except RuntimeError:  # closed meanwhile, or the interpreter ends
-            _abandoned(flight)
+            _abandoned(future)
 
     def _build(self, constraint: Constraint) -> Grammar:
         with time_limit(self.deadline, thread_time), resting():
             return with_first_mask(constraint, self.vocabulary)
 
-    def _fail(self, flight: Flight, constraint: Constraint, error: BaseException) -> None:
+    def _fail(self, future: GrammarFuture, constraint: Constraint, error: BaseException) -> None:
         def fail() -> Grammar:
             raise error
 
-        self._land(flight, constraint, fail)
+        self._resolve(future, constraint, fail)
 
-    def _land(
-        self, flight: Flight, constraint: Constraint, grammar: Callable[[], Grammar | FinishedGrammar]
+    def _resolve(
+        self, future: GrammarFuture, constraint: Constraint, grammar: Callable[[], Grammar | FinishedGrammar]
     ) -> None:
         with contextlib.suppress(InvalidStateError):  # closed meanwhile
             try:
@@ -251,11 +251,11 @@ class CompileService:
                 if isinstance(error, GrammarError):
                     with self._lock:
                         self._failed_at[constraint] = monotonic()
-                flight.set_exception(error)
+                future.set_exception(error)
             else:
-                flight.set_result(found)
+                future.set_result(found)
         with self._lock:
-            self._under_way.discard(flight)
+            self._unfinished.discard(future)
 
     def _with(self, finished: FinishedAutomaton | BaseException, constraint: Constraint) -> FinishedGrammar:
         if isinstance(finished, BaseException):
@@ -268,24 +268,24 @@ class CompileService:
         return grammar
 
 
-def _found(flight: Flight) -> Grammar | FinishedGrammar | None:
+def _found(future: GrammarFuture) -> Grammar | FinishedGrammar | None:
     """The grammar, unless compiling failed or goes on."""
-    has_failed = not flight.done() or flight.cancelled() or flight.exception() is not None
-    return None if has_failed else flight.result()
+    has_failed = not future.done() or future.cancelled() or future.exception() is not None
+    return None if has_failed else future.result()
 
 
-def _num_bytes(flight: Flight) -> int:
-    found = _found(flight)
+def _num_bytes(future: GrammarFuture) -> int:
+    found = _found(future)
     return 0 if found is None else found.num_bytes
 
 
-def _is_worn(flight: Flight) -> bool:
+def _is_worn(future: GrammarFuture) -> bool:
     """Whether to compile again for the next request: the grammar has used up most of its states."""
-    found = _found(flight)
+    found = _found(future)
     return isinstance(found, Grammar) and found.is_worn
 
 
-def _abandoned(flight: Flight) -> Flight:
+def _abandoned(future: GrammarFuture) -> GrammarFuture:
     with contextlib.suppress(InvalidStateError):  # it has just ended
-        flight.set_exception(EngineDead("the engine is shut down"))
-    return flight
+        future.set_exception(EngineDead("the engine is shut down"))
+    return future

@@ -358,10 +358,10 @@ class EngineLoop:
             self._num_streamed += submission.stream
             if matcher is not None:
                 self._num_constrained += 1
-                if matcher.flight.done():
+                if matcher.compilation.done():
                     self._begin_constrained(submission, matcher)
                 else:
-                    matcher.flight.add_done_callback(partial(self._constraint_is_ready, submission, matcher))
+                    matcher.compilation.add_done_callback(partial(self._constraint_is_ready, submission, matcher))
 
     def _constraint_is_ready(self, submission: Submission, matcher: RequestMatcher, _: Future[Any]) -> None:
         with contextlib.suppress(EngineDead):

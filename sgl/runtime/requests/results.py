@@ -239,7 +239,7 @@ class PreparedCall(CallResults):
             self.add(result)
             self.rids[wanted.owner, result.header.rid] = [result.header.uid]
             if submission.matcher is not None:
-                self.compiling.append(submission.matcher.flight)
+                self.compiling.append(submission.matcher.compilation)
         if wanted.rid is not None:
             self.rids[wanted.owner, wanted.rid] = [submission.request.uid for submission, _ in pairs]
 
