@@ -25,7 +25,7 @@ from sgl import grammar
 from sgl.errors import GrammarError
 from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.compiler import Backend
-from sgl.grammar.matching.jump import Jump, cut, foresee, jump
+from sgl.grammar.matching.jump import Jump, cut, forced_text, jump
 
 BACKENDS: tuple[Backend, ...] = ("sgl", "outlines", "llguidance")
 FIELDS = {
@@ -191,9 +191,9 @@ def steps(
     chosen = done = 0
     while done < len(text):
         run, draft = Jump([])
-        if jumps and (foreseen := foresee(matcher, vocabulary, output)) is not None:
-            [ids] = cut([foreseen], lambda texts: list(map(plain, texts)))
-            run, draft = jump(vocabulary, foreseen, ids)
+        if jumps and (ahead := forced_text(matcher, vocabulary, output)) is not None:
+            [ids] = cut([ahead], lambda texts: list(map(plain, texts)))
+            run, draft = jump(vocabulary, ahead, ids)
         if not run:
             run = encode(text[done:])[:1]
             chosen += draft != run[0]  # one that was drafted is confirmed in the step before

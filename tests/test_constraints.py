@@ -439,7 +439,7 @@ def test_forced_text_of_all_rows_of_a_step_is_encoded_in_one_call(
         assert result["output_ids"] == engine.generate(prompt=prompt, sampling_params=params)["output_ids"]
 
 
-@pytest.mark.parametrize("phase", ["foresee", "forced"])
+@pytest.mark.parametrize("phase", ["forced_text", "forced"])
 def test_a_request_that_fails_where_it_jumps_ends_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:

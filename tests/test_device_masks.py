@@ -60,11 +60,11 @@ def finished_of(vocabulary: Vocabulary, **constraint: Any) -> FinishedGrammar:
 
 def forced(cursor: Cursor, output: list[int]) -> list[int]:
     """The token ids that follow for certain, if every byte of a text is a token."""
-    foreseen = cursor.foresee(output)
-    if foreseen is None:
+    ahead = cursor.forced_text(output)
+    if ahead is None:
         return []
-    [ids] = cut([foreseen], lambda texts: [list(text.encode()) for text in texts])
-    return cursor.forced(foreseen, ids).token_ids
+    [ids] = cut([ahead], lambda texts: [list(text.encode()) for text in texts])
+    return cursor.forced(ahead, ids).token_ids
 
 
 def follow(schema: Any, rng: random.Random, budget: int) -> None:

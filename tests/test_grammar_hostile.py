@@ -130,7 +130,7 @@ def generated(found: Any, seed: int, most: int = 12) -> int:
         output.append(token)
         if token in PIECES.eos_ids or at.is_complete():
             break
-        at.foresee(output)
+        at.forced_text(output)
     return len(output)
 
 

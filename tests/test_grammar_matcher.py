@@ -16,7 +16,7 @@ from sgl import grammar
 from sgl.grammar import Matcher, Vocabulary
 from sgl.grammar.automaton.nfa import KeyOrder
 from sgl.grammar.matching.budget import FAR
-from sgl.grammar.matching.jump import Foreseen, Jump, cut, foresee, jump
+from sgl.grammar.matching.jump import ForcedText, Jump, cut, forced_text, jump
 from tests.conftest import REPOSITORY
 from tests.grammar_oracles import (
     accepted_one_by_one,
@@ -269,11 +269,11 @@ def spell(
 
 def forced(matcher: Matcher, vocabulary: Vocabulary, output: list[int], encode: Callable[[str], list[int]]) -> Jump:
     """What follows an output, cut on its own."""
-    foreseen = foresee(matcher, vocabulary, output)
-    if foreseen is None:
+    ahead = forced_text(matcher, vocabulary, output)
+    if ahead is None:
         return Jump([])
-    [ids] = cut([foreseen], lambda texts: list(map(encode, texts)))
-    return jump(vocabulary, foreseen, ids)
+    [ids] = cut([ahead], lambda texts: list(map(encode, texts)))
+    return jump(vocabulary, ahead, ids)
 
 
 def test_jumps_reach_every_document_in_fewer_steps() -> None:
@@ -307,28 +307,28 @@ def test_texts_that_are_cut_together_are_cut_as_each_alone(make: Callable[[], An
     def encode(texts: Sequence[str]) -> list[Sequence[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
-    seen: list[Foreseen] = []
+    seen: list[ForcedText] = []
     for seed in range(40):
         rng = random.Random(seed)
         matcher, output = compiled.matcher(), list[int]()
         for _ in range(25):
-            foreseen = foresee(matcher, vocabulary, output)
-            if foreseen is not None:
-                seen.append(foreseen)
-                assert foreseen.data[foreseen.start :] == matcher.forced_bytes()
-                assert foreseen.start <= foreseen.seam <= len(foreseen.data)
+            ahead = forced_text(matcher, vocabulary, output)
+            if ahead is not None:
+                seen.append(ahead)
+                assert ahead.data[ahead.start :] == matcher.forced_bytes()
+                assert ahead.start <= ahead.seam <= len(ahead.data)
             output.append(likely(matcher, vocabulary, mask_of(matcher, vocabulary), rng))
             if not matcher.accept(output[-1]) or output[-1] in vocabulary.eos_ids:
                 break
     together = cut(seen, encode)
-    assert together == [cut([foreseen], encode)[0] for foreseen in seen]
-    for foreseen, ids in zip(seen, together, strict=True):
+    assert together == [cut([ahead], encode)[0] for ahead in seen]
+    for ahead, ids in zip(seen, together, strict=True):
         spelt = b"".join(vocabulary.token_bytes[token_id] for token_id in ids)
-        assert spelt == foreseen.text[1:].encode() == foreseen.data
+        assert spelt == ahead.text[1:].encode() == ahead.data
     assert len(seen) > 40
 
 
 def test_a_text_that_merges_with_what_is_put_before_it_is_not_cut() -> None:
-    seen = [Foreseen("\na", b"a", 0, 1), Foreseen("\nb", b"b", 0, 1)]
+    seen = [ForcedText("\na", b"a", 0, 1), ForcedText("\nb", b"b", 0, 1)]
     ids = {"\n": [1], "\na": [1, 2], "\nb": [3]}
     assert cut(seen, lambda texts: [ids[text] for text in texts]) == [[2], []]

@@ -138,11 +138,11 @@ class Model:
             yield FinishedCursor(FinishedGrammar(finished, self.vocabulary, lambda: compiled))
 
     def forced(self, cursor: Cursor, output: list[int], remaining: int | None = None) -> list[int]:
-        foreseen = cursor.foresee(output)
-        if foreseen is None:
+        ahead = cursor.forced_text(output)
+        if ahead is None:
             return []
-        [ids] = cut([foreseen], self.encode)
-        return cursor.forced(foreseen, ids, remaining).token_ids
+        [ids] = cut([ahead], self.encode)
+        return cursor.forced(ahead, ids, remaining).token_ids
 
     def lead(self, cursor: Cursor, ids: list[int]) -> int:
         """Lead a cursor along a text as a model would that means to write it; how many tokens were forced."""

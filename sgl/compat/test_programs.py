@@ -229,7 +229,7 @@ def test_dtype_gen() -> None:
 
 
 def test_completion_speculative() -> None:
-    """Several gens of one completion, foreseen by the first call where the backend can."""
+    """Several gens of one completion, speculated by the first call where the backend can."""
 
     @sgl.function(num_api_spec_tokens=64)
     def profile(s: Any) -> None:
@@ -241,7 +241,7 @@ def test_completion_speculative() -> None:
 
 
 def test_chat_completion_speculative() -> None:
-    """Several gens of one turn, foreseen by the first call where the backend can."""
+    """Several gens of one turn, speculated by the first call where the backend can."""
 
     @sgl.function(num_api_spec_tokens=64)
     def profile(s: Any) -> None:

@@ -29,7 +29,7 @@ Encode = Callable[[Sequence[str]], list[Sequence[int]]]
 """The tokenizer's own tokens of each of several texts, without special tokens around them."""
 
 
-class Foreseen(NamedTuple):
+class ForcedText(NamedTuple):
     """What follows an output for certain, not cut into tokens yet."""
 
     text: str
@@ -51,14 +51,14 @@ class Jump(NamedTuple):
     """One that is likely behind them, after which the text has a choice."""
 
 
-def cut(foreseen: Sequence[Foreseen], encode: Encode) -> list[Sequence[int]]:
+def cut(texts: Sequence[ForcedText], encode: Encode) -> list[Sequence[int]]:
     """The tokens of each text, all of them in one call of `encode`: what `jump` takes. None where they cannot be told
     apart from what is put before it."""
-    marks, *cuts = encode([_ANCHOR, *[ahead.text for ahead in foreseen]])
+    marks, *cuts = encode([_ANCHOR, *[ahead.text for ahead in texts]])
     return [ids[len(marks) :] if ids[: len(marks)] == marks else [] for ids in cuts]
 
 
-def foresee(matcher: TokenMatcher, vocabulary: Vocabulary, output_ids: Sequence[int]) -> Foreseen | None:
+def forced_text(matcher: TokenMatcher, vocabulary: Vocabulary, output_ids: Sequence[int]) -> ForcedText | None:
     """The text that every allowed continuation begins with; None where there is nothing to cut. Raises GrammarError.
 
     output_ids: what was generated so far; the matcher stands behind it and stays there.
@@ -69,25 +69,25 @@ def foresee(matcher: TokenMatcher, vocabulary: Vocabulary, output_ids: Sequence[
     return _in_context(output_ids, forced, _seam(forced, behind.next_bytes(), vocabulary), vocabulary)
 
 
-def jump(vocabulary: Vocabulary, foreseen: Foreseen, ids: Sequence[int]) -> Jump:
-    """How every allowed continuation begins, from what was foreseen and the tokens of that, as `cut` tells them. None
+def jump(vocabulary: Vocabulary, ahead: ForcedText, ids: Sequence[int]) -> Jump:
+    """How every allowed continuation begins, from a forced text and its tokens, as `cut` tells them. None
     where the tokenizer merges the end of the output with what follows, or writes the text another way."""
     at = 0
     kept: list[int] = []
     for token_id in ids:
         data, begin = vocabulary.token_bytes[token_id], at
         at += len(data)
-        if not data or not foreseen.data.startswith(data, begin) or begin < foreseen.start < at:
+        if not data or not ahead.data.startswith(data, begin) or begin < ahead.start < at:
             break
-        if at > foreseen.seam:
-            return Jump(kept, token_id if at == len(foreseen.data) else None)
-        if begin >= foreseen.start:
+        if at > ahead.seam:
+            return Jump(kept, token_id if at == len(ahead.data) else None)
+        if begin >= ahead.start:
             kept.append(token_id)
     return Jump(kept)
 
 
 class ForcedTexts:
-    """As `foresee`, from places in a finished automaton and as far as tokens are certain. Remembers what it found:
+    """As `forced_text`, from places in a finished automaton and as far as tokens are certain. Remembers what it found:
     requests under one schema stand in the same places."""
 
     def __init__(self, finished: FinishedAutomaton, vocabulary: Vocabulary) -> None:
@@ -95,7 +95,7 @@ class ForcedTexts:
         self._automaton = finished
         self._runs: dict[Place, bytes] = {}
 
-    def foresee(self, place: Place, output_ids: Sequence[int]) -> Foreseen | None:
+    def forced_text(self, place: Place, output_ids: Sequence[int]) -> ForcedText | None:
         """The text that every continuation of a place begins with; None where none of its tokens is certain."""
         if place not in self._runs:
             if len(self._runs) >= _KNOWN_RUNS:
@@ -106,12 +106,12 @@ class ForcedTexts:
         return _in_context(output_ids, forced, len(forced), self._vocabulary) if forced else None
 
 
-def _in_context(output_ids: Sequence[int], forced: bytes, seam: int, vocabulary: Vocabulary) -> Foreseen | None:
+def _in_context(output_ids: Sequence[int], forced: bytes, seam: int, vocabulary: Vocabulary) -> ForcedText | None:
     """Forced bytes in the context of the output; None where they are no text with it."""
     tail = _tail(output_ids, vocabulary)
     data = tail + forced
     try:
-        return Foreseen(_ANCHOR + data.decode(), data, len(tail), len(tail) + seam)
+        return ForcedText(_ANCHOR + data.decode(), data, len(tail), len(tail) + seam)
     except UnicodeDecodeError:  # the output is no text, or a run begins or ends within a character
         return None
 

@@ -106,8 +106,7 @@ class _Stream(nodes.Stream):
     def append(self, text: str, *, is_template: bool = False) -> None:
         super().append(text, is_template=is_template)
         if text:
-            foreseen = self.speculated.startswith(text)
-            self.speculated = self.speculated[len(text) :] if foreseen else ""
+            self.speculated = self.speculated[len(text) :] if self.speculated.startswith(text) else ""
             self._added.append(text)
             self.length += len(text)
             self.pieces.append((text, is_template))
@@ -274,12 +273,12 @@ class StepSession(Interpreter[_Stream], Session):
         stops, limit = params.sampling["stop"], params.sampling["max_tokens"]
         meta: dict[str, Any] = {"completion_tokens": 0}  # paid by the earlier call
         if not stream.speculated:
-            stream.speculated, meta = await self._foresee(stream, params)
+            stream.speculated, meta = await self._generate_ahead(stream, params)
         ends = [at for stop in stops if (at := stream.speculated.find(stop)) >= 0]
         text = stream.speculated[: min(ends)] if ends else stream.speculated if stops else stream.speculated[:limit]
         return Completion(text, {**meta, "finish_reason": {"type": "stop"}, "speculated": True})
 
-    async def _foresee(self, stream: _Stream, params: GenParams) -> tuple[str, dict[str, Any]]:
+    async def _generate_ahead(self, stream: _Stream, params: GenParams) -> tuple[str, dict[str, Any]]:
         """Generate ahead of the stream's text. Backends of whole turns retry until one begins as this turn has."""
         num_tokens = max(params.sampling["max_tokens"], self._program.speculate_tokens or 0)
         longer = dict(params.sampling, stop=[], max_tokens=num_tokens)

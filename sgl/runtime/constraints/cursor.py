@@ -17,7 +17,7 @@ from sgl.grammar.automaton.finished import MAX_DEPTH, FinishedAutomaton, Standin
 from sgl.grammar.automaton.place import advance
 from sgl.grammar.compiler import Grammar
 from sgl.grammar.matching.budget import FAR
-from sgl.grammar.matching.jump import ForcedTexts, Foreseen, Jump, foresee, jump
+from sgl.grammar.matching.jump import ForcedText, ForcedTexts, Jump, forced_text, jump
 from sgl.grammar.matching.masks import without
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import check_time, collection_time, time_limit
@@ -43,12 +43,12 @@ class Cursor(Protocol):
     def accept_all(self, token_ids: Sequence[int]) -> bool:
         """Advance by tokens that `forced` returned."""
 
-    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+    def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
         """The forced text after the output; None if there is none. See `jump.py`."""
 
-    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
+    def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int | None = None) -> Jump:
         """The forced tokens after the output, cut where masks would forbid them with `remaining` to come.
-        `foreseen` is of the present state, `ids` from `jump.cut`. Raises GrammarError."""
+        `ahead` is of the present state, `ids` from `jump.cut`. Raises GrammarError."""
 
     def behind(self, draft: int) -> Cursor | None:
         """A cursor after `forced`'s tokens and draft; None if the draft is not allowed."""
@@ -97,15 +97,15 @@ class MatcherCursor:
         """See `Cursor`."""
         return all(map(self.accept, token_ids))
 
-    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+    def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
         """See `Cursor`."""
         with self._on_time():
-            return foresee(self._matcher, self._vocabulary, output_ids)
+            return forced_text(self._matcher, self._vocabulary, output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
+    def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int | None = None) -> Jump:
         """See `Cursor`."""
         with self._on_time():
-            return self._within(jump(self._vocabulary, foreseen, ids), remaining)
+            return self._within(jump(self._vocabulary, ahead, ids), remaining)
 
     def within(self, found: Jump, remaining: int | None) -> Jump:
         """Cut forced tokens where masks would forbid them. Raises GrammarError."""
@@ -221,15 +221,15 @@ class FinishedCursor:
         self._text += data
         return True
 
-    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+    def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
         """See `Cursor`. Also used after falling back: earlier outputs may have found the text."""
         if self._is_finished or self._automaton.only_byte[self._place.state] < 0:
             return None
-        return self._grammar.runs.foresee(self._place, output_ids)
+        return self._grammar.runs.forced_text(self._place, output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int | None = None) -> Jump:
+    def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int | None = None) -> Jump:
         """See `Cursor`."""
-        found = jump(self._grammar.vocabulary, foreseen, ids)
+        found = jump(self._grammar.vocabulary, ahead, ids)
         if self._host is not None:
             return self._host.within(found, remaining)
         if remaining is None or remaining - len(found.token_ids) > FAR:

@@ -17,7 +17,7 @@ from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.automaton.finished import Standing, finish
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.matching.jump import Encode, Foreseen, Jump, cut
+from sgl.grammar.matching.jump import Encode, ForcedText, Jump, cut
 from sgl.machine_limits import num_processors
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import AdditionalProperties, GrammarBackend, JsonWhitespace
@@ -105,14 +105,14 @@ class RequestMatcher:
         self._behind._cursor = cursor
         return self._behind.next(remaining)
 
-    def foresee(self, output_ids: Sequence[int]) -> Foreseen | None:
+    def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
         """The forced text that follows, for `grammar.jump.cut`; None if there is none, or after a pinned token,
         since a run must be cut alike whether it is appended or sampled. Raises GrammarError."""
-        return None if self._was_pinned else self._cursor.foresee(output_ids)
+        return None if self._was_pinned else self._cursor.forced_text(output_ids)
 
-    def forced(self, foreseen: Foreseen, ids: Sequence[int], remaining: int) -> Jump:
-        """The forced tokens that follow, from the latest `foresee` and its ids. Raises GrammarError."""
-        return self._cursor.forced(foreseen, ids, remaining)
+    def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int) -> Jump:
+        """The forced tokens that follow, from the latest `forced_text` and its ids. Raises GrammarError."""
+        return self._cursor.forced(ahead, ids, remaining)
 
     def pin(self, token_ids: Sequence[int]) -> None:
         """Make `forced`'s tokens the next ones sampled; without any, earlier pins stay."""
@@ -196,9 +196,9 @@ class Constraints:
     def _prepare(self, grammar: FinishedGrammar) -> None:
         """Cache how its texts begin: many requests would need that in one step."""
         cursor = FinishedCursor(grammar)
-        if (foreseen := cursor.foresee([])) is not None:
-            [ids] = cut([foreseen], self._encode)
-            cursor.forced(foreseen, ids)
+        if (ahead := cursor.forced_text([])) is not None:
+            [ids] = cut([ahead], self._encode)
+            cursor.forced(ahead, ids)
 
     def close(self) -> None:
         """End threads and processes."""

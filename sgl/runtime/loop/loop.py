@@ -21,7 +21,7 @@ import numpy as np
 
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.grammar.automaton.finished import Standing
-from sgl.grammar.matching.jump import Foreseen, Jump, cut
+from sgl.grammar.matching.jump import ForcedText, Jump, cut
 from sgl.runtime.batch import PendingStep, Runner, TokenMask, TokenMasks
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.loop.home import Home
@@ -252,15 +252,15 @@ class EngineLoop:
     def _go_on(self, requests: list[Request]) -> None:
         """Read each request's latest token and what certainly follows. Forced texts are tokenised in one call on
         all cores: one by one they would take longer than the step."""
-        jumping: list[tuple[Submission, RequestMatcher, Foreseen]] = []
+        jumping: list[tuple[Submission, RequestMatcher, ForcedText]] = []
         for request in requests:
             submission: Submission = request.owner
             try:
                 reason = submission.advance()
                 if reason is None and submission.matcher is not None and self._may_jump(request):
-                    foreseen = submission.matcher.foresee(request.output_ids)
-                    if foreseen is not None:
-                        jumping.append((submission, submission.matcher, foreseen))
+                    ahead = submission.matcher.forced_text(request.output_ids)
+                    if ahead is not None:
+                        jumping.append((submission, submission.matcher, ahead))
                         continue
             except SglError as error:  # this request's alone: a stop regex that runs away
                 reason = FinishReason("abort", error=error)
@@ -269,12 +269,12 @@ class EngineLoop:
         if jumping:
             self._jump_all(jumping)
 
-    def _jump_all(self, jumping: list[tuple[Submission, RequestMatcher, Foreseen]]) -> None:
-        cuts = cut([foreseen for _, _, foreseen in jumping], jumping[0][1].encode)
-        for (submission, matcher, foreseen), ids in zip(jumping, cuts, strict=True):
+    def _jump_all(self, jumping: list[tuple[Submission, RequestMatcher, ForcedText]]) -> None:
+        cuts = cut([ahead for _, _, ahead in jumping], jumping[0][1].encode)
+        for (submission, matcher, ahead), ids in zip(jumping, cuts, strict=True):
             try:
                 room = submission.request.max_new_tokens - len(submission.request.output_ids)
-                reason = self._jump(submission, matcher, matcher.forced(foreseen, ids, room))
+                reason = self._jump(submission, matcher, matcher.forced(ahead, ids, room))
             except SglError as error:  # this request's alone: a grammar that grew too large
                 reason = FinishReason("abort", error=error)
             self._tell(submission, reason)
