@@ -114,6 +114,15 @@ class Cell(Watched):
         """Whether there is an answer or failure."""
         return self.done
 
+    @property
+    def cells(self) -> tuple[Cell]:
+        """See Lazy."""
+        return (self,)
+
+    def get(self) -> Any:
+        """See Lazy."""
+        return self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
@@ -131,8 +140,11 @@ Part: TypeAlias = str | Cell | Lazy  # the text of one node
 
 def gathered(values: list[Any]) -> Lazy:
     """A list of values that may be pending."""
-    cells = [cell for value in values for cell in _value_cells(value)]
-    return Lazy(cells, lambda: [_current(value) for value in values], items=values)
+    return Lazy(
+        cells_of(values),
+        lambda: [value.get() if isinstance(value, Cell | Lazy) else value for value in values],
+        items=values,
+    )
 
 
 def _merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -149,21 +161,9 @@ def has_news(cell: Cell, seen: int) -> bool:
     return cell.done or len(cell.chunks) > seen
 
 
-def _value_cells(value: Any) -> Sequence[Cell]:
-    if isinstance(value, Cell):
-        return (value,)
-    return value.cells if isinstance(value, Lazy) else ()
-
-
-def _current(value: Any) -> Any:
-    if isinstance(value, Cell):
-        return value.value
-    return value.get() if isinstance(value, Lazy) else value
-
-
-def cells_of(parts: Iterable[Part]) -> list[Cell]:
-    """All answers that the parts need."""
-    return [cell for part in parts for cell in _value_cells(part)]
+def cells_of(values: Iterable[Any]) -> list[Cell]:
+    """All answers that values or parts need."""
+    return [cell for value in values if isinstance(value, Cell | Lazy) for cell in value.cells]
 
 
 def text_of(parts: Iterable[Part]) -> str:

@@ -244,13 +244,10 @@ class Stream(Watched):
 
     def value(self, variable: Any) -> Generator[Wait, None, Any]:
         """The value behind a name."""
-        if isinstance(variable, Cell):
-            yield from self.ready((variable,))
-            return variable.value
-        if isinstance(variable, Lazy):
-            yield from self.ready(variable.cells)
-            return variable.get()
-        return variable
+        if not isinstance(variable, Cell | Lazy):
+            return variable
+        yield from self.ready(variable.cells)
+        return variable.get()
 
     def named(self, name: str | None) -> Generator[Wait, None, None]:
         """Wait until a body elsewhere sets the variable or ends."""

@@ -162,9 +162,6 @@ class _Worker:
         if not prepared.unfinished:
             self._forget(call.id)
 
-    def _on_abort(self, call_id: int) -> None:
-        self._forget(call_id)
-
     def _forget(self, call_id: int) -> None:
         """Release a call and what still runs of it."""
         with self._lock:
@@ -173,6 +170,8 @@ class _Worker:
             for uid in call.prepared.uids:
                 del self._call_of[uid]
             self._engine.release(call.prepared)
+
+    _on_abort = _forget
 
     def _on_call(self, call_id: int, identity: str, method: str, arguments: tuple[Any, ...]) -> None:
         def call() -> None:
