@@ -14,7 +14,7 @@ from sgl.errors import InvalidRequest, QueueFull, SglError
 from sgl.lang.ir import interpreter as nodes
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, program_from_wire
-from sgl.lang.ir.interpreter import Held
+from sgl.lang.ir.interpreter import Quota
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs
 from tests.lang_mocks import MockBackend
@@ -137,13 +137,13 @@ def test_over_http_it_is_the_nodes_error(engine: Engine, laugh: Any) -> None:
 
 
 def test_the_count_stops_at_the_limit_and_not_before() -> None:
-    held = Held()
-    held.charge(ir.MAX_HELD_CHARACTERS)
+    quota = Quota()
+    quota.charge(ir.MAX_HELD_CHARACTERS)
     with pytest.raises(InvalidRequest, match="limit is 16000000"):
-        held.charge(1)
-    held.charge(ir.MAX_HELD_TOKENS, "tokens")
+        quota.charge(1)
+    quota.charge(ir.MAX_HELD_TOKENS, "tokens")
     with pytest.raises(InvalidRequest, match="tokens"):
-        held.charge(1, "tokens")
+        quota.charge(1, "tokens")
 
 
 def test_programs_hold_so_much_together_and_give_it_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

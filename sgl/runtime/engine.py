@@ -19,7 +19,7 @@ from typing import Any, Unpack
 from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat import ChatTemplate, RenderedTemplate
-from sgl.lang.ir.interpreter import HeldTogether
+from sgl.lang.ir.interpreter import SharedQuota
 from sgl.runtime import startup
 from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of
 from sgl.runtime.config import EngineConfig
@@ -244,7 +244,7 @@ class Engine:
             pool=self._pool,
             template=self.chat_template,
             lease_ttl=self.config.program_lease_ttl,
-            held=HeldTogether(),
+            quota=SharedQuota(),
         )
 
     # ── the rest of the surface ─────────────────────────────────────────────────────────────────────────────────

@@ -135,11 +135,11 @@ def as_known(error: Exception) -> SglError:
     return wrapped
 
 
-class Held:
+class Quota:
     """One program's memory, in characters and tokens. Charged before allocation: nested scopes and refs could ask for
     any amount."""
 
-    def __init__(self, together: HeldTogether | None = None, tenant: str | None = None) -> None:
+    def __init__(self, together: SharedQuota | None = None, tenant: str | None = None) -> None:
         """`together`: the executor's total; `tenant`: the name charged there."""
         self._counts = {"characters": 0, "copied characters": 0, "tokens": 0}
         self._together = together
@@ -149,8 +149,8 @@ class Held:
         """Charge an allocation. Raises InvalidRequest beyond the program's limit, QueueFull beyond the executor's; then
         nothing is charged."""
         total = self._counts[what] + number
-        if total > _MOST_HELD[what]:
-            message = f"{number} more {what} make {total} in this program, and the limit is {_MOST_HELD[what]}"
+        if total > _MOST[what]:
+            message = f"{number} more {what} make {total} in this program, and the limit is {_MOST[what]}"
             raise InvalidRequest(message, param=what)
         if self._together is not None:
             self._together.charge(number, what, self._tenant)
@@ -164,7 +164,7 @@ class Held:
                 together.charge(-number, what, self._tenant)
 
 
-class HeldTogether:
+class SharedQuota:
     """Memory of all programs of one executor; single-threaded."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class HeldTogether:
         pool.take(number, tenant)
 
 
-_MOST_HELD = {
+_MOST = {
     "characters": ir.MAX_HELD_CHARACTERS,
     "copied characters": ir.MAX_COPIED_CHARACTERS,
     "tokens": ir.MAX_HELD_TOKENS,
@@ -197,10 +197,10 @@ class Interpreter(ABC, Generic[S]):
     """Executes one program's checked segments and emits the events of `ir`."""
 
     def __init__(
-        self, program: ir.Program, template: ChatTemplate | None, turns: Turns[S], held: Held | None = None
+        self, program: ir.Program, template: ChatTemplate | None, turns: Turns[S], quota: Quota | None = None
     ) -> None:
         self._program = program
-        self._held = held or Held()
+        self._quota = quota or Quota()
         self._template = template
         self._turns = turns
         self._streams: dict[int, S] = {}
@@ -301,13 +301,13 @@ class Interpreter(ABC, Generic[S]):
                 stream.scopes.append((len(stream.written), stream.num_written))
             case ir.ScopeEnd():
                 start, before = stream.scopes.pop()
-                self._held.charge(stream.num_written - before + _ENTRY * (len(stream.written) - start))
+                self._quota.charge(stream.num_written - before + _ENTRY * (len(stream.written) - start))
                 self._set_value(stream, stream.text_since(start))
             case ir.SetVar():
                 pass
             case ir.Fork():
-                self._held.charge(len(node.children) * len(stream.path))
-                self._held.charge(len(node.children) * self._copied_by_branch(stream), "copied characters")
+                self._quota.charge(len(node.children) * len(stream.path))
+                self._quota.charge(len(node.children) * self._copied_by_branch(stream), "copied characters")
                 for i, child in enumerate(node.children):
                     path = ir.branch_path(stream.path, stream.position, i)
                     self._add(self._new_stream(child, path, stream))
@@ -320,7 +320,7 @@ class Interpreter(ABC, Generic[S]):
 
     def _append(self, stream: S, text: str, *, is_template: bool = False) -> None:
         """Add text. Raises InvalidRequest beyond the program's limit."""
-        self._held.charge(len(text))
+        self._quota.charge(len(text))
         stream.append(text, is_template=is_template)
 
     def _copied_by_branch(self, stream: S) -> int:
@@ -351,7 +351,7 @@ class Interpreter(ABC, Generic[S]):
 
     def _done(self, stream: S, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
         """Keep the node's text and emit NodeDone."""
-        self._held.charge(len(text))
+        self._quota.charge(len(text))
         self._set_value(stream, text)
         self._turns.emit(ir.NodeDone(stream.id, stream.position, text, value, meta))
 
@@ -392,7 +392,7 @@ class Interpreter(ABC, Generic[S]):
             self._awaited.setdefault(node.stream, {}).setdefault(node.index, []).append(stream)
             yield
         text = self._values[key]
-        self._held.charge(len(text) * len(node.functions), "copied characters")
+        self._quota.charge(len(text) * len(node.functions), "copied characters")
         self._write(stream, ir.apply_functions(text, node.functions))
 
     def _join(self, stream: S, node: ir.Join) -> Steps[None]:
@@ -406,7 +406,7 @@ class Interpreter(ABC, Generic[S]):
         if any(child.is_failed for child in children):
             raise StreamFailedError
         if node.mode == "append":
-            self._held.charge(sum(child.num_written for child in children))
+            self._quota.charge(sum(child.num_written for child in children))
             for text, is_template in [piece for child in children for piece in child.written]:
                 stream.append(text, is_template=is_template)
 

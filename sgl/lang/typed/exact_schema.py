@@ -166,22 +166,22 @@ class ExactJsonSchema(GenerateJsonSchema):
 
     def date_schema(self, schema: core_schema.DateSchema) -> dict[str, Any]:
         """Years from 1."""
-        return _in_time(_held(super().date_schema(schema), _DATE), schema)
+        return _in_time(_starting_with(super().date_schema(schema), _DATE), schema)
 
     def time_schema(self, schema: core_schema.TimeSchema) -> dict[str, Any]:
         """Minutes of 60 seconds."""
-        return _in_time(_held(super().time_schema(schema), _CLOCK), schema)
+        return _in_time(_starting_with(super().time_schema(schema), _CLOCK), schema)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> dict[str, Any]:
         """With an offset, unless the type forbids it."""
         found = super().datetime_schema(schema)
         if schema.get("tz_constraint") == "naive" and found.get("type") == "string":
             return _in_time({"type": "string", "pattern": f"^{_NAIVE}$"}, schema)
-        return _in_time(_held(found, f"{_DATE}[Tt]{_CLOCK}"), schema)
+        return _in_time(_starting_with(found, f"{_DATE}[Tt]{_CLOCK}"), schema)
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> dict[str, Any]:
         """At most Python's 999,999,999 days."""
-        return _in_time(_held(super().timedelta_schema(schema), f"{_DURATION}$"), schema)
+        return _in_time(_starting_with(super().timedelta_schema(schema), f"{_DURATION}$"), schema)
 
     def url_schema(self, schema: core_schema.UrlSchema) -> dict[str, Any]:
         """An allowed scheme, with a host if it needs one."""
@@ -189,7 +189,7 @@ class ExactJsonSchema(GenerateJsonSchema):
         if schemes := schema.get("allowed_schemes"):
             without = "" if schema.get("host_required") or _WITH_HOST & {*schemes} else "|/"
             host = "/" if "file" in schemes else f"(?:{_CREDENTIALS}{_HOST}(?:[/?#]|$){without})"
-            _held(found, f"{_one_of(schemes)}://{host}")
+            _starting_with(found, f"{_one_of(schemes)}://{host}")
         return found
 
     def multi_host_url_schema(self, schema: core_schema.MultiHostUrlSchema) -> dict[str, Any]:
@@ -346,7 +346,7 @@ def _set(found: dict[str, Any], schema: Any) -> dict[str, Any]:
     return found
 
 
-def _held(found: dict[str, Any], pattern: str) -> dict[str, Any]:
+def _starting_with(found: dict[str, Any], pattern: str) -> dict[str, Any]:
     """A schema whose strings start with a pattern; numbers are unchanged."""
     if found.get("type") == "string":
         found["pattern"] = f"^{pattern}"

@@ -15,7 +15,7 @@ from typing import TypeVar
 from sgl.errors import EngineDead, RequestTimeout, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat import ChatTemplate
-from sgl.lang.ir.interpreter import Held, HeldTogether, Steps, Turns
+from sgl.lang.ir.interpreter import Quota, SharedQuota, Steps, Turns
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.timers import Timer
@@ -47,7 +47,7 @@ class Services:
     pool: Executor  # for work too long for the loop's thread
     template: ChatTemplate | None  # the model's own
     lease_ttl: float  # upper bound in seconds
-    held: HeldTogether
+    quota: SharedQuota
 
 
 class Machine(Turns[Stream]):
@@ -59,7 +59,7 @@ class Machine(Turns[Stream]):
         self._program = program
         asks = source.get()
         self._call = asks.batch or object()  # its requests share one place in the waiting queue
-        self.held = Held(services.held, asks.tenant)
+        self.quota = Quota(services.quota, asks.tenant)
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # of this turn
         self._calls: dict[int, NodeRequests] = {}  # by uid
@@ -233,7 +233,7 @@ class Machine(Turns[Stream]):
         if self._is_over:
             return
         self._is_over = True
-        self.held.release()
+        self.quota.release()
         uids = list(self._calls)
         self._forget(uids)
         for stream in list(self._leasing):

@@ -51,7 +51,7 @@ class ProgramSession(Interpreter[Stream]):
         chosen = program.chat_template or services.template
         self._machine = Machine(services, checked, sink)
         super().__init__(
-            checked, None if chosen is None else as_template(chosen), self._machine, self._machine.held
+            checked, None if chosen is None else as_template(chosen), self._machine, self._machine.quota
         )
         self._checker = Checker(self._program, Limits(requests=services.builder.max_requests))
         self._services = services
@@ -102,7 +102,7 @@ class ProgramSession(Interpreter[Stream]):
             stream.tokens = tokens.generated(kept)
         else:  # only the answer stays, without its reasoning
             stream.tokens, rest = tokens, text
-        self._held.charge(len(text))
+        self._quota.charge(len(text))
         stream.written.append((text, False))
         stream.num_written += len(text)
         stream.unencoded = [(rest, False)] if rest else []
@@ -120,7 +120,7 @@ class ProgramSession(Interpreter[Stream]):
 
     def _count_tokens(self, stream: Stream, tokens: StreamTokens) -> None:
         """Streams do not share arrays: each is charged for all its tokens."""
-        self._held.charge(max(0, len(tokens.ids) - stream.num_counted), "tokens")
+        self._quota.charge(max(0, len(tokens.ids) - stream.num_counted), "tokens")
         stream.num_counted = max(stream.num_counted, len(tokens.ids))
 
     def _samples(self, node: ir.Gen) -> int:
