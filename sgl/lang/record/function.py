@@ -115,7 +115,7 @@ class SglFunction:
         return_exceptions: bool = False,
         **options: Any,
     ) -> Any:
-        """Run a row of arguments (dict or tuple) per program, all at once. Returns the finished states in order.
+        """Run the program for each row of arguments (dict or tuple), all at once. Returns the finished states in order.
 
         A row fails with its body's error, or one of its gens' or selects'; others continue. The first error is raised
         when all are done; `return_exceptions` leaves errors in the list. Bodies run in turn on this thread; up to
@@ -135,9 +135,9 @@ class SglFunction:
         return_exceptions: bool = False,
         **options: Any,
     ) -> batch.AsyncBatch:
-        """Run a row per program from a list or async iterator, at most `max_concurrency` at once. `await` gives all
-        states in order; `async for` yields each when done. The first error is raised then, or at its row with `async
-        for`, which gives up later rows."""
+        """Run the program for each row of a list or async iterator, at most `max_concurrency` at once. `await` gives
+        all states in order; `async for` yields each when done. The first error is raised then, or at its row with
+        `async for`, which gives up later rows."""
         return batch.AsyncBatch(self.arun, self.free, rows, options, max_concurrency, return_exceptions)
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> Trace:
