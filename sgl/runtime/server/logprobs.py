@@ -33,7 +33,7 @@ def chat_logprobs(tokenizer: Tokenizer, meta: dict[str, Any], *, as_ids: bool = 
 
 
 class CompletionLogprobs:
-    """A completion's log-probabilities, piece by piece. Offsets refer to the joined tokens; a character belongs to its last token."""
+    """Formats a completion's logprobs. Offsets are in the joined tokens; a character belongs to its last token."""
 
     def __init__(
         self,
