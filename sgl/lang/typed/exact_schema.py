@@ -5,11 +5,11 @@ only Python can check, such as validators and files, is named in a `$comment`. I
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from pydantic import ByteSize, EncodedStr
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
@@ -20,6 +20,9 @@ from sgl.lang.typed.alias_paths import Places, Unclear, has_aliases
 
 NO_SCHEMA = (NameError, TypeError, PydanticUserError, PydanticSchemaGenerationError, SchemaError)
 """Pydantic's errors for types without JSON Schema."""
+
+Change: TypeAlias = Callable[[dict[str, Any], Any], dict[str, Any]]
+"""From pydantic's JSON Schema and the core schema to ours."""
 
 _LARGEST = 1e300  # of finite numbers
 _FLOAT_DIGITS = 15  # kept by every float
@@ -107,17 +110,14 @@ class ExactJsonSchema(GenerateJsonSchema):
         is_plain = schema["type"] == "function-plain" and "$comment" not in found
         return _by_code(found, schema) if is_plain else found
 
-    def model_fields_schema(self, schema: core_schema.ModelFieldsSchema) -> dict[str, Any]:
-        """See `Places`."""
-        return self._at_places(super().model_fields_schema, schema)
-
-    def dataclass_args_schema(self, schema: core_schema.DataclassArgsSchema) -> dict[str, Any]:
-        """See `Places`."""
-        return self._at_places(super().dataclass_args_schema, schema)
-
-    def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> dict[str, Any]:
-        """See `Places`."""
-        return self._at_places(super().typed_dict_schema, schema)
+    def build_schema_type_to_method(self) -> dict[Any, Callable[[Any], dict[str, Any]]]:
+        """Pydantic's methods by type of core schema, changed by `_at_places` and `_CHANGES`."""
+        methods = super().build_schema_type_to_method()
+        for kind in ("model-fields", "dataclass-args", "typed-dict"):
+            methods[kind] = partial(self._at_places, methods[kind])
+        for kind, change in _CHANGES.items():
+            methods[kind] = partial(_changed, methods[kind], change)
+        return methods
 
     def _at_places(self, make: Callable[[Any], dict[str, Any]], schema: Any) -> dict[str, Any]:
         if not has_aliases(schema):
@@ -164,24 +164,12 @@ class ExactJsonSchema(GenerateJsonSchema):
         """Python's spelling: "1+2j"."""
         return {"type": "string", "pattern": f"^{_COMPLEX}$"}
 
-    def date_schema(self, schema: core_schema.DateSchema) -> dict[str, Any]:
-        """Years from 1."""
-        return _in_time(_starting_with(super().date_schema(schema), _DATE), schema)
-
-    def time_schema(self, schema: core_schema.TimeSchema) -> dict[str, Any]:
-        """Minutes of 60 seconds."""
-        return _in_time(_starting_with(super().time_schema(schema), _CLOCK), schema)
-
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> dict[str, Any]:
         """With an offset, unless the type forbids it."""
         found = super().datetime_schema(schema)
         if schema.get("tz_constraint") == "naive" and found.get("type") == "string":
             return _in_time({"type": "string", "pattern": f"^{_NAIVE}$"}, schema)
         return _in_time(_starting_with(found, f"{_DATE}[Tt]{_CLOCK}"), schema)
-
-    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> dict[str, Any]:
-        """At most Python's 999,999,999 days."""
-        return _in_time(_starting_with(super().timedelta_schema(schema), f"{_DURATION}$"), schema)
 
     def url_schema(self, schema: core_schema.UrlSchema) -> dict[str, Any]:
         """An allowed scheme, with a host if it needs one."""
@@ -237,10 +225,6 @@ class ExactJsonSchema(GenerateJsonSchema):
         """No grammar can check JSON inside a string."""
         return self.handle_invalid_for_json_schema(schema, "Json, a text that holds JSON: use the type inside it")
 
-    def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> dict[str, Any]:
-        """See `_by_code`."""
-        return _by_code(super().function_before_schema(schema), schema)
-
     def function_after_schema(self, schema: core_schema.AfterValidatorFunctionSchema) -> dict[str, Any]:
         """See `_by_code`."""
         owner = getattr(schema["function"]["function"], "__self__", None)
@@ -248,18 +232,6 @@ class ExactJsonSchema(GenerateJsonSchema):
             return {"anyOf": [{"type": "string", "pattern": _BYTE_SIZE}, {"type": "integer", "minimum": 0}]}
         found = _by_code(super().function_after_schema(schema), schema)
         return {**found, "contentMediaType": _TEXT} if isinstance(owner, EncodedStr) else found
-
-    def function_wrap_schema(self, schema: core_schema.WrapValidatorFunctionSchema) -> dict[str, Any]:
-        """See `_by_code`."""
-        return _by_code(super().function_wrap_schema(schema), schema)
-
-    def set_schema(self, schema: core_schema.SetSchema) -> dict[str, Any]:
-        """See `_set`."""
-        return _set(super().set_schema(schema), schema)
-
-    def frozenset_schema(self, schema: core_schema.FrozenSetSchema) -> dict[str, Any]:
-        """See `_set`."""
-        return _set(super().frozenset_schema(schema), schema)
 
 
 def not_enforced(schema: Any) -> Iterator[str]:
@@ -275,7 +247,7 @@ def not_enforced(schema: Any) -> Iterator[str]:
 def _by_code(found: dict[str, Any], schema: Any) -> dict[str, Any]:
     """The schema with a comment naming its validator, unless pydantic's own and covered elsewhere."""
     function = schema["function"]["function"]
-    while isinstance(function, functools.partial):
+    while isinstance(function, partial):
         function = function.func
     name = getattr(function, "__qualname__", repr(function))
     is_own = str(getattr(function, "__module__", "")).startswith(("pydantic.", "pydantic_core."))
@@ -351,6 +323,21 @@ def _starting_with(found: dict[str, Any], pattern: str) -> dict[str, Any]:
     if found.get("type") == "string":
         found["pattern"] = f"^{pattern}"
     return found
+
+
+def _changed(make: Callable[[Any], dict[str, Any]], change: Change, schema: Any) -> dict[str, Any]:
+    return change(make(schema), schema)
+
+
+_CHANGES: dict[Any, Change] = {
+    "function-before": _by_code,
+    "function-wrap": _by_code,
+    "set": _set,
+    "frozenset": _set,
+    "date": lambda found, schema: _in_time(_starting_with(found, _DATE), schema),
+    "time": lambda found, schema: _in_time(_starting_with(found, _CLOCK), schema),
+    "timedelta": lambda found, schema: _in_time(_starting_with(found, f"{_DURATION}$"), schema),
+}
 
 
 def _closed(schema: Any) -> Any:
