@@ -311,17 +311,14 @@ class Run(Watched):
             calls = tools.calls_of(cell.text, cell.meta)
             await tools.run_calls(calls, gen.client.tools, self.user_loop)
             cell.meta["calls"] = calls
-            turns = tuple(tools.turn_of(call, in_chat=self._is_turn(stream, node.index)) for call in calls)
+            in_chat = not isinstance(stream.nodes[node.index + 1], ir.ToolResults)  # the turn's end follows
+            turns = tuple(tools.turn_of(call, in_chat=in_chat) for call in calls)
         except Exception as error:
             self.on_event(ir.NodeFailed(need.stream, need.index, error))
             return
         with self._lock:
             self.segments += 1
         self._send(ir.Segment(answers=((need.stream, need.index, turns),)))
-
-    @staticmethod
-    def _is_turn(stream: Stream, gen: int) -> bool:
-        return not isinstance(stream.nodes[gen + 1], ir.ToolResults)
 
 
 def program_of(name: str, sampling: Mapping[str, Any], **fields: Any) -> ir.Program:

@@ -29,7 +29,7 @@ from pydantic import Field
 from sgl.errors import InvalidRequest, QueueFull, RequestAborted, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat import registry
-from sgl.lang.ir.check import Checker, program_from_wire
+from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.pool import Pool
 from sgl.lang.ir.sampling import MAX_WHOLE
 from sgl.runtime.program.source import Source, source
@@ -253,7 +253,8 @@ class _OpenProgram:
         self.tenant = caller.get().tenant
         self._context = contextvars.copy_context()  # of the opening request
         self._context.run(source.set, Source(self.tenant, self.id))
-        self.checker = Checker(program, service.program_limits, rows=num_rows or 1)
+        limits = Limits(requests=service.engine.config.max_requests_per_call)
+        self.checker = Checker(program, limits, rows=num_rows or 1)
         self.num_segments = 0  # beside the opening one
         self.turn = asyncio.Lock()  # held while a segment is checked
         self.log: list[bytes] = []  # event n is at n - 1

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 
 from sgl.errors import EngineDead, InvalidRequest
-from sgl.lang.ir.check import Limits
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.requests.arguments import has_list_of_prompts
@@ -60,11 +59,6 @@ class Service:
     def model_name(self) -> str:
         """The model's name in the OpenAI API."""
         return self.config.served_model_name or self.engine.config.model_name
-
-    @property
-    def program_limits(self) -> Limits:
-        """Limits of one program."""
-        return Limits(requests=self.engine.config.max_requests_per_call)
 
     @property
     def tokenizer(self) -> Tokenizer:
