@@ -1,9 +1,6 @@
-"""How much memory and how many processors this process may use: the least that the machine, its container and the
-process's own limits leave.
+"""Memory and processors for this process: the least of what machine, container and its own limits allow.
 
-Control groups nest: a limit of any group above counts. Version 1 and 2 of their files are read; whatever is not there,
-or says "max", is no limit.
-"""
+Any group above counts, in version 1 and 2 of control groups. Missing files and "max" mean no limit."""
 
 from __future__ import annotations
 
@@ -14,19 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_UNLIMITED = 1 << 60  # version 1 writes a number near 2^63 for "none"
+_UNLIMITED = 1 << 60  # version 1's "none" is near 2^63
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes, and what sets them."""
+    """Bytes, and what limits them."""
 
     num_bytes: int
     what: str
 
 
 def memory_limit(root: Path = Path("/")) -> Memory:
-    """The memory that this process may have in all. `root`: where /proc and /sys are."""
+    """Memory for this process. `root`: of /proc and /sys."""
     limits = [Memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the machine's memory")]
     for folder in _groups(root, "memory"):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
@@ -39,7 +36,7 @@ def memory_limit(root: Path = Path("/")) -> Memory:
 
 
 def address_space_left(root: Path = Path("/")) -> int | None:
-    """Bytes that may still be mapped under `ulimit -v`; None: there is no such limit."""
+    """Bytes left under `ulimit -v`; None: no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return None
@@ -51,15 +48,14 @@ def address_space_left(root: Path = Path("/")) -> int | None:
 
 
 def num_processors(root: Path = Path("/")) -> int:
-    """How many this process may run on at a time: those it is bound to, and no more than its container's share of
-    time, rounded up."""
+    """Processors: those it is bound to, at most the container's share of time, rounded up."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = [share for folder in _groups(root, "cpu") if (share := _share(folder)) is not None]
     return max(1, min([bound, *(math.ceil(share) for share in shares)]))
 
 
 def _share(folder: Path) -> float | None:
-    """Processors' worth of time that a group may have."""
+    """Processors' worth of a group's time."""
     both = _words(folder / "cpu.max")  # "max 100000" or "150000 100000"
     if len(both) == 2 and all(word.isdigit() for word in both) and int(both[1]):
         return int(both[0]) / int(both[1])
@@ -68,7 +64,7 @@ def _share(folder: Path) -> float | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's groups for a controller, and of all above them."""
+    """A controller's folders of this process's groups and all above."""
     for line in _lines(root / "proc/self/cgroup"):  # "0::/a/b" or "4:cpu,cpuacct:/a/b"
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -76,9 +72,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             continue
         top = root / "sys/fs/cgroup" / (controller if names else "")
         parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(
-            len(parts), -1, -1
-        ):  # within a container the path may be the host's, and only the top there
+        for depth in range(len(parts), -1, -1):  # a container may show the host's path, with only the top there
             yield top.joinpath(*parts[:depth])
 
 

@@ -1,4 +1,4 @@
-"""C of this package, compiled for the processor it runs on: once on a machine, kept in the user's cache folder."""
+"""Compiles the package's C for this processor, once per machine, into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _FLAGS = ("-O3", "-shared", "-fPIC", "-Wl,--as-needed")
-_SECONDS = 120.0  # that the compiler may take
+_SECONDS = 120.0  # for the compiler
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "": None}
 
 
 class CannotCompile(Exception):
-    """This code cannot be had here; says why."""
+    """Why the code cannot be compiled here."""
 
 
 def cache_folder() -> Path | None:
-    """The user's, for what is compiled once on a machine; it may not exist yet. None: there is no home."""
+    """The folder for compiled code, which may not exist; None without a home."""
     try:
         return Path.home() / ".cache" / "sgl"
     except RuntimeError:
@@ -33,15 +33,14 @@ def cache_folder() -> Path | None:
 def load(
     source: Path, functions: Mapping[str, str], flags: Sequence[str] = (), *, libgomp: Path | None = None
 ) -> ctypes.CDLL:
-    """The functions of a C file: by name their arguments' types and, behind a colon, their result's, of p(ointer),
-    i(nt64) and f(loat). `libgomp` is the runtime that OpenMP's threads come from: GCC's, so no other compiler will do.
-    Raises CannotCompile."""
+    """A C file's functions: by name, types of arguments and, after a colon, result: p(ointer), i(nt64), f(loat).
+    `libgomp`: the OpenMP runtime, so only GCC will do. Raises CannotCompile."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise CannotCompile("there is no C compiler: install gcc")
     tuned = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
     command = [compiler, *_FLAGS, *flags, tuned]
-    macros = _run([*command, "-E", "-dM", "-x", "c", os.devnull])  # the compiler's version, what the processor has
+    macros = _run([*command, "-E", "-dM", "-x", "c", os.devnull])  # compiler version, processor features
     if libgomp is not None and "__clang__" in macros:
         raise CannotCompile(f"{compiler} is Clang: install gcc")
     command += [str(source)] if libgomp is None else [str(source), str(libgomp)]
@@ -64,7 +63,7 @@ def load(
 
 
 def _kept(name: str) -> Path | None:
-    """Where a library is kept; None: there is no folder that only this user can write to."""
+    """A library's cache place; None unless only this user can write there."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -77,7 +76,7 @@ def _kept(name: str) -> Path | None:
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copy what was made there, where others see it once it is whole."""
+    """Copy a finished file to where others see it."""
     with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
         try:
             file.write(made.read_bytes())
@@ -100,7 +99,7 @@ def _load(path: Path, functions: Mapping[str, str]) -> ctypes.CDLL:
 
 
 def _run(command: list[str]) -> str:
-    """What a compiler prints."""
+    """The compiler's output."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False

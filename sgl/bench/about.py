@@ -1,5 +1,4 @@
-"""What a report is about: model, machine, load and date. Facts are plain values for JSON, None where a server does not
-tell; `lines` says them in words."""
+"""A report's subject: model, machine, load and date, as JSON values; None if unknown. `lines` puts them in words."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from sgl.bench.datasets import Source
 from sgl.bench.load import Load
 from sgl.lang.backends.http import with_scheme
 
-_PATIENCE = 5.0  # seconds for each answer
+_PATIENCE = 5.0  # seconds per answer
 _ENGINE_KEYS = ("device", "device_name", "dtype", "torch_version")
 
 
 async def server_facts(load: Load) -> dict[str, Any]:
-    """The model and the server behind a URL, as far as servers of our, the original's or OpenAI's protocol tell. Never
-    raises for a silent one: the requests will show it."""
+    """Model and server at a URL, as far as it tells by our, the original's or OpenAI's protocol. Raises nothing for a
+    silent one."""
     told: dict[str, Any] = {}
     with contextlib.suppress(aiohttp.ClientConnectionError, TimeoutError, OSError):
         told = await _asked(load)
@@ -53,7 +52,7 @@ async def _asked(load: Load) -> dict[str, Any]:
 
 
 async def _told(client: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """The object that the server answers with, empty if it answers with another thing. Raises where it does not."""
+    """The server's JSON object, or an empty one. Raises if there is no answer."""
     try:
         async with client.get(url) as answer:
             told = await answer.json(content_type=None) if answer.status == 200 else None
@@ -63,20 +62,20 @@ async def _told(client: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 
 def engine_facts(model: str, info: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of an engine in this process; `info` is what it says about itself."""
+    """The same of an engine here; `info`: its own."""
     server = {"url": None, "engine": "sgl", "version": importlib.metadata.version("sgl")}
     return {"model": model, "server": server | {key: info.get(key) for key in _ENGINE_KEYS}}
 
 
 def facts(kind: str, subject: Mapping[str, Any], source: Source, load: Load | None = None) -> dict[str, Any]:
-    """What a report begins with. `subject`: of `server_facts` or `engine_facts`."""
+    """A report's head. `subject`: from `server_facts` or `engine_facts`."""
     client = {"sgl": importlib.metadata.version("sgl"), "python": platform.python_version()}
     begin = {"kind": kind, "date": datetime.now().astimezone().isoformat(timespec="seconds"), "client": client}
     return {**begin, **subject, "load": _load(load) if load else None, "dataset": _dataset(source)}
 
 
 def _load(load: Load) -> dict[str, Any]:
-    """Without the key, and with what is so only under some arrivals."""
+    """Without key, and without fields unused by the arrivals."""
     told = {
         name: value for name, value in dataclasses.asdict(load).items() if name not in ("url", "api_key", "model")
     }
@@ -86,7 +85,7 @@ def _load(load: Load) -> dict[str, Any]:
 
 
 def _dataset(source: Source) -> dict[str, Any]:
-    """What shapes the requests of this kind of dataset."""
+    """What shapes this kind of dataset."""
     told: dict[str, Any] = {"name": source.kind, "num_prompts": source.num_prompts}
     if source.kind == "file":
         told["path"] = source.dataset_path
@@ -102,7 +101,7 @@ def _dataset(source: Source) -> dict[str, Any]:
 
 
 def lines(report: Mapping[str, Any]) -> dict[str, str]:
-    """What a report is about in words, by a title each; nothing where it holds figures alone."""
+    """The subject in words, by title; empty if it has figures alone."""
     if "kind" not in report:
         return {}
     server, client = report["server"], report["client"]

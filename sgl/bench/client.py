@@ -1,5 +1,5 @@
-"""Sends a load's requests, all streamed, and notes what clients see. Knows our native protocol, which the original's
-servers share, and OpenAI's two."""
+"""Sends a load's requests, streamed, and times them. Speaks /generate (also of the original's servers) and OpenAI's
+two."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sgl.bench.load import PATHS, Load, Measured
 from sgl.lang.backends.http import CONNECT_SECONDS, unreachable, with_scheme
 
 _TIMEOUT = 3600.0  # seconds
-_LOOK_SECONDS = 5.0  # for an answer to the first look
+_LOOK_SECONDS = 5.0  # for the first answer
 
 
 async def run(
     jobs: Sequence[Job], times: Sequence[float], load: Load, progress: Callable[[Measured], None]
 ) -> tuple[list[Measured], float]:
-    """Send every job at its time; returns what each saw, and the seconds of all. Raises ServerUnreachable."""
+    """Send each job at its time; returns each result and the total seconds. Raises ServerUnreachable."""
     slots = asyncio.Semaphore(load.max_concurrency or len(jobs))
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
@@ -45,7 +45,7 @@ async def run(
 
 
 async def _look(client: aiohttp.ClientSession, url: str) -> None:
-    """Raise ServerUnreachable if nobody takes a connection; what else is wrong, the requests will show."""
+    """Raise ServerUnreachable if nobody accepts connections; requests show other errors."""
     limits = aiohttp.ClientTimeout(total=_LOOK_SECONDS + CONNECT_SECONDS, sock_connect=CONNECT_SECONDS)
     try:
         await (await client.get(url + "/health", timeout=limits)).release()
@@ -80,7 +80,7 @@ async def _stream(client: aiohttp.ClientSession, job: Job, load: Load, measured:
             if num_tokens:
                 measured.events.append((now - began, num_tokens))
     measured.latency = time.perf_counter() - began
-    if not measured.output_tokens:  # a server that counts nothing: an event is a token, as far as one can see
+    if not measured.output_tokens:  # no counts: take each event for a token
         measured.output_tokens = sum(num_tokens for _, num_tokens in measured.events)
 
 
@@ -104,7 +104,7 @@ def _body(job: Job, load: Load) -> dict[str, Any]:
 
 
 def _take_native(event: Mapping[str, Any], measured: Measured) -> int:
-    """Note what an event says; how many tokens it brought."""
+    """Note an event; returns its tokens."""
     meta = event["meta_info"]
     num_new = meta["completion_tokens"] - measured.output_tokens
     measured.output_tokens = meta["completion_tokens"]
@@ -114,7 +114,7 @@ def _take_native(event: Mapping[str, Any], measured: Measured) -> int:
 
 
 def _take_openai(event: Mapping[str, Any], measured: Measured) -> int:
-    """The same. Servers open a chat with an empty delta, before there is a token."""
+    """The same for chats, which open with an empty delta."""
     if usage := event.get("usage"):
         measured.output_tokens = usage["completion_tokens"]
         measured.prompt_tokens = usage["prompt_tokens"]

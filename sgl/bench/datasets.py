@@ -1,5 +1,4 @@
-"""What a benchmark sends: prompts of random words (about one token each) or from files, and traces of lengths and
-times."""
+"""Benchmark requests: random words (about a token each), files, and traces of lengths and times."""
 
 from __future__ import annotations
 
@@ -22,20 +21,20 @@ _COMMON = (
     "about into than them can only other new some could time these two may then do first any my now such like our"
 )
 _WORDS = _COMMON.split()
-_TRACE_BLOCK = 512  # tokens that one hash id of a trace stands for
+_TRACE_BLOCK = 512  # tokens per hash id of a trace
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request of a benchmark."""
+    """One request."""
 
     prompt: str
     max_tokens: int
-    at: float | None = None  # seconds after the start, where a trace says so
-    schema: dict[str, Any] | None = None  # that the output must match
+    at: float | None = None  # seconds after the start, in a trace
+    schema: dict[str, Any] | None = None  # for the output
 
     def cut(self, num_words: int | None, num_tokens: int | None) -> Job:
-        """With a prompt and an answer no longer than these, where they are given."""
+        """With prompt and answer cut to these lengths, if given."""
         prompt = self.prompt if num_words is None else " ".join(self.prompt.split(" ")[:num_words])
         max_tokens = self.max_tokens if num_tokens is None else min(num_tokens, self.max_tokens)
         return replace(self, prompt=prompt, max_tokens=max_tokens)
@@ -71,7 +70,7 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """The dataset, also where only its path is given."""
+        """The dataset's kind, also if only its path is given."""
         return self.dataset or ("random" if self.dataset_path is None else "file")
 
     def jobs(self) -> list[Job]:
@@ -90,7 +89,7 @@ class Source:
 
 
 def random_jobs(count: int, input_len: int, output_len: int, spread: float, rng: random.Random) -> list[Job]:
-    """Lengths are drawn evenly from [length * (1 - spread), length * (1 + spread)]."""
+    """Uniform lengths from [length * (1 - spread), length * (1 + spread)]."""
 
     def around(length: int) -> int:
         return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
@@ -101,7 +100,7 @@ def random_jobs(count: int, input_len: int, output_len: int, spread: float, rng:
 def shared_prefix_jobs(
     count: int, groups: int, prefix_len: int, input_len: int, output_len: int, rng: random.Random
 ) -> list[Job]:
-    """Every prompt is one of `groups` prefixes and a question of its own; in random order."""
+    """Each prompt is one of `groups` prefixes plus its own question, shuffled."""
     prefixes = [_text(prefix_len, rng) for _ in range(groups)]
     jobs = [Job(f"{prefixes[i % groups]} {_text(input_len, rng)}", output_len) for i in range(count)]
     rng.shuffle(jobs)
@@ -109,13 +108,12 @@ def shared_prefix_jobs(
 
 
 def file_jobs(path: Path, count: int, output_len: int, rng: random.Random) -> list[Job]:
-    """The first `count` requests of a JSON, JSON-lines or CSV file, or of a folder of JSON Schemas.
+    """The first `count` requests of a JSON, JSON-lines or CSV file, or a folder of JSON Schemas.
 
-    Records may be conversations ("conversations" or "turns"), prompts (a text, or "prompt", "question", "text" or
-    "topic" with one or a chat's messages, and "max_tokens" and "schema" if they like), or lines of a trace:
-    "input_length", "output_length", "timestamp" in milliseconds and "hash_ids" that say which blocks are shared; or
-    the columns TIMESTAMP, ContextTokens, GeneratedTokens. Raises ConfigError if there is nothing of the kind.
-    """
+    Records: conversations ("conversations" or "turns"); prompts (text, or "prompt", "question", "text" or "topic" with
+    text or a chat's messages; optional "max_tokens", "schema"); or a trace's lines ("input_length", "output_length",
+    "timestamp" in ms, "hash_ids" of shared blocks; or columns TIMESTAMP, ContextTokens, GeneratedTokens). Raises
+    ConfigError for others."""
     jobs = []
     try:
         for record in _records(path):
@@ -145,7 +143,7 @@ def _records(path: Path) -> Iterator[Any]:
         text = path.read_text()
         try:
             yield from json.loads(text)
-        except json.JSONDecodeError:  # not one document: one a line
+        except json.JSONDecodeError:  # one document a line
             yield from (json.loads(line) for line in text.splitlines() if line.strip())
 
 
@@ -166,7 +164,7 @@ def _job(record: Any, output_len: int, rng: random.Random) -> Job | None:
     prompt = next(
         (record[name] for name in ("prompt", "question", "text", "turns", "topic") if record.get(name)), ""
     )
-    while isinstance(prompt, list):  # of turns, or of the messages of turns
+    while isinstance(prompt, list):  # of turns, or their messages
         prompt = prompt[0]
     prompt = prompt["content"] if isinstance(prompt, dict) else prompt
     return Job(prompt, int(record.get("max_tokens", output_len)), schema=record.get("schema")) if prompt else None

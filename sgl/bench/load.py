@@ -1,4 +1,4 @@
-"""How a server is loaded, and what a request of the load saw: plain values."""
+"""A load, and what one of its requests saw."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PATHS: dict[Api, str] = {"native": "/generate", "openai": "/v1/completions", "op
 
 @dataclass(slots=True)
 class Measured:
-    """What one request saw; times in seconds from when it was sent."""
+    """One request's times, in seconds since it was sent."""
 
-    sent: float = 0.0  # since the start of the benchmark
-    events: list[tuple[float, int]] = field(default_factory=list)  # when, and how many tokens it brought
+    sent: float = 0.0  # since the benchmark's start
+    events: list[tuple[float, int]] = field(default_factory=list)  # (seconds, tokens)
     latency: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -32,17 +32,17 @@ class Measured:
 
     @property
     def first_token(self) -> float | None:
-        """When it came; None if none did."""
+        """Seconds to the first token, or None."""
         return self.events[0][0] if self.events else None
 
     @property
     def gaps(self) -> list[float]:
-        """Between events that brought tokens."""
+        """Seconds between events with tokens."""
         return [after - before for (before, _), (after, _) in itertools.pairwise(self.events)]
 
     @property
     def time_per_output_token(self) -> float | None:
-        """After the first; None where there is no second."""
+        """Seconds per token after the first, or None."""
         if self.first_token is None or self.output_tokens < 2:
             return None
         return (self.latency - self.first_token) / (self.output_tokens - 1)
@@ -77,7 +77,7 @@ class Load:
 
 
 def arrivals(jobs: Sequence[Job], load: Load, rng: random.Random) -> list[float]:
-    """When each request is sent, in seconds after the start. Raises ConfigError."""
+    """When to send each request, in seconds after the start. Raises ConfigError."""
     if load.arrivals == "trace":
         if any(job.at is None for job in jobs):
             message = "--arrivals trace needs a --dataset-path that says when requests come"

@@ -1,4 +1,4 @@
-"""The engine alone: throughput of one large batch, and the latency of prompts and tokens of a small one."""
+"""The engine alone: throughput of a large batch; latency of a small one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDS = 5
 
 
 def throughput(engine: Engine, jobs: Sequence[Job]) -> dict[str, Any]:
-    """All jobs in one call, after a short one that warms up."""
+    """All jobs in one call, after a short warm-up."""
     engine.generate(jobs[0].prompt, {"max_new_tokens": 2})
     engine.flush_cache()
     params = [{"max_new_tokens": job.max_tokens, "temperature": 0.0, "ignore_eos": True} for job in jobs]
@@ -36,7 +36,7 @@ def throughput(engine: Engine, jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def latency(engine: Engine, jobs: Sequence[Job]) -> dict[str, Any]:
-    """The jobs as one batch: ms of the prompts, and of each later token. Medians of rounds with an empty cache."""
+    """One batch: ms of prompts and of each later token; medians of rounds with an empty cache."""
     first, rest = [], []
     for _ in range(_ROUNDS + 1):
         engine.flush_cache()

@@ -1,5 +1,5 @@
-"""A benchmark as a picture by matplotlib (`sgl[plot]`): throughput, requests in flight, latencies over time and their
-distribution. An HTML page has the figures as well."""
+"""A benchmark drawn by matplotlib (`sgl[plot]`): throughput, requests in flight, latencies and their distribution. HTML
+adds the figures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sgl.errors import ConfigError
 
 Points = list[tuple[float, float]]
 FORMATS = (".html", ".png", ".svg", ".pdf")
-_WINDOWS = 60  # that the time is cut into for rates
+_WINDOWS = 60  # windows for rates
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram: points by name, joined or as dots, and bounds to keep below."""
+    """A diagram: points by name, joined or as dots, and upper bounds."""
 
     title: str
     x: str
@@ -33,14 +33,14 @@ class Panel:
 
 
 def check_plot(path: Path) -> None:
-    """Raise ConfigError if there are no such pictures, before anything is measured."""
+    """Raise ConfigError, before measuring, if no such picture can be made."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"--plot {path}: there are {', '.join(FORMATS)}", option="plot")
     _matplotlib(path)
 
 
 def write_plot(path: Path, results: Sequence[Measured], report: Mapping[str, Any]) -> None:
-    """Draw a run; `report` is what `report.report` says of it."""
+    """Draw a run; `report`: from `report.report`."""
     diagrams = panels(results, report["seconds"], report.get("slo_ms", {}))
     figure, axes = _matplotlib(path).subplots(2, 3, figsize=(15, 8), layout="constrained")
     for panel, axis in zip(diagrams, axes.flat, strict=True):
@@ -55,7 +55,7 @@ def write_plot(path: Path, results: Sequence[Measured], report: Mapping[str, Any
         if len(panel.series) + len(panel.bounds) > 1:
             axis.legend()
     is_page = path.suffix == ".html"
-    if not is_page:  # a page says it above the picture
+    if not is_page:  # above the picture on a page
         figure.suptitle(_heading(report), fontsize=10, x=0.01, ha="left")
     if is_page:
         svg = io.StringIO()
@@ -78,7 +78,7 @@ def _matplotlib(path: Path) -> Any:
 
 
 def panels(results: Sequence[Measured], seconds: float, slo_ms: Mapping[str, float]) -> list[Panel]:
-    """The diagrams of a run of that many seconds; `slo_ms` as `report` names it."""
+    """The diagrams of a run; `slo_ms` as in `report`."""
     done = [result for result in results if result.error is None]
     tpots = [tpot for r in done if (tpot := r.time_per_output_token) is not None]
     firsts = [(r.sent, 1000 * r.first_token) for r in done if r.first_token is not None]
@@ -99,7 +99,7 @@ def panels(results: Sequence[Measured], seconds: float, slo_ms: Mapping[str, flo
 
 
 def _rate(results: Iterable[Measured], seconds: float) -> Points:
-    """Output tokens a second, in the middle of each window."""
+    """Output tokens per second, at each window's middle."""
     width = seconds / _WINDOWS
     counts = [0] * _WINDOWS
     for result in results:
@@ -119,7 +119,7 @@ def _in_flight(results: Iterable[Measured]) -> Points:
 
 
 def _spread(seconds: Iterable[float]) -> Points:
-    """Which share of all values, in ms, is no larger than each of them; at most some hundred points."""
+    """The cumulative distribution in ms; some hundred points at most."""
     ordered = sorted(seconds)
     step = max(1, len(ordered) // 300)
     chosen = [*range(0, len(ordered), step), *([len(ordered) - 1] if ordered else [])]
@@ -136,7 +136,7 @@ td:first-child, th:first-child { text-align: left } .about td { text-align: left
 
 
 def _page(picture: str, report: Mapping[str, Any]) -> str:
-    """The picture as SVG, and what the report says in numbers."""
+    """An SVG of the picture, with the report's figures."""
     latencies = {name: value for name, value in report.items() if name.endswith("_ms") and "mean" in value}
     columns = list(next(iter(latencies.values()), {}))
     table = _row("th", ["latency, ms", *columns]) + "".join(
@@ -160,7 +160,7 @@ def _page(picture: str, report: Mapping[str, Any]) -> str:
 
 
 def _heading(report: Mapping[str, Any]) -> str:
-    """What the report is about, as matplotlib takes it: $ would begin a formula."""
+    """The subject for matplotlib, where $ begins a formula."""
     said = [f"{name}: {line}" for name, line in about.lines(report).items()]
     text = "\n".join([f"sgl bench {report.get('kind', 'serving')}", *(textwrap.fill(line, 170) for line in said)])
     return text.replace("$", r"\$")

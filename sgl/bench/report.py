@@ -1,4 +1,4 @@
-"""What a benchmark of a server amounts to: figures by name, ready for JSON."""
+"""A server benchmark's figures by name, for JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 
 
 def report(results: Sequence[Measured], seconds: float, slo: Mapping[str, float]) -> dict[str, Any]:
-    """Everything worth knowing of a run. slo: bounds in seconds by ttft, tpot, e2e, for the goodput."""
+    """A run's figures. `slo`: goodput's bounds in seconds for ttft, tpot, e2e."""
     done = [result for result in results if result.error is None]
     prompt_tokens, output_tokens = (
         sum(getattr(r, name) for r in done) for name in ("prompt_tokens", "output_tokens")
@@ -46,7 +46,7 @@ def report(results: Sequence[Measured], seconds: float, slo: Mapping[str, float]
 
 
 def bounds_of(texts: list[str]) -> dict[str, float]:
-    """Bounds of `--slo`, in seconds. Raises ConfigError."""
+    """The bounds of `--slo`, in seconds. Raises ConfigError."""
     bounds = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -65,7 +65,7 @@ def _keeps(result: Measured, slo: Mapping[str, float]) -> bool:
 
 
 def _summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles, in milliseconds."""
+    """Mean and percentiles in ms."""
     if not seconds:
         return {}
     ordered = sorted(seconds)

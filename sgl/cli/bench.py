@@ -1,4 +1,4 @@
-"""`sgl bench`: measures, with a bar of progress, and shows the report as tables, as JSON or as a picture."""
+"""`sgl bench`: measures with a progress bar; reports as tables, JSON or a picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sgl.runtime.config import EngineConfig
 
 
 def bench(options: SimpleNamespace) -> int:
-    """Measure what the command names; 1 if a request failed."""
+    """Measure; 1 if a request failed."""
     if options.output is not None:
         check_output(options.output)
     report = _serving(options) if options.kind == "serving" else _engine(options)
@@ -53,7 +53,7 @@ def _serving(options: SimpleNamespace) -> dict[str, Any]:
     subject = asyncio.run(about.server_facts(load))
     begin = about.facts(options.kind, subject, source, load)
     title, failed = f"{subject['model'] or 'a model'} at {load.url}", 0
-    with tqdm(desc=title, total=len(jobs), leave=False, disable=None) as bar:  # None: unless on a terminal
+    with tqdm(desc=title, total=len(jobs), leave=False, disable=None) as bar:  # None: only on a terminal
 
         def progress(measured: Measured) -> None:
             nonlocal failed
@@ -82,7 +82,7 @@ def _engine(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def _show(console: Console, report: Mapping[str, Any]) -> None:
-    """What the report is about, a table of latencies, if there are several of each, and one of the other figures."""
+    """Show the report's subject, its latencies as a table, and its other figures."""
     console.print(f"sgl bench {report['kind']}", style="bold")
     said = Table.grid(padding=(0, 3))
     for name, line in about.lines(report).items():

@@ -1,4 +1,4 @@
-"""`sgl chat`: lines in, answers out as they are written."""
+"""`sgl chat`: a conversation in the terminal, streamed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sgl.lang.backends.http import HttpClient
 
 
 def chat(options: SimpleNamespace) -> int:
-    """Talk until an empty line or the end of the input."""
+    """Talk until an empty line or end of input."""
     console = Console(soft_wrap=True, highlight=False)
     show = partial(console.print, end="", markup=False)
     http = HttpClient(options.url, api_key=options.api_key)
@@ -38,10 +38,10 @@ def chat(options: SimpleNamespace) -> int:
 
 
 async def _answer(http: HttpClient, body: dict[str, Any], show: Callable[[str], None]) -> str:
-    """The next turn, whose pieces are shown as they come. Raises BackendError and InvalidRequest."""
+    """The next turn, shown as it comes. Raises BackendError and InvalidRequest."""
     written = ""
     async for event in http.events("/v1/chat/completions", body):
-        for choice in event["choices"]:  # one, or none where only usage is told
+        for choice in event["choices"]:  # none if only usage is told
             piece = choice["delta"].get("content") or ""
             show(piece)
             written += piece

@@ -1,4 +1,4 @@
-"""`sgl COMMAND`: the commands and what they take. What a command does is imported when it runs."""
+"""`sgl COMMAND`: commands and their parameters; code is imported when a command runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Parameters = list[click.Parameter]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit: 0 when it is done, 1 when it failed, 2 when it was called wrongly."""
+    """Run a command and exit: 0 done, 1 failed, 2 called wrongly."""
     try:
         options = _sgl().main(arguments, prog_name="sgl", standalone_mode=False)
     except click.UsageError as error:
@@ -54,7 +54,7 @@ def _explained(error: click.UsageError) -> str:
 
 
 class _Group(click.RichGroup):
-    """Lists its commands in their order, and refuses others with the nearest."""
+    """Lists commands in order; suggests the nearest for unknown ones."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -67,8 +67,8 @@ class _Group(click.RichGroup):
 
 
 class _Command(click.RichCommand):
-    """Its value is what it was called with, and where the function is that `does` it. Its options are made when they
-    are needed: `sgl --help` reads no configuration."""
+    """Its value: the parameters, and where `does` is. Makes options on demand, so that `sgl --help` reads no
+    configuration."""
 
     def __init__(self, name: str, does: str, help: str, options: Callable[[], Parameters], **more: Any) -> None:
         panels = click.RichOptionPanel("Arguments"), click.RichOptionPanel("Options")
@@ -83,7 +83,7 @@ class _Command(click.RichCommand):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # some come without
+            error.ctx = error.ctx or ctx  # some have none
             raise
 
     def invoke(self, ctx: click.Context) -> SimpleNamespace:

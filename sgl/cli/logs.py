@@ -1,4 +1,4 @@
-"""How the command logs: to standard error, as text or as one JSON object a line, each with its request's id."""
+"""Logging to standard error: text or JSON lines, with request ids."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def configure_logging(level: str, style: str) -> None:
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a traceback for each request that is not HTTP
 
 
-_FRAMES = 15  # of a traceback's beginning, and of its end: recursion without an end has thousands
+_FRAMES = 15  # of a traceback's start and end: endless recursion has thousands
 
 
 class _Formatter(logging.Formatter):
-    """Leaves out the middle of long tracebacks."""
+    """Cuts the middle of long tracebacks."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
-        """The traceback of an exception and of those that led to it."""
+        """An exception's traceback and those of its causes."""
         blocks = super().formatException(ei).split("\n\n")
         return "\n\n".join(map(_shortened, blocks))
 
@@ -41,20 +41,20 @@ def _shortened(block: str) -> str:
 
 
 class _TextFormatter(_Formatter):
-    """`[id]` stands before the message of a line that belongs to a request."""
+    """Text; `[id]` precedes messages about a request."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(about)s%(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """A line, and the traceback if there is one."""
+        """A line and any traceback."""
         identity = request_id.get()
         record.about = f"[{identity}] " if identity else ""
         return super().format(record)
 
 
 class _JsonFormatter(_Formatter):
-    """`request` and the record's `fields`, where there are any, stand beside time, level and message."""
+    """JSON: time, level, message, and any `request` and `fields` of the record."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line of JSON."""

@@ -1,5 +1,4 @@
-"""The fields of the configs as flags, in files and in variables. Configurations are imported where needed: `sgl --help`
-is quick."""
+"""Config fields as flags, file entries and variables. Imports configs on demand: `sgl --help` is quick."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from sgl.errors import ConfigError, nearest_name
 
 
 class Option(click.RichOption):
-    """An option whose value is not another option of the command: then its own was forgotten."""
+    """An option that refuses another option as its value: its own was forgotten."""
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """See click."""
@@ -31,7 +30,7 @@ class Option(click.RichOption):
 
 
 class _Words(click.Choice[str]):
-    """One of a few words; refuses others with the nearest."""
+    """One of a few words; suggests the nearest."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.choices:
@@ -54,7 +53,7 @@ def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Paramete
         if hint in (bool, bool | None):
             pair = f"--{name}" if field.default is False else f"--{name}/--no-{name}"
             found.append(Option([pair, field.name], type=bool, flag_value=True, default=None, **shown))
-            if field.default is False:  # who needs the opposite knows why: it wins over a file and over variables
+            if field.default is False:  # the opposite overrides a file or variable
                 found.append(Option([f"--no-{name}", field.name], type=bool, flag_value=False, hidden=True))
             continue
         words = _words(hint)
@@ -69,7 +68,7 @@ def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Paramete
 
 
 def from_flags(options: SimpleNamespace, cls: type[Any]) -> dict[str, Any]:
-    """The fields that options of `field_options` give. Raises ConfigError."""
+    """Fields given by options of `field_options`. Raises ConfigError."""
     from sgl.runtime.config import parse_options
 
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(cls)}
@@ -78,12 +77,12 @@ def from_flags(options: SimpleNamespace, cls: type[Any]) -> dict[str, Any]:
 
 
 def _is_repeated(hint: Any) -> bool:
-    """Whether a flag gives one of an option's values, and may be given again."""
+    """Whether a flag may be repeated."""
     return any(get_origin(part) is tuple for part in (hint, *get_args(hint)))
 
 
 def _words(hint: Any) -> list[str]:
-    """What an option may be, where it is one of a few words, or None."""
+    """The words of a Literal option, also if it may be None."""
     if get_origin(hint) in (Union, UnionType):
         parts = [part for part in get_args(hint) if part is not type(None)]
         return _words(parts[0]) if len(parts) == 1 else []
@@ -92,7 +91,7 @@ def _words(hint: Any) -> list[str]:
 
 @functools.cache
 def option_docs(cls: type) -> dict[str, str]:
-    """What each option means: the texts below the fields."""
+    """The texts below a class's fields."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     return {
@@ -107,7 +106,7 @@ def option_docs(cls: type) -> dict[str, str]:
 
 
 def configs(options: SimpleNamespace, classes: tuple[type[Any], ...]) -> list[Any]:
-    """The configs that flags, file and variables amount to. Raises ConfigError."""
+    """The configs from flags, file and variables. Raises ConfigError."""
     known = [{field.name for field in dataclasses.fields(cls)} for cls in classes]
     everything = set().union(*known)
     _refuse_misspelt_variables()
@@ -127,14 +126,14 @@ def configs(options: SimpleNamespace, classes: tuple[type[Any], ...]) -> list[An
 
 
 def check_output(name: str) -> None:
-    """Raise ConfigError where no file of that name can be written: before the work whose outcome it is to hold."""
+    """Raise ConfigError if no such file can be written, before the work."""
     path = Path(name)
     if path.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
         raise ConfigError(f"{name} cannot be written: there is no such folder, or it may not be", option="output")
 
 
 def _refuse_misspelt_variables() -> None:
-    """Others may use the prefix too, so only what is nearly the name of an option counts as meant for us."""
+    """Refuse variables named almost like an option; others share the prefix."""
     from sgl.runtime.config import EngineConfig, ServerConfig
 
     known = {

@@ -1,4 +1,4 @@
-"""`sgl run` and `sgl trace`: a Python file whose programs go to a server, or to an engine of its own."""
+"""`sgl run` and `sgl trace`: a Python file's programs on a server or an engine of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sgl.lang.ir import nodes as ir
 
 
 def run(options: SimpleNamespace) -> int:
-    """Run the file. Without --url and --model, its programs go where they go without `sgl run`."""
+    """Run the file; without --url and --model, on its own backend."""
     _check(options)
     if options.url is None and options.model is None:
         _execute(options)
@@ -45,7 +45,7 @@ def run(options: SimpleNamespace) -> int:
 
 
 def trace(options: SimpleNamespace) -> int:
-    """Run the file and write the timelines of the programs that it ran. Raises ProgramError where it ran none."""
+    """Run the file and write its programs' timelines. Raises ProgramError if none ran."""
     _check(options)
     check_output(options.output)
     with contextlib.nullcontext(options.url) if options.url is not None else _own_server(options.model) as url:
@@ -58,9 +58,9 @@ def trace(options: SimpleNamespace) -> int:
         try:
             _execute(options, backend)
         except SystemExit as error:
-            if error.code:  # what has gone wrong is the file's to tell
+            if error.code:  # the file reports its own errors
                 raise
-        finally:  # also of a program that failed: that is when it is looked at
+        finally:  # failed programs are the ones to look at
             if backend.ids:
                 _write_page(Path(options.output), backend)
         if not backend.ids:
@@ -70,7 +70,7 @@ def trace(options: SimpleNamespace) -> int:
 
 
 class _Traced(RuntimeEndpoint):
-    """A server that remembers which programs it was sent."""
+    """A server that remembers the programs sent to it."""
 
     def __init__(self, url: str, *, api_key: str | None) -> None:
         super().__init__(url, api_key=api_key)
@@ -81,7 +81,7 @@ class _Traced(RuntimeEndpoint):
 
 
 class _Counted:
-    """Counts the programs that a backend gets from now on."""
+    """Count a backend's programs from now on."""
 
     def __init__(self, backend: Backend) -> None:
         self.number = 0
@@ -119,7 +119,7 @@ def _check(options: SimpleNamespace) -> None:
 
 
 def _execute(options: SimpleNamespace, backend: Backend | None = None) -> None:
-    """Run the file as a script whose programs go to the backend, which is shut down at the end."""
+    """Run the file as a script on the backend, and shut that down."""
     set_default_backend(backend)
     sys.argv = [options.file, *options.arguments]
     sys.path.insert(0, str(Path(options.file).resolve().parent))
@@ -132,7 +132,7 @@ def _execute(options: SimpleNamespace, backend: Backend | None = None) -> None:
 
 @contextlib.contextmanager
 def _own_server(model: str | None) -> Iterator[str]:
-    """The URL of a server that lasts as long as the context."""
+    """A server's URL within the context."""
     runtime = Runtime(model_path=model or fallback_model())
     try:
         yield runtime.url
@@ -150,7 +150,7 @@ def _write_page(path: Path, backend: _Traced) -> None:
 
 
 def _ended(backend: RuntimeEndpoint, program_id: str, patience: float = 5.0) -> dict[str, Any] | None:
-    """A program's timeline with its end, or without after `patience` seconds; None where the server has dropped it."""
+    """A program's timeline; after `patience` seconds even without its end. None if the server dropped it."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -163,7 +163,7 @@ def _ended(backend: RuntimeEndpoint, program_id: str, patience: float = 5.0) -> 
 
 
 def _write(path: Path, timelines: list[dict[str, Any]]) -> None:
-    """The server's page with these timelines in it and no server behind it."""
+    """The server's page with these timelines, without a server."""
     text = json.dumps(timelines).replace("</", "<\\/")
     page = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")
     path.write_text(page.replace(">null</script>", f">{text}</script>"), encoding="utf-8")

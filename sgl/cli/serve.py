@@ -1,4 +1,4 @@
-"""`sgl serve`: an engine in a process of its own, and HTTP in front of it."""
+"""`sgl serve`: an engine process, and HTTP in front of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def serve(options: SimpleNamespace) -> int:
-    """Serve until a signal says otherwise."""
+    """Serve until a signal."""
     engine, server = configs(options, (EngineConfig, ServerConfig))
     configure_logging(server.log_level, server.log_format)
     asyncio.run(_serve(engine, server))
@@ -85,7 +85,7 @@ def _chat_template(config: ServerConfig) -> str | None:
 
 @contextlib.contextmanager
 def _as_option(name: str) -> Iterator[None]:
-    """What is found wrong within is an option's fault."""
+    """Report errors inside as the option's."""
     try:
         yield
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""What other users of the machine see of a command: its title, in which keys have no place."""
+"""The process title that other users see, which must hold no keys."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import ctypes
 from collections.abc import Iterable
 from pathlib import Path
 
-_ARG_START = 47 - 2  # in /proc/self/stat, counted behind the name, which may hold blanks; the end follows
+_ARG_START = 47 - 2  # in /proc/self/stat, after the name, which may hold blanks
 
 
 def hide(secrets: Iterable[str]) -> None:
-    """Overwrite each with asterisks in the arguments that `ps` shows of this process; on Linux only."""
+    """Overwrite each text in the arguments shown by `ps`; Linux only."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[_ARG_START]), int(fields[_ARG_START + 1])

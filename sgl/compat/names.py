@@ -1,7 +1,4 @@
-"""The original language's names of modules, so that programs written for it find what they import.
-
-An import of one of these names gives the module here that has its contents; nothing is loaded before.
-"""
+"""The original language's module names. Importing one gives our module with its contents, loaded on demand."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ MODULES: Final = {
 
 
 class _Names:
-    """Finds and loads the modules above, as `importlib` asks of those in `sys.meta_path`."""
+    """The modules' finder and loader for `sys.meta_path`."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -37,12 +34,12 @@ class _Names:
         if name not in MODULES:
             return None
         own = util.find_spec(MODULES[name])
-        origin = None if own is None else own.origin  # for who looks for the file, as `pytest --pyargs` does
+        origin = None if own is None else own.origin  # for `pytest --pyargs`
         return ModuleSpec(name, self, origin=origin)  # type: ignore[arg-type]  # a loader by its methods
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(MODULES[spec.name])
-        spec.loader_state = module.__spec__  # in whose place importlib puts `spec`
+        spec.loader_state = module.__spec__  # importlib overwrites it with `spec`
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -50,13 +47,13 @@ class _Names:
         module.__spec__ = module.__spec__.loader_state
 
     def get_code(self, name: str) -> CodeType | None:
-        """Of the module here, for `python -m`."""
+        """Our module's code, for `python -m`."""
         own = util.find_spec(MODULES[name])
         return own.loader.get_code(MODULES[name]) if own and isinstance(own.loader, SourceFileLoader) else None
 
 
 def install() -> None:
-    """Make the names importable."""
+    """Register the names."""
     finders: list[Any] = sys.meta_path
     if not any(isinstance(finder, _Names) for finder in finders):
         finders.insert(0, _Names())

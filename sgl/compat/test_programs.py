@@ -1,8 +1,6 @@
-"""Programs of every kind, each run on the default backend and checked: what one calls to try a new backend.
+"""Programs of every kind, run on the default backend and checked: a test of new backends.
 
-The checks hold for any model, also one that writes gibberish. Where `check_answer` is given, so that a model of some
-size is asked for sense as well, it says so.
-"""
+Checks hold for any model; `check_answer` also asks for sense."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from sgl.lang import api as sgl
 
 
 def test_few_shot_qa() -> None:
-    """Questions after solved ones; the answers end at a line's end, run alone and as a batch."""
+    """Few-shot questions, alone and as a batch; answers end at a line's end."""
 
     @sgl.function
     def answer(s: Any, question: str) -> None:
@@ -30,7 +28,7 @@ def test_few_shot_qa() -> None:
 
 
 def test_mt_bench() -> None:
-    """Two turns of a conversation, in order."""
+    """Two turns, in order."""
 
     @sgl.function
     def converse(s: Any, first: str, second: str) -> None:
@@ -47,7 +45,7 @@ def test_mt_bench() -> None:
 
 
 def test_select(check_answer: bool) -> None:
-    """One of the choices; with check_answer, the one that is true."""
+    """A choice; with check_answer, the true one."""
 
     @sgl.function
     def judge(s: Any, claim: str) -> None:
@@ -60,7 +58,7 @@ def test_select(check_answer: bool) -> None:
 
 
 def test_decode_int() -> None:
-    """An integer by its dtype."""
+    """An integer by dtype."""
 
     @sgl.function
     def count(s: Any) -> None:
@@ -70,7 +68,7 @@ def test_decode_int() -> None:
 
 
 def test_decode_json_regex() -> None:
-    """JSON by a regex."""
+    """JSON by regex."""
     pattern = r'\{"name": "[\w ]{1,12}", "year": [1-9][0-9]{3}\}'
 
     @sgl.function
@@ -82,7 +80,7 @@ def test_decode_json_regex() -> None:
 
 
 def test_decode_json() -> None:
-    """JSON whose values are generated one by one."""
+    """JSON with values generated one by one."""
 
     @sgl.function
     def describe(s: Any) -> None:
@@ -94,7 +92,7 @@ def test_decode_json() -> None:
 
 
 def test_expert_answer(check_answer: bool = True) -> None:  # noqa: PT028 - called, not collected
-    """What an expert is called, then the expert's answer; with check_answer, it names the right colour."""
+    """An expert's name, then answer; with check_answer, it names the right colour."""
 
     @sgl.function
     def consult(s: Any, question: str) -> None:
@@ -124,7 +122,7 @@ def test_tool_use() -> None:
 
 
 def test_react() -> None:
-    """Thoughts and actions in turns, until one finishes."""
+    """Alternating thoughts and actions until one finishes."""
 
     @sgl.function
     def act(s: Any) -> None:
@@ -141,7 +139,7 @@ def test_react() -> None:
 
 
 def test_parallel_decoding() -> None:
-    """Branches that are decoded at once and joined in a text."""
+    """Parallel branches, joined in a text."""
 
     @sgl.function
     def tips(s: Any) -> None:
@@ -158,7 +156,7 @@ def test_parallel_decoding() -> None:
 
 
 def test_parallel_encoding(check_answer: bool = True) -> None:  # noqa: PT028
-    """Texts that branches hold are joined to one prompt; with check_answer, a fact in one of them is found."""
+    """Branches' texts joined to a prompt; with check_answer, a fact of one is found."""
 
     @sgl.function
     def read(s: Any) -> None:
@@ -174,7 +172,7 @@ def test_parallel_encoding(check_answer: bool = True) -> None:  # noqa: PT028
 
 
 def test_image_qa() -> None:
-    """A question about an image, for models that take images."""
+    """A question about an image."""
     picture = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEUlEQVR42mP4z8CAFTEMLQkAKP8/wc53yE8AAAAASUVORK5CYII="
     red = base64.b64decode(picture)
 
@@ -187,7 +185,7 @@ def test_image_qa() -> None:
 
 
 def test_stream() -> None:
-    """Pieces of a stream join to the text."""
+    """Streamed pieces join to the text."""
 
     @sgl.function
     def tell(s: Any) -> None:
@@ -201,7 +199,7 @@ def test_stream() -> None:
 
 
 def test_regex() -> None:
-    """A text by a regex."""
+    """A text by regex."""
     pattern = r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)"
 
     @sgl.function
@@ -229,7 +227,7 @@ def test_dtype_gen() -> None:
 
 
 def test_completion_speculative() -> None:
-    """Several gens of one completion, speculated by the first call where the backend can."""
+    """Several gens served by one speculated completion, if the backend can."""
 
     @sgl.function(num_api_spec_tokens=64)
     def profile(s: Any) -> None:
@@ -241,7 +239,7 @@ def test_completion_speculative() -> None:
 
 
 def test_chat_completion_speculative() -> None:
-    """Several gens of one turn, speculated by the first call where the backend can."""
+    """Several gens served by one speculated turn, if the backend can."""
 
     @sgl.function(num_api_spec_tokens=64)
     def profile(s: Any) -> None:
@@ -262,7 +260,7 @@ _ENDINGS = [
 
 
 def test_hellaswag_select() -> tuple[float, float]:
-    """How often the sensible ending of a sentence is chosen, and the seconds that took. Choices alone are checked."""
+    """Share of sensible endings, and seconds. Checks only that they are choices."""
 
     @sgl.function
     def complete(s: Any, beginning: str, endings: list[str]) -> None:
@@ -279,7 +277,7 @@ def test_hellaswag_select() -> tuple[float, float]:
 
 
 def test_gen_min_new_tokens() -> None:
-    """No end before so many tokens."""
+    """Generation does not end early."""
 
     @sgl.function
     def tell(s: Any) -> None:

@@ -1,4 +1,4 @@
-"""What benchmark scripts and tests of the original language import from its module of that name."""
+"""The original's helpers for benchmark scripts and tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ DEFAULT_MODEL_NAME_FOR_TEST = "meta-llama/Llama-3.1-8B-Instruct"
 
 
 class CustomTestCase(unittest.TestCase):
-    """A test case under the name that such tests derive from."""
+    """A test case under the original's name."""
 
 
 def add_common_sglang_args_and_parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Add the options of every benchmark script, and parse the command line."""
+    """Add every script's options and parse."""
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--host", default="http://127.0.0.1")
     parser.add_argument("--port", type=int, default=30000)

@@ -1,4 +1,4 @@
-"""Helpers that programs of the original language import from its module of that name: files, HTTP, processes."""
+"""The original's helpers: files, HTTP, processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sgl.lang.backends.launch import wait_for_server as wait_for_server
 
 
 def dump_state_text(filename: str | Path, states: Iterable[Any], mode: str = "w") -> None:
-    """Write the text of each state (or each text) under a numbered line, and of a row that failed its error."""
+    """Write each state's text, or a failed row's error, under a numbered line."""
     with open(filename, mode, encoding="utf-8") as file:
         for i, state in enumerate(states):
             text = (
@@ -33,7 +33,7 @@ def dump_state_text(filename: str | Path, states: Iterable[Any], mode: str = "w"
 
 
 def read_jsonl(filename: str | Path) -> Iterator[Any]:
-    """The JSON value of each line; empty lines and lines that begin with # are passed over."""
+    """JSON of each line; skips empty lines and comments (#)."""
     with open(filename, encoding="utf-8") as file:
         for line in file:
             if line.strip() and not line.startswith("#"):
@@ -41,7 +41,7 @@ def read_jsonl(filename: str | Path) -> Iterator[Any]:
 
 
 def normalize_base_url(host: str, port: int | None = None) -> str:
-    """`http://host:port` without a slash at its end; host may bring its own scheme and port."""
+    """`http://host:port` without trailing slash; host may have scheme and port."""
     url = with_scheme(host)
     return url if port is None or urlsplit(url).port is not None else f"{url}:{port}"
 
@@ -55,7 +55,7 @@ def http_request(
     method: str | None = None,
     timeout: float = 600.0,
 ) -> requests.Response:
-    """POST `json`, or GET without it; `timeout` in seconds. The response has `status_code`, `text` and `json()`."""
+    """POST `json`, or GET without; `timeout` in seconds. The response has `status_code`, `text` and `json()`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     method = method or ("GET" if json is None else "POST")
     return requests.request(
@@ -64,7 +64,7 @@ def http_request(
 
 
 def download_and_cache_file(url: str, filename: str | Path | None = None) -> str:
-    """Download once; returns the path, in the temporary folder if none is given."""
+    """Download once; returns the path, by default in the temporary folder."""
     path = Path(filename) if filename else Path(tempfile.gettempdir()) / url.rstrip("/").rpartition("/")[2]
     if path.exists():
         return str(path)
@@ -81,7 +81,7 @@ def download_and_cache_file(url: str, filename: str | Path | None = None) -> str
 
 
 def print_highlight(content: Any) -> None:
-    """Show text in bold where there is a notebook, plainly elsewhere."""
+    """Show text in bold in a notebook, else plainly."""
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) and hasattr(shell, "kernel"):
         from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
 
@@ -94,7 +94,7 @@ def print_highlight(content: Any) -> None:
 def launch_server_cmd(
     command: str, host: str = "127.0.0.1", port: int | None = None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a server by its command line, with --host and --port added; returns the process and its port."""
+    """Start a server by command line plus --host and --port; returns process and port."""
     chosen = free_port(host, 30000) if port is None else port
     words = shlex.split(command.replace("\\\n", " "))
     return subprocess.Popen([*words, "--host", host, "--port", str(chosen)]), chosen
