@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final
 
-from sgl.grammar.regular.byteset import ALL_BYTES, refine
+from sgl.grammar.regular.arcs import beyond, bytes_of_arcs, grouped, merged
+from sgl.grammar.regular.byteset import ALL_BYTES
 from sgl.grammar.regular.expr_leaves import (
     EMPTY,
     ENDLESS,
@@ -32,6 +33,7 @@ from sgl.time_limit import check_size, check_time
 __all__ = ["EMPTY", "EPSILON", "Arcs", "ByteSet", "Expr", "Words", "byte_set", "literal", "words"]  # handed on
 EXPLORE_LIMIT: Final = 20_000
 """How many derivatives a search may look at before it gives up with GrammarTooLarge."""
+_FEW_WORDS: Final = 1_000
 
 
 class Compound(Expr):
@@ -71,9 +73,17 @@ class Concat(Compound):
         self.tail = tail
 
     def _derive(self) -> Arcs:
-        tail = self.tail
-        arcs = tuple((mask, _distribute(target, tail)) for mask, target in self.head.arcs())
-        if self.head.nullable:
+        head, tail = self.head, self.tail
+        if (
+            isinstance(head, Intersection)
+            and head.excluded is not None
+            and head.kept.nullable == head.nullable
+            and not (head.nullable and bytes_of_arcs(head.excluded.arcs()) & bytes_of_arcs(tail.arcs()))
+        ):  # Away from the words it is as if there were none, and that is known from the start of a key.
+            far = beyond(_concat(head.kept, tail).arcs(), head.excluded.arcs())
+            return grouped((*far, *((mask, _distribute(target, tail)) for mask, target in head.near())))
+        arcs = tuple((mask, _distribute(target, tail)) for mask, target in head.arcs())
+        if head.nullable:
             return merge_arcs((arcs, tail.arcs()))
         return arcs
 
@@ -123,18 +133,36 @@ class Repeat(Compound):
 
 
 class Intersection(Compound):
-    """All of `members` at once."""
+    """All of `members` at once. Where those are `kept` but for `excluded` words, these are known."""
 
-    __slots__ = ("members",)
+    __slots__ = ("excluded", "kept", "members")
 
     def __init__(self, members: tuple[Expr, ...]) -> None:
         least, most = max(e.least for e in members), min(e.most for e in members)
         super().__init__(all(e.nullable for e in members), True, least, most)
         self.members = members
+        self.kept: Expr = EMPTY
+        self.excluded: Expr | None = None
+        if len(members) == 2:
+            for kept, other in (members, members[::-1]):
+                if isinstance(other, Complement) and not isinstance(other.body, Compound):
+                    self.kept, self.excluded = kept, other.body
         if self.nullable or _is_most_of_one(members):
             self.known_empty = False
 
+    def near(self) -> list[tuple[int, Expr]]:
+        """Where bytes lead that excluded words go on with."""
+        assert self.excluded is not None
+        return [
+            (both, intersect(target, complement(rest)))
+            for mask, target in self.kept.arcs()
+            for other, rest in self.excluded.arcs()
+            if (both := mask & other)
+        ]
+
     def _derive(self) -> Arcs:
+        if self.excluded is not None:
+            return grouped((*beyond(self.kept.arcs(), self.excluded.arcs()), *self.near()))
         cells: list[tuple[int, list[Expr]]] = [(ALL_BYTES, [])]
         for member in self.members:
             arcs = member.arcs()
@@ -307,18 +335,10 @@ def intersect(*members: Expr) -> Expr:
             return EPSILON if all(other.nullable for other in flat) else EMPTY
         if isinstance(part, Complement) and part.body in flat:
             return EMPTY
-        texts = _few_texts(part)
-        if texts is not None:
+        if isinstance(part, Words) and part.high - part.low <= _FEW_WORDS:
             others = [other for other in flat if other is not part]
-            return words(text for text in texts if all(matches(other, text) for other in others))
+            return words(text for text in part.texts() if all(matches(other, text) for other in others))
     return intern(Intersection, tuple(sorted(flat, key=attrgetter("serial"))))
-
-
-def _few_texts(expr: Expr) -> list[bytes] | None:
-    """All strings of an expression that is a plain list of at most 1,000."""
-    if isinstance(expr, Words) and expr.high - expr.low <= 1000:
-        return [word[expr.depth :] for word in expr.words[expr.low : expr.high]]
-    return None
 
 
 def complement(body: Expr) -> Expr:
@@ -426,24 +446,4 @@ def _is_endless(expr: Expr) -> bool:
 
 def merge_arcs(lists: Iterable[Arcs]) -> Arcs:
     """The arcs of a union: bytes that several lists have lead to the union of the targets."""
-    cells: list[tuple[int, list[Expr]]] = []
-    covered = 0
-    for i, arcs in enumerate(lists):
-        if i % 64 == 63:
-            check_time()
-        for mask, target in arcs:
-            if mask & covered:
-                refine(cells, mask, target)
-            else:
-                cells.append((mask, [target]))
-            covered |= mask
-    return grouped((mask, targets[0] if len(targets) == 1 else union(*targets)) for mask, targets in cells)
-
-
-def grouped(arcs: Iterable[tuple[int, Expr]]) -> Arcs:
-    """Arcs with those to one target drawn together, and those that lead nowhere left out."""
-    by_target: dict[Expr, int] = {}
-    for mask, target in arcs:
-        if target is not EMPTY:
-            by_target[target] = by_target.get(target, 0) | mask
-    return tuple((mask, target) for target, mask in by_target.items())
+    return merged(lists, union)

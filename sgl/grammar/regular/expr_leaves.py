@@ -35,6 +35,7 @@ class Expr:
         "is_pruned",
         "known_arcs",
         "known_empty",
+        "known_plain",
         "known_shortest",
         "least",
         "most",
@@ -52,6 +53,7 @@ class Expr:
         self.is_pruned = not is_boolean
         self.known_empty: bool | None = None if is_boolean else False
         self.known_shortest: Rope | None = None
+        self.known_plain: bool | None = None
 
     def arcs(self) -> Arcs:
         """Disjoint non-zero sets of bytes and where they lead; never to an empty language."""
@@ -121,6 +123,10 @@ class Words(Expr):
         self.low = low
         self.high = high
         self.depth = depth
+
+    def texts(self) -> list[bytes]:
+        """All the strings."""
+        return [word[self.depth :] for word in self.words[self.low : self.high]]
 
     def holds(self, text: bytes) -> bool:
         """Whether `text` is one of the strings."""

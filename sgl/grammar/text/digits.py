@@ -12,7 +12,8 @@ from fractions import Fraction
 from math import gcd
 from typing import Final, NamedTuple
 
-from sgl.grammar.regular.expr import EMPTY, Arcs, Compound, Expr, grouped
+from sgl.grammar.regular.arcs import grouped
+from sgl.grammar.regular.expr import EMPTY, Arcs, Compound, Expr
 from sgl.grammar.regular.expr_leaves import ENDLESS
 from sgl.grammar.text.decimals import Exact, Range
 from sgl.time_limit import check_size
