@@ -33,7 +33,7 @@ def cache_folder() -> Path | None:
 def load(
     source: Path, functions: Mapping[str, str], flags: Sequence[str] = (), *, libgomp: Path | None = None
 ) -> ctypes.CDLL:
-    """A C file's functions: by name, types of arguments and, after a colon, result: p(ointer), i(nt64), f(loat).
+    """A C file's functions, with headers beside it: by name, types of arguments and, after a colon, result: p(ointer), i(nt64), f(loat).
     `libgomp`: the OpenMP runtime, so only GCC will do. Raises CannotCompile."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -44,7 +44,8 @@ def load(
     if libgomp is not None and "__clang__" in macros:
         raise CannotCompile(f"{compiler} is Clang: install gcc")
     command += [str(source)] if libgomp is None else [str(source), str(libgomp)]
-    key = hashlib.sha256("\0".join((*command, macros)).encode() + source.read_bytes()).hexdigest()
+    texts = [each.read_bytes() for each in (source, *sorted(source.parent.glob("*.h")))]
+    key = hashlib.sha256("\0".join((*command, macros)).encode() + b"".join(texts)).hexdigest()
     kept = _kept(f"{source.stem}_{key[:20]}.so")
     if kept is not None:
         with contextlib.suppress(OSError, AttributeError):

@@ -72,10 +72,9 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.grammar.matching": (
         "sgl.grammar.automaton",
         "sgl.grammar.vocabulary",
-        "sgl.native_code",
     ),
     "sgl.grammar.backends": ("sgl.grammar.automaton", "sgl.grammar.vocabulary", "sgl.grammar.ebnf"),
-    "sgl.grammar.automaton": ("sgl.grammar.shape", "sgl.grammar.text"),
+    "sgl.grammar.automaton": ("sgl.grammar.shape", "sgl.grammar.text", "sgl.native_code"),
     "sgl.grammar.schema": ("sgl.grammar.shape", "sgl.grammar.text"),
     "sgl.grammar.text": ("sgl.grammar.regular",),
     "sgl.grammar.shape": ("sgl.grammar.regular",),

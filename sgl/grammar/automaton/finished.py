@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.grammar.automaton.place import Frame, Place, advance, start_of
-from sgl.grammar.automaton.pushdown import ENDLESS, OPEN_BRACE, OPEN_BRACKET, Automaton
+from sgl.grammar.automaton.plain import ENDLESS
+from sgl.grammar.automaton.pushdown import OPEN_BRACE, OPEN_BRACKET, Automaton
 from sgl.grammar.automaton.shortest_end import ShortestEnds
 from sgl.grammar.automaton.tables import AT, BELOW, COUNTER, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN, Tables
 

@@ -73,7 +73,7 @@ class ShortestEnds:
         ends: dict[int, Rope] = {}
         self._seen_texts = NONE_SEEN
         with _bounded_depth():
-            for origin, thread in self.automaton.members[state]:
+            for origin, thread in self.automaton.members(state):
                 _keep_shorter(ends, origin, self._thread(thread, 0, 0))
         return max((end.size for end in ends.values()), default=0)
 
@@ -81,7 +81,7 @@ class ShortestEnds:
         """The same, whichever of the readings that stand there is the only one to go on."""
         found = self._most_from.get(state)
         if found is None:
-            found = max((self._most(thread) for _, thread in self.automaton.members[state]), default=0)
+            found = max((self._most(thread) for _, thread in self.automaton.members(state)), default=0)
             self._most_from[state] = found
         return found
 
@@ -105,7 +105,7 @@ class ShortestEnds:
 
     def _end(self, place: Place) -> Rope:
         ends: dict[int, Rope] = {}  # by origin: up to the end of the frame
-        for origin, thread in self.automaton.members[place.state]:
+        for origin, thread in self.automaton.members(place.state):
             self._seen_texts = place.seen_texts
             key = thread, place.char_count, place.item_count, place.seen_texts
             if key not in self._known:

@@ -24,6 +24,7 @@ up to date by `entries[:num_states, :num_classes]` and the others, whenever `ver
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, Final
 
@@ -51,6 +52,7 @@ CHARS: Final = 0
 """Which counter a guard asks: characters of the current string, or commas of the current array."""
 ITEMS: Final = 1
 _FEW: Final = 32
+_MANY: Final = 128
 
 
 class Tables:
@@ -58,6 +60,7 @@ class Tables:
 
     classes uint8 [256]; entries int32 [≥ num_states, ≥ num_classes]; symbols int32 [≥ num_states, 2], -1 where
     nothing is pushed; guards int32 [≥ num_states, 4], LIMIT -1 where there is none; accepting bool [≥ num_states];
+    reads_unique bool [≥ num_states], where a text is read that may not come twice in its frame, see `unique_texts.py`;
     returns int32 [≥ num_symbols, ≥ num_results].
     """
 
@@ -69,13 +72,16 @@ class Tables:
         self.num_results = 0
         self.version = 0
         """Counts the changes."""
+        self.has_counters = False
+        self.has_unique_texts = False
         self.classes: npt.NDArray[np.uint8] = np.zeros(256, np.uint8)
-        self.class_of = bytes(256)
+        self.class_of: Sequence[int] = self.classes.data
         """`classes` again, faster to ask for one byte."""
-        self.entries: Int32Array = np.empty((_FEW, _FEW), np.int32)
-        self.symbols: Int32Array = np.empty((_FEW, 2), np.int32)
-        self.guards: Int32Array = np.empty((_FEW, 4), np.int32)
-        self.accepting: npt.NDArray[np.bool_] = np.empty(_FEW, np.bool_)
+        self.entries: Int32Array = np.empty((_MANY, 48), np.int32)
+        self.symbols: Int32Array = np.empty((_MANY, 2), np.int32)
+        self.guards: Int32Array = np.empty((_MANY, 4), np.int32)
+        self.accepting: npt.NDArray[np.bool_] = np.empty(_MANY, np.bool_)
+        self.reads_unique: npt.NDArray[np.bool_] = np.empty(_MANY, np.bool_)
         self.returns: Int32Array = np.full((4, 4), UNKNOWN, np.int32)
         self._members = [(1 << 256) - 1]  # of each class, as a set of bytes
         self._columns: dict[int, list[int]] = {}  # by set of bytes: its classes
@@ -86,14 +92,18 @@ class Tables:
         num_states = self.num_states
         other.entries = self.entries[:num_states, : self.num_classes].copy()
         other.symbols, other.guards = self.symbols[:num_states].copy(), self.guards[:num_states].copy()
-        other.accepting = self.accepting[:num_states].copy()
+        other.accepting, other.reads_unique = (
+            self.accepting[:num_states].copy(),
+            self.reads_unique[:num_states].copy(),
+        )
+        other.classes, other.class_of = self.classes.copy(), self.classes.tobytes()
         other.returns = self.returns[: max(self.num_symbols, 1), : max(self.num_results, 1)].copy()
         return other
 
     @property
     def nbytes(self) -> int:
         """The size of what is in use."""
-        used = self.num_classes * 4 + self.symbols.itemsize * 2 + self.guards.itemsize * 4 + 1
+        used = self.num_classes * 4 + self.symbols.itemsize * 2 + self.guards.itemsize * 4 + 2
         return self.num_states * used + self.num_symbols * self.num_results * 4 + 256
 
     def landing(self, state: int, char_count: int, item_count: int) -> int:
@@ -104,16 +114,25 @@ class Tables:
             state = guards.item(state, AT if count >= limit else BELOW)
         return state
 
-    def add_state(self, *, accepting: bool) -> int:
+    def grow_rows(self) -> None:
+        """Make room for more states."""
+        self.entries, self.symbols = _grown(self.entries, 2), _grown(self.symbols, 2)
+        self.guards = _grown(self.guards, 2)
+        self.accepting, self.reads_unique = _grown(self.accepting, 2), _grown(self.reads_unique, 2)
+
+    def grow_columns(self) -> None:
+        """Make room for more classes."""
+        self.entries = _grown(self.entries, columns=1.5)
+
+    def add_state(self, *, accepting: bool, reads_unique: bool = False) -> int:
         """A new state, its row unknown."""
         number = self.num_states
         if number == len(self.entries):
-            self.entries, self.symbols = _grown(self.entries, 2), _grown(self.symbols, 2)
-            self.guards, self.accepting = _grown(self.guards, 2), _grown(self.accepting, 2)
+            self.grow_rows()
         if number == self._num_filled:
             self._fill(number + _FEW)
-        if accepting:
-            self.accepting[number] = True
+        self.accepting[number], self.reads_unique[number] = accepting, reads_unique
+        self.has_unique_texts |= reads_unique
         self.num_states += 1
         self.version += 1
         return number
@@ -123,7 +142,6 @@ class Tables:
         new = slice(self._num_filled, number)
         self.entries[new] = UNKNOWN
         self.symbols[new] = self.guards[new] = -1
-        self.accepting[new] = False
         self._num_filled = number
 
     def add_symbol(self) -> int:
@@ -167,7 +185,7 @@ class Tables:
             if apart and apart != self._members[old]:
                 new = self.num_classes
                 if new == self.entries.shape[1]:
-                    self.entries = _grown(self.entries, columns=1.5)
+                    self.grow_columns()
                 self.entries[: self._num_filled, new] = self.entries[: self._num_filled, old]
                 self._members[old] ^= apart
                 self._members.append(apart)
@@ -176,7 +194,6 @@ class Tables:
                     if old in columns:
                         columns.append(new)
                 self.classes[list(bytes_of(apart))] = new
-                self.class_of = self.classes.tobytes()
         return [number for number, members in enumerate(self._members) if members & mask]
 
 

@@ -196,7 +196,7 @@ class Budget:
                 group_of[group_of == number] = -1  # a text would come twice
                 continue
             texts[number] = self.finish.end(end)
-            if end.seen_texts != place.seen_texts or automaton.reads_unique[end.state]:
+            if end.seen_texts != place.seen_texts or automaton.tables.reads_unique[end.state]:
                 group_of[first] = len(texts)
                 texts.append(texts[number])
                 texts[number] = None

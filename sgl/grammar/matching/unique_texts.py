@@ -35,7 +35,7 @@ def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
     if _QUOTE not in data and after.stack is place.stack:
         text = (
             place.seen_texts.text + data
-            if automaton.reads_unique[place.state] and automaton.reads_unique[after.state]
+            if automaton.tables.reads_unique[place.state] and automaton.tables.reads_unique[after.state]
             else b""
         )
         after = after._replace(seen_texts=SeenTexts(text, place.seen_texts.used))
@@ -53,7 +53,7 @@ def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
             place = after._replace(stack=after.stack._replace(seen_texts=before.seen_texts))
         else:
             seen = before.seen_texts
-            if automaton.reads_unique[before.state]:
+            if automaton.tables.reads_unique[before.state]:
                 if _ends(seen, data[i]) and seen.text in seen.used:
                     other = automaton.but_unique(before.state, data[i])
                     if other == DEAD:
@@ -61,7 +61,7 @@ def follow(automaton: Automaton, place: Place, data: bytes) -> Place | None:
                     assert other <= TARGET_MASK, "a closing quote counts nothing"
                     after = after._replace(state=other)
                 seen = _with_byte(seen, data[i])
-            if seen.text and not automaton.reads_unique[after.state]:  # it was another reading's
+            if seen.text and not automaton.tables.reads_unique[after.state]:  # it was another reading's
                 seen = SeenTexts(b"", seen.used)
             place = after._replace(seen_texts=seen)
     return place if _can_end(automaton, place) else None
@@ -85,7 +85,7 @@ def _with_byte(seen: SeenTexts, byte: int) -> SeenTexts:
 
 def rests(automaton: Automaton, place: Place) -> list[bytes]:
     """How the text that is being read may not go on to its end, if one is."""
-    if not automaton.reads_unique[place.state]:
+    if not automaton.tables.reads_unique[place.state]:
         return []
     text, used = place.seen_texts
     return [other[len(text) :] for other in used if other.startswith(text)]
@@ -98,7 +98,7 @@ def _can_end(automaton: Automaton, place: Place) -> bool:
         return True
     return any(
         not isinstance(thread, UniqueText) or not is_empty(difference(thread.expr, taken))
-        for _, thread in automaton.members[place.state]
+        for _, thread in automaton.members(place.state)
     )
 
 
@@ -134,7 +134,7 @@ def _suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Ite
     by_quotes = _by_quotes(vocabulary)
     used = used_texts(place)
     begun = {text[:end] for text in used for end in range(1, len(text) + 1)}
-    is_unique = automaton.reads_unique[place.state]
+    is_unique = automaton.tables.reads_unique[place.state]
     for token, parts in by_quotes.several:
         texts = [place.seen_texts.text + parts[0], *parts[1:-1]] if is_unique else parts[1:-1]
         if parts[-1] in begun or not used.isdisjoint(texts) or len(set(texts)) < len(texts):

@@ -7,7 +7,7 @@ enum { INC_CHAR = 1, RESET_CHAR = 2, INC_ITEM = 4 };
 enum { FIXED = -1 };                                /* a count that does not go on from one at the place */
 enum { DONE, EXPAND, RETURN, FRAMES, GROUPS, TIME, PLAIN }; /* why sgl_walk returns; all but DONE are called again */
 enum { ASK, NONE, ALLOWED, STAYS };                         /* what plain characters do in a state, see Walker */
-enum { FEW = 2 };
+enum { FEW = 2, EXPANDING = 32 }; /* EXPANDING: about so many steps */
 
 typedef struct { int32_t end, token, depth_byte; } Node;
 /* top: frame opened on the way, or -1 - i with i frames of the place closed; source: of items, 0 the place, i its i-th frame. */
@@ -40,7 +40,12 @@ typedef struct {
     int32_t on_place, unused; /* 1 + the last of the frames opened on the place's own, or 0 */
     int64_t next_start, node, end, back, back_end; /* behind a walk through the rest, if back is not 0 */
     int64_t state, symbol, result; /* what is asked for */
+    int64_t (*expand)(void *, int64_t, const int32_t *), (*find_plain)(void *, int64_t); /* of subsets.c, or 0 */
+    void *subsets;
 } Walk;
+
+/* Whether the row of a state can be had here. */
+static int expanded(Walk *w, int32_t state) { return w->expand && !w->expand(w->subsets, state, 0); }
 
 /* The state that a guard stands for; notes for which counts at the place that is so. */
 static int32_t land(Walk *w, const At *a, int32_t state) {
@@ -109,7 +114,11 @@ int64_t sgl_walk(Walk *w, int64_t steps) {
         uint8_t byte = node.depth_byte & 255;
         int32_t entry = w->entries[before->state * w->width + w->classes[byte]];
         if (entry < 0) {
-            if (entry == UNKNOWN) { w->state = before->state, why = EXPAND; break; }
+            if (entry == UNKNOWN) {
+                if (expanded(w, before->state)) { steps -= EXPANDING; continue; }
+                w->state = before->state, why = EXPAND;
+                break;
+            }
             i = node.end;
             continue;
         }
@@ -156,8 +165,10 @@ int64_t sgl_walk(Walk *w, int64_t steps) {
             if (plain == ASK) {
                 int32_t blank = w->entries[a->state * w->width + w->classes[' ']]; /* a plain character */
                 w->state = a->state;
-                if (blank != DEAD) { why = blank == UNKNOWN ? EXPAND : PLAIN; break; }
-                plain = w->plain[a->state] = NONE;
+                if (blank == UNKNOWN && expanded(w, a->state)) blank = w->entries[a->state * w->width + w->classes[' ']];
+                if (blank == UNKNOWN) { why = EXPAND; break; }
+                if (blank != DEAD && !w->find_plain) { why = PLAIN; break; }
+                plain = w->plain[a->state] = blank == DEAD ? NONE : (int32_t)w->find_plain(w->subsets, a->state);
             }
             if (plain == STAYS || (plain == ALLOWED && !w->group_of)) {
                 const int32_t *tokens = w->plain_tokens + w->plain_before[next];

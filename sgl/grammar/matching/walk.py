@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from sgl import native_code
 from sgl.grammar.automaton.place import Place
-from sgl.grammar.automaton.pushdown import ENDLESS, Automaton
+from sgl.grammar.automaton.plain import ENDLESS
+from sgl.grammar.automaton.pushdown import Automaton
+from sgl.grammar.automaton.subsets import Subsets
 from sgl.grammar.automaton.tables import Tables
 from sgl.grammar.matching import walk_reference
 from sgl.grammar.matching.walk_plan import ANY_COUNT, Mask, Plan, allow, beside, make_plan
@@ -58,6 +60,7 @@ class _Walk(ctypes.Structure):
             (_LONG, "max_frames num_frames max_groups num_groups num_closed"),
             (_INT, "on_place unused"),
             (_LONG, "next_start node end back back_end state symbol result"),
+            (_POINTER, "expand find_plain subsets"),
         )
         for name in names.split()
     ]
@@ -73,6 +76,10 @@ class Walker:
         self._fields = _Walk(words=vocabulary.words, max_frames=32, max_groups=32)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         """What the fields point to."""
+        subsets = automaton.subsets
+        if isinstance(subsets, Subsets):
+            self._fields.expand, self._fields.find_plain = map(subsets.function, ("sgl_expand", "sgl_plain"))
+            self._fields.subsets = subsets.address
         plain, longest = vocabulary.plain_tokens, vocabulary.max_token_len  # no token closes more frames
         self._keep(
             rest=plain.rest.nodes,
@@ -148,6 +155,7 @@ class Walker:
             if tables.entries is not arrays.get("entries") or tables.returns is not arrays.get("returns"):
                 self._point_to(tables)
             why = run(address, _STEPS)
+            self._automaton.subsets.take_over()
             if why == _DONE:
                 break
             if why == _EXPAND:

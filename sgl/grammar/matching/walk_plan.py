@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.grammar.automaton.place import Place
-from sgl.grammar.automaton.pushdown import ENDLESS, NOT_PLAIN, OPEN_BRACE, OPEN_BRACKET, Automaton
+from sgl.grammar.automaton.plain import ENDLESS, NOT_PLAIN
+from sgl.grammar.automaton.pushdown import OPEN_BRACE, OPEN_BRACKET, Automaton
 from sgl.grammar.automaton.tables import TARGET_MASK
 from sgl.grammar.matching.word_walk import walk_words
 from sgl.grammar.vocabulary.tokens import Vocabulary

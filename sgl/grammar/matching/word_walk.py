@@ -38,9 +38,11 @@ class WordWalk:
 def walk_words(automaton: Automaton, trie: Trie, state: int, *, with_nearest: bool) -> WordWalk | None:
     """The walk from a state that is nothing but a long list of words; None for any other. `nearest` is left out
     unless it is asked for."""
-    origin, lexeme = automaton.members[state][0]
-    if len(automaton.members[state]) != 1 or not isinstance(lexeme, Lexeme):
+    only = automaton.subsets.only_lexeme(state)
+    if only is None:
         return None
+    origin, lexeme = only
+    assert isinstance(lexeme, Lexeme)
     whole, target = lexeme.expr, lexeme.target
     expr, tail = (whole.head, whole.tail) if isinstance(whole, Concat) else (whole, EPSILON)
     if not isinstance(expr, Words) or expr.high - expr.low < MANY_WORDS:

@@ -1,0 +1,359 @@
+/* The nondeterministic places of a grammar, as nfa.py has them: what Python tells of expressions, nodes and threads, and
+ * the moves of threads. subsets.c runs sets of them. */
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEAD = -1, UNKNOWN = -2, SHIFT = 26, INC_CHAR = 1, RESET_CHAR = 2, MAX_BLANKS = 64, NEVER_REACHED = 1 << 30 };
+enum { DONE, NEEDS, BRACKETS, ROOM, TOO_MANY, NO_MEMORY };  /* how a call ended; but for DONE it is made again */
+enum { STAY, PUSH, POP };                                   /* of a move */
+enum { NODE, OPENING, CLOSING };                            /* of a target */
+enum { LEXEME, BLANKS, GUARD, OTHER };                      /* of a thread */
+enum { ACCEPTS = 1, READS_UNIQUE = 2 };                     /* flags of one */
+enum { ARCS, THREADS, MOVES };                              /* what is needed, of an expression, a target, a thread */
+enum { LONG_TEXT = 64, NONE = -1, NOT_PLAIN = -1 };
+static const int64_t ENDLESS = 1ll << 60;
+
+typedef struct { uint64_t bits[4]; } Bytes;                        /* a set of them */
+typedef struct { Bytes mask; int64_t rest; } Arc;                  /* rest: an expression */
+typedef struct { Bytes mask; int32_t kind, operation, first, number, target, origin; } Move; /* threads; or a target */
+typedef struct { int32_t nullable, indented, text, length, next, tail, num_arcs, is_plain; int64_t arcs; } Expr;
+typedef struct { int32_t kind, operation, num_threads; int64_t threads; } Target;
+typedef struct { int32_t kind, flags, expr, target, num_moves; int64_t moves, plain_limit; } Thread; /* expr of a guard: its number; target: the
+ * blanks that it stands behind, if any */
+typedef struct { int32_t counter, limit, num_below, num_at; int64_t below, at; } Guard;
+typedef struct { int64_t members; int32_t number; } State;
+typedef struct { int32_t what, which; } Need;
+typedef struct { Bytes mask; int64_t first, number; } Bracket; /* its moves among `ways` */
+typedef struct { int32_t origin, kind, target, unused; } Way;
+typedef struct { uint32_t hash; int32_t item; } Slot; /* item: 1 + its number, or 0 */
+typedef struct { Slot *slots; int64_t size, number; } Index;
+
+#define POOL(T) struct { T *at; int64_t number, size; }
+
+typedef struct {
+    /* known to subsets.py, in this order */
+    int32_t *entries, *symbols, *guard_rows;
+    uint8_t *accepting, *unique, *classes;
+    int64_t num_rows, width, max_states, num_states, num_classes, version, has_guards, has_unique;
+    Need *needed;
+    int64_t num_needed;
+    Bracket *bracket;
+    Way *way;
+    int64_t num_brackets;
+    uint64_t *member; /* of the state that was asked for: origin << 32 | thread */
+    int64_t num_members;
+    int32_t kind, expr, target, length; /* of the thread or the expression that was asked for */
+    const uint8_t *text;
+    int64_t plain_limit;
+    /* known here alone */
+    jmp_buf out;
+    Bytes members_of[256]; /* of a class */
+    POOL(Expr) exprs;
+    POOL(Arc) arcs;
+    POOL(Target) targets;
+    POOL(Thread) threads;
+    POOL(int32_t) lists; /* of threads */
+    POOL(Move) moves, here;
+    POOL(Guard) guards;
+    POOL(State) states;
+    POOL(uint64_t) members, chosen;
+    POOL(int32_t) entered, unsplit;
+    POOL(uint8_t) texts;
+    POOL(Need) needs;
+    POOL(Bracket) brackets;
+    POOL(Way) ways;
+    POOL(Bytes) cells;
+    POOL(int32_t) cell_entries;
+    Index by_members, by_parts, by_text;
+} Subsets;
+
+/* Room for so many more; nothing has changed where there is none. */
+static void *more(Subsets *s, void *at, int64_t *size, int64_t wanted, size_t each) {
+    int64_t larger = *size ? *size : 16;
+    while (larger < wanted) larger *= 2;
+    void *found = realloc(at, larger * each);
+    if (!found) longjmp(s->out, NO_MEMORY);
+    *size = larger;
+    return found;
+}
+#define RESERVE(p, n) do { if ((p).number + (n) > (p).size) (p).at = more(s, (p).at, &(p).size, (p).number + (n), sizeof *(p).at); } while (0)
+#define PUT(p, ...) do { RESERVE(p, 1); (p).at[(p).number++] = __VA_ARGS__; } while (0)
+
+static uint32_t mixed(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
+    return (uint32_t)(hash >> 32 ^ hash);
+}
+
+static void index_room(Subsets *s, Index *x) {
+    if (2 * (x->number + 1) < x->size) return;
+    int64_t size = x->size ? 2 * x->size : 64;
+    Slot *slots = calloc(size, sizeof *slots);
+    if (!slots) longjmp(s->out, NO_MEMORY);
+    for (int64_t i = 0; i < x->size; i++) {
+        if (!x->slots[i].item) continue;
+        int64_t at = x->slots[i].hash & (size - 1);
+        while (slots[at].item) at = (at + 1) & (size - 1);
+        slots[at] = x->slots[i];
+    }
+    free(x->slots);
+    x->slots = slots, x->size = size;
+}
+
+/* The slot of what is equal, or the free one for it. */
+#define FIND(x, h, slot, i, equal) \
+    Slot *slot; \
+    for (int64_t at_ = (h) & ((x).size - 1);; at_ = (at_ + 1) & ((x).size - 1)) { \
+        slot = &(x).slots[at_]; \
+        int32_t i = slot->item - 1; \
+        if (i < 0 || (slot->hash == (h) && (equal))) break; \
+    }
+
+static int has(const Bytes *set, int byte) { return set->bits[byte >> 6] >> (byte & 63) & 1; }
+static int is_none(const Bytes *set) { return !(set->bits[0] | set->bits[1] | set->bits[2] | set->bits[3]); }
+static int is_same(const Bytes *a, const Bytes *b) { return !memcmp(a, b, sizeof *a); }
+static int lowest(const Bytes *set) {
+    for (int i = 0; i < 4; i++)
+        if (set->bits[i]) return 64 * i + __builtin_ctzll(set->bits[i]);
+    return NONE;
+}
+static Bytes both(const Bytes *a, const Bytes *b) {
+    Bytes found;
+    for (int i = 0; i < 4; i++) found.bits[i] = a->bits[i] & b->bits[i];
+    return found;
+}
+static Bytes without(const Bytes *a, const Bytes *b) {
+    Bytes found;
+    for (int i = 0; i < 4; i++) found.bits[i] = a->bits[i] & ~b->bits[i];
+    return found;
+}
+
+static int32_t thread_of(Subsets *s, int kind, int32_t expr, int32_t target) {
+    index_room(s, &s->by_parts);
+    uint32_t hash = mixed(mixed(kind, (uint32_t)expr), (uint32_t)target);
+    FIND(s->by_parts, hash, slot, i, s->threads.at[i].kind == kind && s->threads.at[i].expr == expr && s->threads.at[i].target == target)
+    if (!slot->item) {
+        PUT(s->threads, (Thread){kind, 0, expr, target, 0, 0, NOT_PLAIN});
+        *slot = (Slot){hash, (int32_t)s->threads.number}, s->by_parts.number++;
+    }
+    return slot->item - 1;
+}
+
+/* The expression of a text before another one. */
+static int32_t text_of(Subsets *s, int64_t text, int32_t length, int32_t tail) {
+    if (!length) return tail;
+    uint32_t hash = mixed(length, (uint32_t)tail);
+    if (length <= LONG_TEXT) {
+        for (int32_t i = 0; i < length; i++) hash = mixed(hash, s->texts.at[text + i]);
+        index_room(s, &s->by_text);
+        FIND(s->by_text, hash, slot, i, s->exprs.at[i].length == length && s->exprs.at[i].tail == tail && !memcmp(s->texts.at + s->exprs.at[i].text, s->texts.at + text, length))
+        if (!slot->item) {
+            PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, 0});
+            *slot = (Slot){hash, (int32_t)s->exprs.number}, s->by_text.number++;
+        }
+        return slot->item - 1;
+    }
+    PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, 0});
+    return (int32_t)s->exprs.number - 1;
+}
+
+/* Put the threads at the start of a lexeme among the entered. */
+static void enter(Subsets *s, int32_t expr, int32_t target) {
+    if (expr) PUT(s->entered, thread_of(s, LEXEME, expr, target)); /* the first expression is of the empty text */
+    const Target *t = &s->targets.at[target];
+    if (t->kind != NODE || !s->exprs.at[expr].nullable) return;
+    RESERVE(s->entered, t->num_threads);
+    memcpy(s->entered.at + s->entered.number, s->lists.at + t->threads, t->num_threads * sizeof(int32_t));
+    s->entered.number += t->num_threads;
+}
+
+static void need(Subsets *s, int32_t what, int32_t which) { PUT(s->needs, (Need){what, which}); }
+
+static void need_start(Subsets *s, int32_t expr, int32_t target) {
+    const Target *t = &s->targets.at[target];
+    if (s->exprs.at[expr].nullable && t->kind == NODE && t->num_threads < 0) need(s, THREADS, target);
+}
+
+/* Ask for what a thread's moves are made of. */
+static void need_moves(Subsets *s, int32_t number) {
+    const Thread *t = &s->threads.at[number];
+    if (t->kind == OTHER && t->num_moves < 0) need(s, MOVES, number);
+    if (t->kind == BLANKS) need_start(s, t->expr, t->target);
+    if (t->kind != LEXEME) return;
+    Expr e = s->exprs.at[t->expr];
+    int32_t target = t->target;
+    if (e.length) {
+        if (e.next < 0) {
+            int32_t next = text_of(s, e.text + 1, e.length - 1, e.tail);
+            s->exprs.at[t->expr].next = e.next = next;
+        }
+        if (e.length == 1) {
+            int32_t indented = s->exprs.at[e.next].indented;
+            need_start(s, indented < 0 ? e.next : indented, target);
+        }
+    } else if (e.num_arcs < 0) {
+        need(s, ARCS, t->expr);
+    } else {
+        for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++) {
+            int32_t rest = (int32_t)s->arcs.at[i].rest, indented = s->exprs.at[rest].indented;
+            need_start(s, indented < 0 ? rest : indented, target);
+        }
+    }
+}
+
+static void put_lexeme_move(Subsets *s, Bytes mask, int32_t rest, int32_t target, int32_t origin) {
+    const Target *t = &s->targets.at[target];
+    int32_t first = (int32_t)s->entered.number;
+    Move move = {mask, STAY, 0, first, 0, target, origin};
+    if (!rest && t->kind != NODE) {
+        move.kind = t->kind == OPENING ? PUSH : POP;
+    } else {
+        Expr e = s->exprs.at[rest];
+        if (t->kind == NODE && e.nullable) move.operation = t->operation;
+        if (e.indented >= 0) {
+            move.operation |= RESET_CHAR;
+            PUT(s->entered, thread_of(s, BLANKS, e.indented, target));
+            rest = e.indented;
+        }
+        enter(s, rest, target);
+        move.number = (int32_t)s->entered.number - first;
+    }
+    PUT(s->here, move);
+}
+
+/* The guard behind one more blank. */
+static int32_t blank_guard(Subsets *s, int32_t number) {
+    Thread *t = &s->threads.at[number];
+    if (!t->num_moves) {
+        int64_t first = s->entered.number;
+        PUT(s->entered, number);
+        enter(s, t->expr, t->target);
+        int32_t length = (int32_t)(s->entered.number - first);
+        RESERVE(s->lists, length);
+        RESERVE(s->guards, 1);
+        RESERVE(s->threads, 1);
+        t = &s->threads.at[number];
+        int64_t list = s->lists.number;
+        memcpy(s->lists.at + list, s->entered.at + first, length * sizeof(int32_t));
+        s->lists.number += length, s->entered.number = first;
+        s->guards.at[s->guards.number++] = (Guard){0, MAX_BLANKS, length, length - 1, list, list + 1};
+        s->threads.at[s->threads.number++] = (Thread){GUARD, 0, (int32_t)s->guards.number - 1, number, 0, 0, NOT_PLAIN};
+        t->num_moves = 1, t->moves = s->threads.number - 1;
+    }
+    return (int32_t)t->moves;
+}
+
+static void put_moves(Subsets *s, int32_t number, int32_t origin) {
+    Thread t = s->threads.at[number];
+    if (t.kind == LEXEME) {
+        Expr e = s->exprs.at[t.expr];
+        if (e.length) {
+            Bytes mask = {{0}};
+            uint8_t byte = s->texts.at[e.text];
+            mask.bits[byte >> 6] = 1ull << (byte & 63);
+            put_lexeme_move(s, mask, e.next, t.target, origin);
+        } else {
+            for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++)
+                put_lexeme_move(s, s->arcs.at[i].mask, (int32_t)s->arcs.at[i].rest, t.target, origin);
+        }
+    } else if (t.kind == BLANKS) {
+        Bytes mask = {{1ull << ' ' | 1ull << '\t'}};
+        int32_t guard = blank_guard(s, number);
+        PUT(s->entered, guard);
+        PUT(s->here, (Move){mask, STAY, INC_CHAR, (int32_t)s->entered.number - 1, 1, NONE, origin});
+    } else {
+        for (int64_t i = t.moves; i < t.moves + t.num_moves; i++) {
+            Move move = s->moves.at[i];
+            int64_t list = move.first;
+            move.first = (int32_t)s->entered.number, move.origin = origin;
+            RESERVE(s->entered, move.number);
+            memcpy(s->entered.at + move.first, s->lists.at + list, move.number * sizeof(int32_t));
+            s->entered.number += move.number;
+            PUT(s->here, move);
+        }
+    }
+}
+
+/* What follows returns the number of what is new, or of what is like it; -1 - how the call ended. */
+#define ENTRY int why = setjmp(s->out); if (why) return -1 - why;
+
+int64_t sgl_add_expr(Subsets *s, int64_t nullable, int64_t indented) {
+    ENTRY
+    PUT(s->exprs, (Expr){(int32_t)nullable, (int32_t)indented, 0, 0, NONE, NONE, NONE, 0, 0});
+    return s->exprs.number - 1;
+}
+
+int64_t sgl_add_text(Subsets *s, const uint8_t *text, int64_t length, int64_t tail) {
+    ENTRY
+    int64_t first = s->texts.number;
+    RESERVE(s->texts, length);
+    memcpy(s->texts.at + first, text, length);
+    s->texts.number += length;
+    return text_of(s, first, (int32_t)length, (int32_t)tail);
+}
+
+int64_t sgl_give_arcs(Subsets *s, int64_t expr, const Arc *arcs, int64_t number, int64_t is_plain) {
+    ENTRY
+    RESERVE(s->arcs, number);
+    memcpy(s->arcs.at + s->arcs.number, arcs, number * sizeof *arcs);
+    s->exprs.at[expr].arcs = s->arcs.number, s->exprs.at[expr].num_arcs = (int32_t)number;
+    s->exprs.at[expr].is_plain = (int32_t)is_plain;
+    s->arcs.number += number;
+    return 0;
+}
+
+int64_t sgl_add_target(Subsets *s, int64_t kind, int64_t operation) {
+    ENTRY
+    PUT(s->targets, (Target){(int32_t)kind, (int32_t)operation, NONE, 0});
+    return s->targets.number - 1;
+}
+
+static int64_t put_list(Subsets *s, const int32_t *threads, int64_t number) {
+    RESERVE(s->lists, number);
+    memcpy(s->lists.at + s->lists.number, threads, number * sizeof *threads);
+    s->lists.number += number;
+    return s->lists.number - number;
+}
+
+int64_t sgl_give_threads(Subsets *s, int64_t target, const int32_t *threads, int64_t number) {
+    ENTRY
+    s->targets.at[target].threads = put_list(s, threads, number);
+    s->targets.at[target].num_threads = (int32_t)number;
+    return 0;
+}
+
+int64_t sgl_lexeme(Subsets *s, int64_t kind, int64_t expr, int64_t target) {
+    ENTRY
+    return thread_of(s, (int)kind, (int32_t)expr, (int32_t)target);
+}
+
+int64_t sgl_add_thread(Subsets *s, int64_t flags, int64_t plain_limit) {
+    ENTRY
+    PUT(s->threads, (Thread){OTHER, (int32_t)flags, NONE, NONE, NONE, 0, plain_limit});
+    return s->threads.number - 1;
+}
+
+/* A move's `first` is its place in `threads`. */
+int64_t sgl_give_moves(Subsets *s, int64_t thread, const Move *moves, int64_t number, const int32_t *threads, int64_t total) {
+    ENTRY
+    RESERVE(s->moves, number);
+    int64_t list = put_list(s, threads, total), first = s->moves.number;
+    for (int64_t i = 0; i < number; i++) {
+        s->moves.at[first + i] = moves[i];
+        s->moves.at[first + i].first += (int32_t)list;
+    }
+    s->moves.number += number;
+    s->threads.at[thread].moves = first, s->threads.at[thread].num_moves = (int32_t)number;
+    return 0;
+}
+
+int64_t sgl_add_guard(Subsets *s, int64_t counter, int64_t limit, const int32_t *threads, int64_t num_below, int64_t num_at) {
+    ENTRY
+    RESERVE(s->guards, 1);
+    int64_t list = put_list(s, threads, num_below + num_at);
+    Guard guard = {(int32_t)counter, limit < NEVER_REACHED ? (int32_t)limit : NEVER_REACHED, (int32_t)num_below, (int32_t)num_at, list, list + num_below};
+    PUT(s->threads, (Thread){GUARD, 0, (int32_t)s->guards.number, NONE, 0, 0, NOT_PLAIN});
+    s->guards.at[s->guards.number++] = guard;
+    return s->threads.number - 1;
+}

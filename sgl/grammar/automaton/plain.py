@@ -1,0 +1,72 @@
+"""Plain characters, which strings of JSON hold as they stand: how far a thread goes on reading them.
+
+Nearly every token is made of them, and in most strings they lead from a place back to it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sgl.grammar.automaton.nfa import Counted, Lexeme, Thread, UniqueText
+from sgl.grammar.regular.byteset import byte_range
+from sgl.grammar.regular.expr import EMPTY, Expr
+
+NOT_PLAIN: Final = -1
+ENDLESS: Final = 1 << 60
+NEVER_REACHED: Final = 1 << 30
+"""Characters or items: no text is so long."""
+_PLAIN_ASCII: Final = byte_range(0x20, 0x7F) & ~(1 << 0x22 | 1 << 0x5C)
+_PLAIN_OR_LONGER: Final = _PLAIN_ASCII | byte_range(0x80, 0xFF)
+_CONTINUED: Final = byte_range(0x80, 0xBF)
+_LONGER_CHARS: Final = (
+    (byte_range(0xC2, 0xDF), _CONTINUED),
+    (byte_range(0xE0, 0xE0), byte_range(0xA0, 0xBF), _CONTINUED),
+    (byte_range(0xE1, 0xEF) & ~(1 << 0xED), _CONTINUED, _CONTINUED),
+    (byte_range(0xED, 0xED), byte_range(0x80, 0x9F), _CONTINUED),
+    (byte_range(0xF0, 0xF0), byte_range(0x90, 0xBF), _CONTINUED, _CONTINUED),
+    (byte_range(0xF1, 0xF3), _CONTINUED, _CONTINUED, _CONTINUED),
+    (byte_range(0xF4, 0xF4), byte_range(0x80, 0x8F), _CONTINUED, _CONTINUED),
+)
+
+
+def thread_limit(thread: Thread) -> int:
+    """Up to how many characters of a string a plain one keeps the thread where it is: ENDLESS if for ever, NOT_PLAIN if
+    it does not."""
+    if isinstance(thread, Counted):
+        if thread.rest is not None or thread.region == 2 or not is_plain_loop(thread.text.loop):
+            return NOT_PLAIN
+        return ENDLESS if thread.text.high is None else min(thread.text.high, NEVER_REACHED)
+    if isinstance(thread, Lexeme | UniqueText) and is_plain_loop(thread.expr):
+        return ENDLESS
+    return NOT_PLAIN
+
+
+def moves_on_plain(thread: Thread) -> bool:
+    """Whether plain characters lead anywhere from there."""
+    return any(mask & _PLAIN_OR_LONGER for mask, _ in thread.moves())
+
+
+def is_plain_loop(expr: Expr) -> bool:
+    """Whether every character that JSON strings hold as it stands leads from the expression back to itself."""
+    if expr.step(0x20) is not expr:
+        return False
+    if expr.known_plain is None:
+        expr.known_plain = all(_reached(expr, char) == {expr} for char in ((_PLAIN_ASCII,), *_LONGER_CHARS))
+    return expr.known_plain
+
+
+def _reached(expr: Expr, char: tuple[int, ...]) -> set[Expr]:
+    """Where the byte strings of a product of byte sets lead; EMPTY among them if some lead nowhere."""
+    places = {expr}
+    for mask in char:
+        following = set()
+        for place in places:
+            left = mask
+            for arc, target in place.arcs():
+                if arc & mask:
+                    following.add(target)
+                    left &= ~arc
+            if left:
+                following.add(EMPTY)
+        places = following
+    return places

@@ -1,0 +1,297 @@
+/* The subset construction: the states of an automaton are sets of threads, numbered as they are met, and their rows are
+ * filled on first use. Does what subsets_reference.py does, for a grammar of which Python tells what is asked for;
+ * subsets.py says how. Tables as in tables.py. */
+#include "nfa.h"
+
+static int by_value(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The number of the state of the chosen members. */
+static int32_t chosen_state(Subsets *s) {
+    uint64_t *m = s->chosen.at;
+    int64_t number = s->chosen.number, kept = 0;
+    if (number > 16) {
+        qsort(m, number, sizeof *m, by_value);
+    } else {
+        for (int64_t i = 1; i < number; i++) {
+            uint64_t one = m[i];
+            int64_t j = i;
+            for (; j && m[j - 1] > one; j--) m[j] = m[j - 1];
+            m[j] = one;
+        }
+    }
+    uint32_t hash = 1;
+    for (int64_t i = 0; i < number; i++) {
+        if (i && m[i] == m[i - 1]) continue;
+        m[kept++] = m[i];
+        hash = mixed(hash, m[i]);
+    }
+    index_room(s, &s->by_members);
+    FIND(s->by_members, hash, slot, i, s->states.at[i].number == kept && !memcmp(s->members.at + s->states.at[i].members, m, kept * sizeof *m))
+    if (slot->item) return slot->item - 1;
+    int32_t state = (int32_t)s->num_states;
+    if (state >= s->max_states) longjmp(s->out, TOO_MANY);
+    if (state >= s->num_rows) longjmp(s->out, ROOM);
+    RESERVE(s->members, kept);
+    RESERVE(s->unsplit, 1);
+    PUT(s->states, (State){s->members.number, (int32_t)kept});
+    memcpy(s->members.at + s->members.number, m, kept * sizeof *m);
+    s->members.number += kept;
+    *slot = (Slot){hash, state + 1}, s->by_members.number++;
+    int flags = 0, has_guards = 0;
+    for (int64_t i = 0; i < kept; i++) {
+        const Thread *t = &s->threads.at[(uint32_t)m[i]];
+        flags |= t->flags, has_guards |= t->kind == GUARD;
+    }
+    for (int64_t c = 0; c < s->num_classes; c++) s->entries[state * s->width + c] = UNKNOWN;
+    memset(s->symbols + 2 * (int64_t)state, 255, 2 * sizeof(int32_t)); /* -1: none */
+    memset(s->guard_rows + 4 * (int64_t)state, 255, 4 * sizeof(int32_t));
+    s->accepting[state] = flags & ACCEPTS;
+    s->unique[state] = (flags & READS_UNIQUE) != 0;
+    s->has_unique |= s->unique[state];
+    if (has_guards) s->unsplit.at[s->unsplit.number++] = state;
+    s->num_states++, s->version++;
+    return state;
+}
+
+static void choose(Subsets *s, uint64_t origin, int64_t list, int32_t number) {
+    RESERVE(s->chosen, number);
+    for (int32_t i = 0; i < number; i++) s->chosen.at[s->chosen.number++] = origin << 32 | (uint32_t)s->lists.at[list + i];
+}
+
+/* A state of guards becomes two: below the lowest limit all guards open downwards, at it those with that limit. */
+static void split_guards(Subsets *s) {
+    while (s->unsplit.number) {
+        int32_t state = s->unsplit.at[s->unsplit.number - 1], sides[2];
+        State of = s->states.at[state];
+        int32_t counter = 2, limit = 0;
+        for (int64_t i = of.members; i < of.members + of.number; i++) {
+            const Thread *t = &s->threads.at[(uint32_t)s->members.at[i]];
+            if (t->kind != GUARD) continue;
+            const Guard *g = &s->guards.at[t->expr];
+            if (g->counter < counter || (g->counter == counter && g->limit < limit)) counter = g->counter, limit = g->limit;
+        }
+        for (int at = 0; at < 2; at++) {
+            int64_t pending = s->unsplit.number;
+            s->chosen.number = 0;
+            for (int64_t i = of.members; i < of.members + of.number; i++) {
+                uint64_t member = s->members.at[i];
+                const Thread *t = &s->threads.at[(uint32_t)member];
+                Guard g = t->kind == GUARD ? s->guards.at[t->expr] : (Guard){0};
+                if (t->kind != GUARD || (at && g.limit != limit)) PUT(s->chosen, member);
+                else if (at) choose(s, member >> 32, g.at, g.num_at);
+                else choose(s, member >> 32, g.below, g.num_below);
+            }
+            sides[at] = chosen_state(s);
+            if (s->unsplit.number > pending) break; /* first what is new */
+            if (at) {
+                int32_t *row = s->guard_rows + 4 * (int64_t)state;
+                row[0] = limit < NEVER_REACHED ? limit : NEVER_REACHED, row[1] = counter, row[2] = sides[0], row[3] = sides[1];
+                s->has_guards = 1;
+                /* not always the last: its sides may be states of guards that were met before */
+                s->unsplit.number--;
+            }
+        }
+    }
+}
+
+/* Bytes that a set has in part leave their class. */
+static void split_classes(Subsets *s, const Bytes *mask) {
+    for (int64_t c = 0, number = s->num_classes; c < number; c++) {
+        Bytes apart = both(&s->members_of[c], mask);
+        if (is_none(&apart) || is_same(&apart, &s->members_of[c])) continue;
+        if (s->num_classes == s->width) longjmp(s->out, ROOM);
+        int64_t fresh = s->num_classes;
+        for (int64_t i = 0; i < s->num_states; i++) s->entries[i * s->width + fresh] = s->entries[i * s->width + c];
+        s->members_of[c] = without(&s->members_of[c], &apart);
+        s->members_of[fresh] = apart;
+        for (int byte = 0; byte < 256; byte++)
+            if (has(&apart, byte)) s->classes[byte] = (uint8_t)fresh;
+        s->num_classes++, s->version++;
+    }
+}
+
+/* Disjoint sets of bytes, in each of which all go the same way. */
+static void find_cells(Subsets *s) {
+    s->cells.number = 0;
+    for (int64_t i = 0; i < s->here.number; i++) {
+        Bytes left = s->here.at[i].mask;
+        for (int64_t c = 0, number = s->cells.number; c < number && !is_none(&left); c++) {
+            Bytes shared = both(&s->cells.at[c], &left);
+            if (is_none(&shared)) continue;
+            if (!is_same(&shared, &s->cells.at[c])) {
+                Bytes other = without(&s->cells.at[c], &shared);
+                PUT(s->cells, other);
+                s->cells.at[c] = shared;
+            }
+            left = without(&left, &shared);
+        }
+        if (!is_none(&left)) PUT(s->cells, left);
+    }
+}
+
+/* Where a cell leads; UNKNOWN where that is a bracket, whose moves are put among the brackets. */
+static int32_t cell_entry(Subsets *s, const Bytes *cell) {
+    int byte = lowest(cell), operation = 0, is_bracket = 0;
+    int64_t first = s->ways.number;
+    s->chosen.number = 0;
+    for (int64_t i = 0; i < s->here.number; i++) {
+        const Move *move = &s->here.at[i];
+        if (!has(&move->mask, byte)) continue;
+        uint64_t origin = (uint32_t)move->origin;
+        if (move->kind != STAY || move->number) PUT(s->ways, (Way){move->origin, move->kind, move->target, 0});
+        if (move->kind != STAY) {
+            is_bracket = 1;
+            continue;
+        }
+        operation |= move->operation;
+        RESERVE(s->chosen, move->number);
+        for (int32_t k = 0; k < move->number; k++)
+            s->chosen.at[s->chosen.number++] = origin << 32 | (uint32_t)s->entered.at[move->first + k];
+    }
+    if (is_bracket) {
+        PUT(s->brackets, (Bracket){*cell, first, s->ways.number - first});
+        return UNKNOWN;
+    }
+    s->ways.number = first;
+    return s->chosen.number ? chosen_state(s) | operation << SHIFT : DEAD;
+}
+
+/* Fill the row of a state. `answers` are where its brackets lead; without, they are asked for. */
+int64_t sgl_expand(Subsets *s, int64_t state, const int32_t *answers) {
+    int why = setjmp(s->out);
+    if (why) return why;
+    split_guards(s);
+    int32_t *row = s->entries + state * s->width;
+    if (row[0] != UNKNOWN) return DONE;
+    State of = s->states.at[state];
+    s->needs.number = s->here.number = s->entered.number = s->brackets.number = s->ways.number = 0;
+    for (int64_t i = 0; i < of.number; i++) need_moves(s, (int32_t)(uint32_t)s->members.at[of.members + i]);
+    s->needed = s->needs.at, s->num_needed = s->needs.number;
+    if (s->num_needed) return NEEDS;
+    for (int64_t i = 0; i < of.number; i++) {
+        uint64_t member = s->members.at[of.members + i];
+        put_moves(s, (int32_t)(uint32_t)member, (int32_t)(member >> 32));
+    }
+    find_cells(s);
+    int64_t number = 0, num_brackets = 0;
+    s->cell_entries.number = 0;
+    for (int64_t c = 0; c < s->cells.number; c++) {
+        Bytes cell = s->cells.at[c];
+        int32_t entry = cell_entry(s, &cell);
+        if (entry == UNKNOWN && answers) entry = answers[num_brackets++];
+        if (entry == DEAD) continue;
+        int64_t same = 0;
+        while (same < number && s->cell_entries.at[same] != entry) same++;
+        if (same < number && entry != UNKNOWN) {
+            for (int i = 0; i < 4; i++) s->cells.at[same].bits[i] |= cell.bits[i];
+        } else {
+            PUT(s->cell_entries, entry);
+            s->cells.at[number++] = cell;
+        }
+    }
+    split_guards(s);
+    s->bracket = s->brackets.at, s->way = s->ways.at, s->num_brackets = s->brackets.number;
+    if (s->num_brackets && !answers) return BRACKETS;
+    for (int64_t c = 0; c < number; c++) split_classes(s, &s->cells.at[c]);
+    for (int64_t k = 0; k < s->num_classes; k++) {
+        int byte = lowest(&s->members_of[k]);
+        row[k] = DEAD;
+        for (int64_t c = 0; c < number; c++)
+            if (has(&s->cells.at[c], byte)) row[k] = s->cell_entries.at[c];
+    }
+    s->version++;
+    return DONE;
+}
+
+/* The number of a state, or -1 - how the call ended. */
+int64_t sgl_state(Subsets *s, const uint64_t *members, int64_t number) {
+    int why = setjmp(s->out);
+    if (why) return -1 - why;
+    split_guards(s);
+    s->chosen.number = 0;
+    RESERVE(s->chosen, number);
+    memcpy(s->chosen.at, members, number * sizeof *members);
+    s->chosen.number = number;
+    int32_t state = chosen_state(s);
+    split_guards(s);
+    return state;
+}
+
+/* ' ' to 0x7F but for " and \\, and all bytes of longer characters */
+static const Bytes PLAIN = {{0xFFFFFFFB00000000ull, 0xFFFFFFFFEFFFFFFFull, ~0ull, ~0ull}};
+
+static int moves_on_plain(const Subsets *s, const Thread *t) {
+    if (t->kind == BLANKS) return 1;
+    const Expr *e = t->kind == LEXEME ? &s->exprs.at[t->expr] : 0;
+    if (e && e->length) return has(&PLAIN, s->texts.at[e->text]);
+    for (int64_t i = 0; i < (e ? e->num_arcs : t->num_moves); i++) {
+        Bytes plain = both(e ? &s->arcs.at[e->arcs + i].mask : &s->moves.at[t->moves + i].mask, &PLAIN);
+        if (!is_none(&plain)) return 1;
+    }
+    return 0;
+}
+
+/* As SubsetsReference.plain_limit: shows the limit, returns whether one thread is alone. */
+int64_t sgl_plain_limit(Subsets *s, int64_t state) {
+    State of = s->states.at[state];
+    int others_move = 0, number = 0;
+    int64_t most = NOT_PLAIN;
+    for (int64_t i = of.members; i < of.members + of.number; i++) {
+        const Thread *t = &s->threads.at[(uint32_t)s->members.at[i]];
+        int64_t limit = t->kind == LEXEME && s->exprs.at[t->expr].is_plain ? ENDLESS : t->plain_limit;
+        if (limit == NOT_PLAIN) others_move |= moves_on_plain(s, t);
+        else number++;
+        if (limit > most) most = limit;
+    }
+    s->plain_limit = others_move && most < ENDLESS ? NOT_PLAIN : most;
+    return number == 1 && !others_move;
+}
+
+/* What they do in a state that is expanded, as walk.c has it. */
+int64_t sgl_plain(Subsets *s, int64_t state) {
+    int is_alone = (int)sgl_plain_limit(s, state);
+    if (s->plain_limit < ENDLESS) return 1;
+    return is_alone && s->entries[state * s->width + s->classes[' ']] == state ? 3 : 2;
+}
+
+/* Show a thread and the text of its expression if it is all of a state; returns whether it is. */
+int64_t sgl_show_only(Subsets *s, int64_t state) {
+    State of = s->states.at[state];
+    const Thread *t = &s->threads.at[(uint32_t)s->members.at[of.members]];
+    if (of.number != 1) return 0;
+    s->kind = t->kind, s->length = t->kind == LEXEME ? s->exprs.at[t->expr].length : 0;
+    return 1;
+}
+
+/* Show the members of a state, a thread, the text of an expression. */
+void sgl_show_members(Subsets *s, int64_t state) {
+    s->member = s->members.at + s->states.at[state].members, s->num_members = s->states.at[state].number;
+}
+
+void sgl_show_thread(Subsets *s, int64_t thread) {
+    const Thread *t = &s->threads.at[thread];
+    s->kind = t->kind, s->expr = t->expr, s->target = t->target;
+}
+
+void sgl_show_text(Subsets *s, int64_t expr) {
+    const Expr *e = &s->exprs.at[expr];
+    s->text = s->texts.at + e->text, s->length = e->length, s->expr = e->tail;
+}
+
+Subsets *sgl_new(void) {
+    Subsets *s = calloc(1, sizeof *s);
+    if (s) memset(&s->members_of[0], 255, sizeof(Bytes));
+    if (s) s->num_classes = 1;
+    return s;
+}
+
+void sgl_free(Subsets *s) {
+    void *all[] = {s->exprs.at, s->arcs.at, s->targets.at, s->threads.at, s->lists.at, s->moves.at, s->here.at, s->guards.at,
+                   s->states.at, s->members.at, s->chosen.at, s->entered.at, s->unsplit.at, s->texts.at, s->needs.at,
+                   s->brackets.at, s->ways.at, s->cells.at, s->cell_entries.at, s->by_members.slots, s->by_parts.slots,
+                   s->by_text.slots, s};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
