@@ -33,8 +33,8 @@ def cache_folder() -> Path | None:
 def load(
     source: Path, functions: Mapping[str, str], flags: Sequence[str] = (), *, libgomp: Path | None = None
 ) -> ctypes.CDLL:
-    """A C file's functions, with headers beside it: by name, types of arguments and, after a colon, result: p(ointer), i(nt64), f(loat).
-    `libgomp`: the OpenMP runtime, so only GCC will do. Raises CannotCompile."""
+    """A C file's functions; its headers lie beside it. By name: types of arguments and, after a colon, the result, of
+    p(ointer), i(nt64), f(loat). `libgomp`: the OpenMP runtime, so only GCC will do. Raises CannotCompile."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         raise CannotCompile("there is no C compiler: install gcc")
