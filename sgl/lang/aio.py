@@ -212,8 +212,7 @@ def spare(error: Exception) -> None:
 
 
 def outcome(work: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call a user's function for an event loop. StopIteration would get lost there and a future's CancelledError cancel
-    the awaiter: both become RuntimeError."""
+    """Call a user's function for an event loop, where StopIteration and CancelledError must become RuntimeError."""
     try:
         return work(*args, **kwargs)
     except StopIteration as error:

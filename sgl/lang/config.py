@@ -52,8 +52,7 @@ def backend_of(value: Any = None) -> Backend:
 
 
 def fallback_model() -> str:
-    """The default model. Warns once on standard error if it is the embedded one; raises ConfigError if
-    SGL_REQUIRE_BACKEND=1."""
+    """The default model. Warns once if it is the embedded one; raises ConfigError if SGL_REQUIRE_BACKEND=1."""
     global _has_warned
     if model := environment("SGL_MODEL_PATH"):
         return model

@@ -26,8 +26,7 @@ class Backend(ABC):
 
     @abstractmethod
     def open(self, program: ir.Program, sink: ir.Sink) -> Session:
-        """Start a program, on the io thread without blocking. `sink` gets events from any thread, in order and one at a
-        time: each node's, then `Done`."""
+        """Start a program, on the io thread. `sink` gets its events in order, one at a time, from any thread."""
 
     def flush_cache(self) -> bool:
         """Drop cached prefixes; returns whether there is such a cache."""

@@ -1,5 +1,4 @@
-"""Runs subclasses of the original's `BaseBackend`: blocking methods, called on threads with a view of the stream as its
-executor."""
+"""Runs subclasses of the original's `BaseBackend`, whose blocking methods see the stream as their executor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""APIs of the OpenAI protocol, chat or completions. Regexes, grammars and text inside an assistant turn are errors: the
-protocol lacks them."""
+"""APIs of the OpenAI protocol, which lacks regexes, grammars and text inside an assistant turn: those raise."""
 
 from __future__ import annotations
 

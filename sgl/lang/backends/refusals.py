@@ -55,8 +55,7 @@ class Refusals:
     def changed(
         self, body: dict[str, Any], error: InvalidRequest | BackendError, optional: frozenset[str]
     ) -> dict[str, Any]:
-        """The request without what the error refuses, or with its other name; remembered. Raises the error if nothing
-        can change."""
+        """The request without what the error refuses, or with its other name. Raises the error if neither helps."""
         text = str(error)
         is_refusal = isinstance(error, InvalidRequest) or error.status == 403
         if not (is_refusal and _REFUSES.search(text)):

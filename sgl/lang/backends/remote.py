@@ -1,5 +1,4 @@
-"""A program on a server: segments out, numbered events in, over breakable connections. Speaks /v1/programs on the io
-thread."""
+"""A program on a server: segments out, numbered events in, over connections that may break. On the io thread."""
 
 from __future__ import annotations
 

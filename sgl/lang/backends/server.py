@@ -1,5 +1,4 @@
-"""A server over HTTP: it gets whole programs if it executes them, else calls of `/generate` (as do the original's
-servers)."""
+"""A server over HTTP: executes whole programs if it can, else calls of `/generate`, as the original's servers."""
 
 from __future__ import annotations
 
@@ -136,8 +135,7 @@ class RuntimeEndpoint(TextBackend):
             yield completion
 
     async def score(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> list[Scores]:
-        """Score prompt and choices in one request, from where the first choice's tokens leave the prompt's: a token may
-        merge both."""
+        """Score prompt and choices in one request, from where their tokens first differ: a token may span both."""
         texts = [prompt.text + choice for choice in choices]
         alone, *given = await self._logprobs({"text": [prompt.text, *texts]})
         start = min(min(_common(alone, entries), len(entries) - 1) for entries in given)

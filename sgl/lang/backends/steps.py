@@ -37,8 +37,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class GenParams:
-    """A resolved gen. `sampling` has every key of `sgl.lang.ir.sampling.PARAMS`, `seeds` an entry per sample;
-    `constraint`: (kind, value), dtype included."""
+    """A resolved gen: every key of PARAMS in `sampling`, a seed per sample, (kind, value) with the dtype's."""
 
     sampling: dict[str, Any]
     seeds: list[int]
@@ -48,8 +47,7 @@ class GenParams:
 
 @dataclass(slots=True)
 class Completion:
-    """A sample's text without its stop, and meta info (`completion_tokens`, `finish_reason` …); streaming, the next
-    piece of both."""
+    """A sample's text without its stop, and its meta info (`finish_reason` …); while streaming, the next piece."""
 
     text: str
     meta: dict[str, Any] = field(default_factory=dict)

@@ -74,8 +74,7 @@ class PrefixTemplate(ChatTemplate):
 
 @dataclass(frozen=True)
 class RenderedTemplate(ChatTemplate):
-    """Turns cut from `render(messages, add_generation_prompt)`. Messages hold markers as content, so each sequence of
-    roles is rendered once."""
+    """Turns cut from `render(messages, add_generation_prompt)` of marked contents, once for each sequence of roles."""
 
     name: str
     render: Callable[[Messages, bool], str]

@@ -292,8 +292,7 @@ _TYPES: dict[str, Any] = {
 
 
 def _characters(value: Any) -> int:
-    """Characters in a JSON value's strings and inner keys; other values count one. Raises InvalidRequest for infinite
-    numbers."""
+    """Characters of strings and inner keys; other values count one. Raises InvalidRequest for infinite numbers."""
     total, left = 0, list(value.values()) if isinstance(value, Mapping) else [value]
     while left:
         item = left.pop()

@@ -16,8 +16,7 @@ Entry: TypeAlias = Sequence[Any]  # (log-probability or None, token id, text or 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One choice's tokens: conditional log-probabilities, ids, and log-probabilities without the prompt (the first is
-    None)."""
+    """One choice's tokens: log-probabilities after the prompt, ids, log-probabilities without it (first: None)."""
 
     logprobs: Sequence[float]
     token_ids: Sequence[int | None] = ()
@@ -62,8 +61,7 @@ class ChoicesSamplingMethod(ABC):
         output_token_logprobs: Sequence[Sequence[Entry]] = (),
         unconditional_token_logprobs: Sequence[Sequence[Entry]] | None = None,
     ) -> ChoicesDecision:
-        """Decide by `scores`, or by the original's arguments: for each choice a list of (log-probability, token id,
-        text)."""
+        """Decide by `scores` or the original's arguments: per choice, a list of (log-probability, token id, text)."""
         if scores is None:
             alone: Sequence[Sequence[Entry] | None] = unconditional_token_logprobs or [None] * len(choices)
             given = zip(input_token_logprobs, alone, normalized_prompt_logprobs, strict=True)

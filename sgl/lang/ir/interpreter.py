@@ -136,8 +136,7 @@ def as_known(error: Exception) -> SglError:
 
 
 class Quota:
-    """One program's memory, in characters and tokens. Charged before allocation: nested scopes and refs could ask for
-    any amount."""
+    """One program's memory. Charged before it is allocated: nested scopes and refs could ask for any amount."""
 
     def __init__(self, together: SharedQuota | None = None, tenant: str | None = None) -> None:
         """`together`: the executor's total; `tenant`: the name charged there."""
@@ -146,8 +145,7 @@ class Quota:
         self._tenant = tenant
 
     def charge(self, number: int, what: str = "characters") -> None:
-        """Charge an allocation. Raises InvalidRequest beyond the program's limit, QueueFull beyond the executor's; then
-        nothing is charged."""
+        """Charge, unless it raises: InvalidRequest beyond the program's limit, QueueFull beyond the executor's."""
         total = self._counts[what] + number
         if total > _MOST[what]:
             message = f"{number} more {what} make {total} in this program, and the limit is {_MOST[what]}"

@@ -288,8 +288,7 @@ class Need:
 
 @dataclass(slots=True)
 class NodeFailed:
-    """A node failed, or without an address the program. Its stream's later nodes, later forks and joins fail silently
-    too; others go on."""
+    """A node failed, or without an address the program. What depends on it fails silently; other streams go on."""
 
     stream: int | None
     index: int | None

@@ -34,8 +34,7 @@ DEFAULT_CONCURRENCY = 10_000
 
 
 def row_of(row: Any, parameters: Sequence[inspect.Parameter]) -> dict[str, Any]:
-    """A row as a new dict of keyword arguments. A tuple's values follow the parameters' order; defaults may be left
-    out."""
+    """A row as a new dict of arguments. A tuple's values follow the parameters; defaults may be left out."""
     if isinstance(row, Mapping):
         return dict(row)
     if not isinstance(row, tuple | list):

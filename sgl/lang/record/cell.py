@@ -16,8 +16,7 @@ NO_META: dict[str, Any] = {}  # of pending cells; never written to
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """Why a node has no value: `what` failed, or with None, the body raised `cause`. `is_seen`: someone looked at
-    it."""
+    """Why a node has no value: `what` failed, or with None, the body raised `cause`. `is_seen`: it was looked at."""
 
     what: str | None
     cause: BaseException

@@ -167,8 +167,7 @@ class SglFunction:
             backend_of(backend).cache_prefix(prefix)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; inside another's body it inherits backend, sampling parameters and seed. An `async def`
-        program is awaited."""
+        """Run the program; within another's body, with its backend, parameters and seed. Await `async def`s."""
         return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:

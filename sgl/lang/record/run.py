@@ -126,8 +126,7 @@ class Run(Watched):
 
     @contextmanager
     def body(self) -> Iterator[None]:
-        """Execute the body inside; programs that it calls join this run. If it raises, work is given up and reads raise
-        its error."""
+        """Execute the body inside; programs that it calls join this run. If it raises, so do reads, and work ends."""
         token, group_token = current_run.set(self), current_group.set(self._inner)
         try:
             yield

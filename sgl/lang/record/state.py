@@ -114,8 +114,7 @@ class Recording:
         return dict(totals)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Call `call` once when the program is done or failed: now, or on the finishing thread. Keeps the state alive
-        until then."""
+        """Call `call` once the program is done or failed: now, or on the finishing thread. Keeps the state alive."""
         self._run.when_done(lambda _state=self: call())  # type: ignore[misc]  # mypy knows no default of a lambda
 
     def failed(self) -> BaseException | None:
@@ -230,8 +229,7 @@ class Recording:
 
 
 class ProgramState(Recording):
-    """A running or finished program. Reading blocks; interrupting it, or losing the last state, gives the program
-    up."""
+    """A running or finished program. Reads block; interrupting one, or losing all states, gives the program up."""
 
     def __getitem__(self, name: str) -> Any:
         """A variable's value: text, or a list after n > 1 or a join."""

@@ -31,8 +31,7 @@ class _Recorder(Protocol):
 
 
 class Stream(Watched):
-    """`parts[i]` is the text of `nodes[i]`, recorded at `places[i]`; it continues the first `base_length` nodes of
-    `base`."""
+    """`parts[i]` is the text of `nodes[i]`, recorded at `places[i]`; before them come `base_length` nodes of `base`."""
 
     def __init__(self, run: _Recorder, base: Stream | None, path: str) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Looking at programs without running them: trace, explain, compile. Each executes the body once on a backend that
-generates nothing."""
+"""Looking at programs without running them: the body is executed once on a backend that generates nothing."""
 
 from __future__ import annotations
 
@@ -129,8 +128,7 @@ class Trace:
 
 
 class CompiledProgram:
-    """A recorded program with holes for arguments; runs do not execute the body. `trace` is None for a program that
-    calls others: its runs do."""
+    """A recorded program with holes for arguments. `trace` is None if it calls others: its runs execute the body."""
 
     def __init__(self, program: _Program, trace: Trace | None, backend: Any) -> None:
         self._program = program
@@ -168,8 +166,7 @@ class CompiledProgram:
     def run_batch(
         self, rows: Sequence[Mapping[str, Any]], *, return_exceptions: bool = False, **options: Any
     ) -> list[Any]:
-        """Run once per row until all are done. Raises the first error, unless `return_exceptions` leaves errors in the
-        list."""
+        """Run all rows to their ends. Raises the first error, unless `return_exceptions` leaves errors in the list."""
         states = [self.run(**row, **options) for row in rows]
         errors = [state.error() for state in states]
         if return_exceptions:
@@ -181,8 +178,7 @@ class CompiledProgram:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A dry run's result. `requests`: round trips to a backend that executes programs; `stopped`: why made-up values
-    could not reach the body's end."""
+    """A dry run's result. `requests`: round trips to an executor of programs; `stopped`: why it could not finish."""
 
     nodes: list[tuple[str, ir.Node]]
     requests: int

@@ -30,8 +30,7 @@ class Typed:
 
 
 def typed(schema: Any) -> Typed:
-    """`schema`: a JSON Schema (dict or JSON text) or a type pydantic knows: model, TypedDict, dataclass, Literal, Enum,
-    list[int], int | None …"""
+    """`schema`: a JSON Schema (dict or text), or a type for pydantic: model, Literal, Enum, list[int], int | None …"""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

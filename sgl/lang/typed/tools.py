@@ -177,8 +177,7 @@ def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:
 
 
 def calls_of(text: str, meta: Mapping[str, Any]) -> list[ToolCall]:
-    """The calls reported by the backend, or found in the text: <tool_call>{...}</tool_call>, [TOOL_CALLS][...], or a
-    text of nothing but JSON calls."""
+    """Calls reported by the backend or found in text: <tool_call>{...}</tool_call>, [TOOL_CALLS][...], bare JSON."""
     if "calls" in meta:
         return list(meta["calls"])
     if reported := meta.get("tool_calls"):

@@ -131,8 +131,7 @@ class Machine(Turns[Stream]):
     # ---- the loop's thread: a turn
 
     def put(self, outputs: list[Output]) -> None:
-        """Take one step's outputs; see router.Sink. The next turn precedes the next step, unless many programs are
-        due."""
+        """Take a step's outputs; see router.Sink. The next turn precedes the next step, unless many programs wait."""
         try:
             self._take(outputs)
             if self._ready:

@@ -146,8 +146,7 @@ class ProgramSession(Interpreter[Stream]):
         return [{**options, "sampling_params": SamplingParams.from_dict(sampling)} for sampling in samplings]
 
     def _notation(self, stream: Stream) -> CallNotation | None:
-        """How calls are written in a turn of the model's own template; other templates may stop at text that the
-        constraint forbids."""
+        """How the model's own template writes calls; other templates may stop at text that the constraint forbids."""
         is_own = self._template is not None and self._template is self._services.template
         return self._services.encoder.call_notation if is_own and stream.role is not None else None
 

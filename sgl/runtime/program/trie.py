@@ -57,8 +57,7 @@ class CandidateTrie:
         return [np.concatenate((self._prefix, np.array(row.path, np.int32))) for row in self.rows]
 
     def logprobs(self, requests: Sequence[Request]) -> list[list[Any]]:
-        """Each candidate's log-probabilities, from the rows' finished requests; None for first tokens without a
-        prefix."""
+        """Candidates' log-probabilities from the rows' finished requests; None for first tokens without a prefix."""
         chosen, given = [], []
         for request in requests:
             parts = [*request.input_logprobs, *request.output_logprobs]

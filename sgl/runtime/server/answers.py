@@ -56,8 +56,7 @@ class Choice(ABC):
         return fields
 
     def _ending(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Why it ended; null until then. `matched_stop` follows SGLang; `stop_reason` vLLM: null if the model ended
-        itself."""
+        """Why it ended, or null. `matched_stop` is SGLang's; `stop_reason` vLLM's: null if the model ended itself."""
         reason = meta["finish_reason"]
         if reason is None:
             return {"finish_reason": None, "matched_stop": None, "stop_reason": None}

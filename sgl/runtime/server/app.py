@@ -1,5 +1,4 @@
-"""The HTTP application. One middleware authenticates, logs and answers errors. A client's disconnect cancels its
-handler."""
+"""The HTTP application. One middleware authenticates, logs and answers errors; disconnects cancel handlers."""
 
 from __future__ import annotations
 

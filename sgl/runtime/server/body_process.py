@@ -1,5 +1,4 @@
-"""Parses each large body in a disposable process, which isolates its time and memory. All are forked from one warm
-process."""
+"""Parses large bodies in disposable processes, forked from a warm one: their time and memory are isolated."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A duplex channel between the server's event loop and the engine process's threads: batched messages as frames on a
-socket pair. Sending never blocks."""
+"""A duplex channel between event loop and engine process: batched messages as frames. Sending never blocks."""
 
 from __future__ import annotations
 

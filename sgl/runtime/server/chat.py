@@ -23,8 +23,7 @@ _QUOTE = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which tem
 
 
 def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit: int | None = None) -> list[int]:
-    """The conversation's token ids. Raises InvalidRequest, and ContextTooLong early for far more than `limit`
-    tokens."""
+    """The conversation's token ids. Raises InvalidRequest, and ContextTooLong early if far above `limit`."""
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
     messages = [_message(message, quote) for message in body.messages]

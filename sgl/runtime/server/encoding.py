@@ -1,5 +1,4 @@
-"""Answers as JSON. Large ones are encoded off the event loop and in pieces, since the C encoder holds the GIL (a
-million values a second)."""
+"""Answers as JSON; large ones in pieces off the event loop, since the C encoder holds the GIL."""
 
 from __future__ import annotations
 

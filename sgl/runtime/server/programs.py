@@ -66,8 +66,7 @@ class Row(Strict):
 
 
 class ProgramBody(Strict):
-    """A program and its first segment, of the schemas `ir_program` and `ir_segment`. With rows, the segment is final
-    and runs once per row."""
+    """A program and its first segment (schemas `ir_program`, `ir_segment`); with rows, one final segment for all."""
 
     program: dict[str, Any]
     segment: dict[str, Any] | None = None

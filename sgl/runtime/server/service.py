@@ -68,8 +68,7 @@ class Service:
         return self.engine.tokenizer
 
     def check_is_up(self, *, within: float = math.inf, heard_within: float = math.inf) -> None:
-        """Raise EngineDead if the engine is gone, stuck in a step for `within` seconds, or silent for
-        `heard_within`."""
+        """Raise EngineDead if the engine is gone, at a step for `within` seconds, or silent for `heard_within`."""
         if self.is_draining:
             raise EngineDead("the server is shutting down")
         age = self.engine.heartbeat_age()

@@ -40,8 +40,7 @@ class _EventStream(web.StreamResponse):
 async def send_events(
     request: web.Request, events: AsyncGenerator[bytes, None], write_timeout: float, *, done: bytes = DONE
 ) -> web.StreamResponse:
-    """Stream events. Errors before the first are raised, later ones sent. Disconnects a client that reads nothing for
-    `write_timeout` seconds."""
+    """Stream events; errors before the first are raised, others sent. A client that stops reading is disconnected."""
     async with contextlib.aclosing(events):
         first = await anext(events, None)
         response = _EventStream(headers=HEADERS)

@@ -82,8 +82,7 @@ class Piece:
 
 
 class AnswerSplitter:
-    """Splits an answer, fed in any pieces. `sure` calls (see `call_constraint`) stream; other text is held from a
-    possible call until the end."""
+    """Splits an answer fed in pieces. `sure` calls (`call_constraint`) stream; possible ones are held to the end."""
 
     def __init__(self, reasoning_format: str | None, *, has_tools: bool, sure: Sure = None) -> None:
         self._reasoning = None if reasoning_format is None else ReasoningSplitter(reasoning_format)

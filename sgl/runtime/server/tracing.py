@@ -1,5 +1,4 @@
-"""OpenTelemetry: a span per HTTP request, and within it each generation's queue, prefill and decode. Needs `sgl[otel]`;
-imported on demand."""
+"""OpenTelemetry spans: each HTTP request, in it each generation's queue, prefill, decode. Needs `sgl[otel]`."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class Tracer:
     def request(
         self, method: str, path: str, identity: str, headers: Mapping[str, str]
     ) -> AbstractContextManager[Span]:
-        """The span of a request that is being answered, inside the client's trace if headers carry one (W3C
-        traceparent)."""
+        """The span of a request being answered, in the client's trace if headers carry one (W3C traceparent)."""
         return self._tracer.start_as_current_span(
             f"{method} {path}",
             context=_PROPAGATOR.extract({name.lower(): value for name, value in headers.items()}),

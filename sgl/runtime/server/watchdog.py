@@ -1,5 +1,4 @@
-"""How long an engine made no progress while watched. Time that the watcher slept does not count; a new step restarts
-the count."""
+"""Seconds without progress of an engine, while the watcher was awake; a new step restarts the count."""
 
 from __future__ import annotations
 
