@@ -1,7 +1,4 @@
-"""How long work on a grammar may take, set by whoever starts it, and how large it may grow: checked by what does it.
-
-Grammars come from users, and a small one can be made to take for ever. A limit belongs to the thread that set it.
-"""
+"""Limits of time and size for work on grammars, which come from users. A limit belongs to the thread that set it."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ _REST_AFTER, _REST = 0.002, 0.001  # seconds
 
 
 _Limit = tuple[Callable[[], float], float, float, float]
-"""Clock, until when, seconds, and `collected` when it was set."""
+"""Clock, end, seconds, and `collected` at the start."""
 
 
 class _Limits(threading.local):
     def __init__(self) -> None:
-        self.rested: float | None = None  # monotonic seconds; None: this thread does not rest
+        self.rested: float | None = None  # monotonic seconds; None: no resting
         self.found: list[_Limit] = []
-        self.collected = 0.0  # seconds of CPU time that collections of garbage took in this thread
+        self.collected = 0.0  # CPU seconds of garbage collections in this thread
         self.collecting_since = 0.0
 
 
@@ -35,11 +32,11 @@ _limits = _Limits()
 def time_limit(
     seconds: float, clock: Callable[[], float] = monotonic, *, too_long: str | None = None
 ) -> Iterator[None]:
-    """Within the block `check_time` raises once `seconds` have passed by the clock; outer limits stay in force. What a
-    collection of garbage takes in between does not count: it is of everybody's objects.
+    """Inside, `check_time` raises after `seconds` by the clock; outer limits still apply. Garbage collections do not
+    count: they visit everybody's objects.
 
-    too_long: a limit of a part of the work, which leaves the block as a GrammarTooLarge of this message: whoever limits
-    the whole would take an OutOfTime for its own."""
+    `too_long`: the message of a GrammarTooLarge raised for a limit on part of the work, so that outer limits do not
+    take the OutOfTime for theirs."""
     if _note_collection not in gc.callbacks:
         gc.callbacks.append(_note_collection)
     limit = (clock, clock() + seconds, seconds, _limits.collected)
@@ -60,7 +57,7 @@ class OutOfTime(GrammarTooLarge):
     def __init__(self, seconds: float, which: object = None) -> None:
         super().__init__(f"the grammar took more than {seconds:g} s", states=0, limit=0)
         self.seconds = seconds
-        self.which = which  # of the limits in force
+        self.which = which  # limit
 
     def __reduce__(self) -> tuple[object, ...]:
         return (OutOfTime, (self.seconds,))
@@ -68,8 +65,8 @@ class OutOfTime(GrammarTooLarge):
 
 @contextmanager
 def resting() -> Iterator[None]:
-    """Within the block `check_time` rests now and then: to others, who wait for the interpreter's lock after each call
-    that lets go of it, a thread that never does is a halt of 5 ms each time."""
+    """Inside, `check_time` sleeps now and then: a thread that never releases the GIL stalls others for 5 ms at each
+    switch."""
     _limits.rested = monotonic()
     try:
         yield
@@ -78,7 +75,7 @@ def resting() -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Raises OutOfTime if the time is up."""
+    """Raise OutOfTime if a limit has passed."""
     if _limits.rested is not None and monotonic() - _limits.rested > _REST_AFTER:
         sleep(_REST)
         _limits.rested = monotonic()
@@ -89,7 +86,7 @@ def check_time() -> None:
 
 
 def collection_time() -> float:
-    """Seconds of CPU time that collections of garbage took in this thread, since the first limit was set."""
+    """CPU seconds of garbage collections in this thread, since the first limit."""
     return _limits.collected
 
 
@@ -101,6 +98,6 @@ def _note_collection(phase: str, _: object) -> None:
 
 
 def check_size(size: int, limit: int, what: str) -> None:
-    """Raises GrammarTooLarge if something is larger than its limit, for which `what` has a place: "{} states"."""
+    """Raise GrammarTooLarge beyond the limit; `what` has a place for it: "{} states"."""
     if size > limit:
         raise GrammarTooLarge(what.format(limit), states=size, limit=limit)

@@ -37,7 +37,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class GenParams:
-    """A resolved gen: every key of PARAMS in `sampling`, a seed per sample, (kind, value) with the dtype's."""
+    """A resolved gen: all of PARAMS, a seed per sample, and its constraint or dtype as (kind, value)."""
 
     sampling: dict[str, Any]
     seeds: list[int]

@@ -19,7 +19,7 @@ class Origins:
     def __init__(self, config: ServerConfig) -> None:
         self._origins = _listed(config.cors_origins)
         self._hosts = {"localhost", config.host.lower(), *(name.lower() for name in _listed(config.allowed_hosts))}
-        # With a key, or a public address, the names are not ours to know.
+        # otherwise a key keeps strangers out, or the names are not ours to know
         self._checks_hosts = _is_loopback(config.host) and not config.api_key and "*" not in self._hosts
 
     def check(self, request: web.Request) -> None:
