@@ -10,69 +10,37 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush, heapreplace
 from itertools import count
-from typing import Protocol, TypeAlias
 
 from sgl.runtime.cache.radix import Edge, Match, Node
 from sgl.runtime.config import SchedulePolicy
+from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.scheduler.subtrees import Subtrees
+from sgl.runtime.scheduler.subtrees import Group, Key, Rank, Subtrees
 
 _MUCH_GARBAGE = 64  # tolerated dead heap entries
 
 _ORDER_BITS = 48
 _ORDER = (1 << _ORDER_BITS) - 1
 
-Rank: TypeAlias = int  # the policy's criterion, then the order of arrival; lowest first
-Key: TypeAlias = tuple[Node, int, Edge | None]  # of a match: its node, length and next page
-
-
-class Prefixes(Protocol):
-    """What the queue needs from the memory."""
-
-    def current_match(self, request: Request) -> Match:
-        """See `RowMemory`."""
-
-    def computed_by(self, request: Request) -> int | None:
-        """See `RowMemory`."""
-
-    def is_in_flight(self, uid: int) -> bool:
-        """See `RowMemory`."""
-
-
-class Group:
-    """Waiting requests with the same cached prefix and next page. `members` are ranks: ints compare fast and the GC
-    skips them."""
-
-    __slots__ = ("blocked_by", "is_stale", "key", "length", "members", "size", "stamp")
-
-    def __init__(self, key: Key) -> None:
-        self.key = key
-        self.length = key[1]  # tokens of the prefix; a lower bound if stale
-        self.members: list[Rank] = []  # a heap, including some that left
-        self.size = 0
-        self.is_stale = False
-        self.blocked_by: int | None = None  # uid of the request that computes the next page
-        self.stamp = 0  # of its valid heap entries; 0: none
-
 
 class Order:
     """Placed requests; `best` is the first that is not set aside."""
 
-    def __init__(self, policy: SchedulePolicy, prefixes: Prefixes) -> None:
+    def __init__(self, policy: SchedulePolicy, memory: RowMemory) -> None:
         self._policy = policy
-        self._prefixes = prefixes
+        self._memory = memory
         self._requests: dict[int, Request] = {}  # by order of arrival
         self._stamps = count(1)
         self._groups: dict[Key, Group] = {}
         self._offered: dict[int, Group] = {}  # groups that are not set aside, by stamp
         self._heap: list[tuple[Rank, int]] = []  # (rank, stamp) of those, including dead entries
-        self._subtrees: Subtrees[Group] | None = Subtrees() if policy == "dfs-weight" else None
+        self._subtrees: Subtrees | None = Subtrees() if policy == "dfs-weight" else None
         self._stale: deque[Group] = deque()
         self._blocked: dict[int, list[Group]] = {}  # by the uid that computes their next page
 
     def place(self, request: Request) -> None:
         """Put a request into its group."""
-        key = key_of(self._prefixes.current_match(request))
+        key = key_of(self._memory.current_match(request))
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key)
@@ -108,7 +76,7 @@ class Order:
 
     def is_misplaced(self, request: Request) -> bool:
         """Whether its match no longer fits its group, which becomes stale."""
-        match = self._prefixes.current_match(request)
+        match = self._memory.current_match(request)
         if key_of(match) == request.group.key:
             return False
         group: Group = request.group
@@ -212,7 +180,7 @@ class Order:
         return None
 
     def _unblock(self) -> None:
-        for owner in [owner for owner in self._blocked if not self._prefixes.is_in_flight(owner)]:
+        for owner in [owner for owner in self._blocked if not self._memory.is_in_flight(owner)]:
             for group in self._blocked.pop(owner):
                 if group.blocked_by == owner and group.size:
                     group.blocked_by = None
@@ -230,7 +198,7 @@ class Order:
                 self._stale.popleft()
                 continue
             request = self._first(group)
-            if key_of(self._prefixes.current_match(request)) == group.key:
+            if key_of(self._memory.current_match(request)) == group.key:
                 group.is_stale = False  # the addition was evicted again
                 group.length = group.key[1]
                 continue

@@ -8,28 +8,39 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import TypeAlias
 
-from sgl.runtime.cache.radix import Node
+from sgl.runtime.cache.radix import Edge, Node
 
 _MUCH_GARBAGE = 64
 
 
-class Stamped(Protocol):
-    """A group of requests at one node; it may go on while its stamp is unchanged."""
-
-    stamp: int
+Rank: TypeAlias = int  # the policy's criterion, then the order of arrival; lowest first
+Key: TypeAlias = tuple[Node, int, Edge | None]  # of a match: its node, length and next page
 
 
-Group = TypeVar("Group", bound=Stamped)
+class Group:
+    """Waiting requests with the same cached prefix and next page. `members` are ranks: ints compare fast and the GC
+    skips them."""
+
+    __slots__ = ("blocked_by", "is_stale", "key", "length", "members", "size", "stamp")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.length = key[1]  # tokens of the prefix; a lower bound if stale
+        self.members: list[Rank] = []  # a heap, including some that left
+        self.size = 0
+        self.is_stale = False
+        self.blocked_by: int | None = None  # uid of the request that computes the next page
+        self.stamp = 0  # of its valid heap entries; 0: none
 
 
-class _Place(Generic[Group]):
+class _Place:
     """A node with waiting requests at or below it."""
 
     __slots__ = ("groups", "heavy", "node", "num_children", "num_offered", "parent", "stamp", "weight")
 
-    def __init__(self, node: Node, parent: _Place[Group] | None) -> None:
+    def __init__(self, node: Node, parent: _Place | None) -> None:
         self.node = node
         self.parent = parent
         self.weight = 0  # requests at or below
@@ -37,17 +48,17 @@ class _Place(Generic[Group]):
         self.num_children = 0
         self.stamp = 0  # of its valid entry in the parent's `heavy`
         self.groups: list[tuple[int, int, Group]] = []  # at this node: a heap, including dead entries
-        self.heavy: list[tuple[int, int, _Place[Group]]] = []  # children, the heaviest first: likewise
+        self.heavy: list[tuple[int, int, _Place]] = []  # children, the heaviest first: likewise
 
 
-class Subtrees(Generic[Group]):
+class Subtrees:
     """The places of one queue."""
 
     def __init__(self) -> None:
-        self._places: dict[Node, _Place[Group]] = {}
-        self._root: _Place[Group] | None = None
+        self._places: dict[Node, _Place] = {}
+        self._root: _Place | None = None
         self._stamps = count(1)
-        self._changed: set[_Place[Group]] = set()  # those whose entry in the parent's `heavy` is outdated
+        self._changed: set[_Place] = set()  # those whose entry in the parent's `heavy` is outdated
         self._frozen: dict[Node, int] | None = None  # weight changes to apply later
 
     def weigh(self, node: Node, number: int) -> None:
@@ -58,7 +69,7 @@ class Subtrees(Generic[Group]):
         self._weigh(node, number)
 
     def _weigh(self, node: Node, number: int) -> None:
-        place: _Place[Group] | None = self._place(node)
+        place: _Place | None = self._place(node)
         while place is not None:
             place.weight += number
             above = place.parent
@@ -122,7 +133,7 @@ class Subtrees(Generic[Group]):
             place = heavy[0][2]
         return None
 
-    def _place(self, node: Node) -> _Place[Group]:
+    def _place(self, node: Node) -> _Place:
         missing = []
         while node not in self._places:
             missing.append(node)
@@ -138,18 +149,18 @@ class Subtrees(Generic[Group]):
             place = self._places[below] = _Place(below, place)
         return place
 
-    def _count(self, place: _Place[Group] | None, number: int) -> None:
+    def _count(self, place: _Place | None, number: int) -> None:
         while place is not None:
             place.num_offered += number
             if place.num_offered in (0, number):  # it begins or ceases to take part
                 self._show(place)
             place = place.parent
 
-    def _show(self, place: _Place[Group]) -> None:
+    def _show(self, place: _Place) -> None:
         place.stamp = next(self._stamps)
         self._changed.add(place)
 
-    def _renew(self, place: _Place[Group]) -> None:
+    def _renew(self, place: _Place) -> None:
         above = place.parent
         if above is None or not place.num_offered:
             return
@@ -160,6 +171,6 @@ class Subtrees(Generic[Group]):
             heapify(above.heavy)
 
 
-def _is_valid(entry: tuple[int, int, _Place[Group]], parent: _Place[Group]) -> bool:
+def _is_valid(entry: tuple[int, int, _Place], parent: _Place) -> bool:
     _, stamp, place = entry
     return place.parent is parent and place.stamp == -stamp and place.num_offered > 0

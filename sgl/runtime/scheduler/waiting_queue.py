@@ -16,7 +16,8 @@ from itertools import count
 
 from sgl.runtime.cache.radix import Edge, Node
 from sgl.runtime.config import SchedulePolicy
-from sgl.runtime.scheduler.order import Order, Prefixes
+from sgl.runtime.scheduler.memory import RowMemory
+from sgl.runtime.scheduler.order import Order
 from sgl.runtime.scheduler.request import Request
 
 DEFAULT_PATIENCE = 256
@@ -29,14 +30,14 @@ _MUCH_GARBAGE = 64  # tolerated dead heap entries
 class WaitingQueue:
     """Requests without a row; `candidates` yields them in order."""
 
-    def __init__(self, policy: SchedulePolicy, prefixes: Prefixes, patience: int = DEFAULT_PATIENCE) -> None:
+    def __init__(self, policy: SchedulePolicy, memory: RowMemory, patience: int = DEFAULT_PATIENCE) -> None:
         self._policy = policy
-        self._prefixes = prefixes
+        self._memory = memory
         self._patience = patience
         self._requests: dict[int, Request] = {}  # by order of arrival
         self._numbers = count(1)
         self._arrivals: list[int] = []  # a heap of orders, including some that left
-        self._orders = [Order(policy, prefixes)]  # by rank
+        self._orders = [Order(policy, memory)]  # by rank
         self._of_call: dict[Hashable, int] = {}  # waiting requests of each call
         self._waiting_for_grammar: dict[int, Request] = {}  # nothing to compute yet
         self._num_waiting_for_grammar = 0
@@ -68,7 +69,7 @@ class WaitingQueue:
         if request.waits_in is None:
             rank = (number // SHARE).bit_length()
             while rank >= len(self._orders):
-                self._orders.append(Order(self._policy, self._prefixes))
+                self._orders.append(Order(self._policy, self._memory))
             request.waits_in = self._orders[rank]
         request.waits_in.place(request)
 
@@ -126,7 +127,7 @@ class WaitingQueue:
                     order.leave(request)
                     order.place(request)
                     continue
-                owner = self._prefixes.computed_by(request)
+                owner = self._memory.computed_by(request)
                 if owner is not None:
                     order.set_aside(request, owner)
                     continue
@@ -174,7 +175,7 @@ class WaitingQueue:
 
     def _can_compute_nothing(self, request: Request) -> bool:
         """Without its grammar: it was retracted, or only its last known token is uncached."""
-        cached_len = self._prefixes.current_match(request).length
+        cached_len = self._memory.current_match(request).length
         return request.num_retractions > 0 or cached_len == request.num_known - 1
 
     def _note_arrival(self, request: Request) -> None:
