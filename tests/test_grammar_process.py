@@ -32,7 +32,7 @@ def trial() -> Iterator[GrammarProcess]:
 
 
 def run(trial: GrammarProcess, constraint: Constraint) -> None:
-    assert trial.run(constraint, time.monotonic() + PATIENCE, PATIENCE) is None
+    assert trial.run(constraint, PATIENCE) is None
 
 
 def pid_of(trial: GrammarProcess) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from time import thread_time
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,33 +28,6 @@ ALLOWANCE: Final = 1.0
 SECONDS_A_TOKEN: Final = 0.02
 _TOO_LONG = f"the constraint takes more than {ALLOWANCE:g} s of the engine's time: make it simpler"
 _MOST_MARGIN = 16  # tokens
-
-
-class Cursor(Protocol):
-    """The state of one output in its constraint."""
-
-    def mask(self, remaining: int) -> Int32Array | Standing:
-        """The mask with `remaining` tokens to come (see `Matcher.fill_mask`): packed and read-only, or a place in
-        an automaton. Raises GrammarError."""
-
-    def accept(self, token_id: int) -> bool:
-        """Advance by a token; False, without a change, if it is not allowed."""
-
-    def accept_all(self, token_ids: Sequence[int]) -> bool:
-        """Advance by tokens that `forced` returned."""
-
-    def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
-        """The forced text after the output; None if there is none. See `jump.py`."""
-
-    def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int | None = None) -> Jump:
-        """The forced tokens after the output, cut where masks would forbid them with `remaining` to come.
-        `ahead` is of the present state, `ids` from `jump.cut`. Raises GrammarError."""
-
-    def behind(self, draft: int) -> Cursor | None:
-        """A cursor after `forced`'s tokens and draft; None if the draft is not allowed."""
-
-    def is_complete(self) -> bool:
-        """Whether the output matches and nothing can follow."""
 
 
 class MatcherCursor:
@@ -82,55 +55,49 @@ class MatcherCursor:
             self._seconds_left -= thread_time() - collection_time() - began
 
     def mask(self, remaining: int | None) -> Int32Array:
-        """See `Cursor`."""
+        """The packed, read-only mask with `remaining` tokens to come (see `Matcher.fill_mask`). Raises GrammarError."""
         with self._on_time():
             check_time()
             return self._matcher.mask(remaining)
 
     def accept(self, token_id: int) -> bool:
-        """See `Cursor`."""
+        """Advance by a token; False, without a change, if it is not allowed."""
         self._seconds_left = min(self._seconds_left + SECONDS_A_TOKEN, ALLOWANCE)
         with self._on_time():
             return self._matcher.accept(token_id)
 
     def accept_all(self, token_ids: Sequence[int]) -> bool:
-        """See `Cursor`."""
+        """Advance by tokens that `forced` returned."""
         return all(map(self.accept, token_ids))
 
     def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
-        """See `Cursor`."""
+        """The forced text after the output; None if there is none. See `jump.py`."""
         with self._on_time():
             return forced_text(self._matcher, self._vocabulary, output_ids)
 
     def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int | None = None) -> Jump:
-        """See `Cursor`."""
+        """The forced tokens after the output, cut where masks would forbid them with `remaining` to come.
+        `ahead` is of the present state, `ids` from `jump.cut`. Raises GrammarError."""
         with self._on_time():
-            return self._within(jump(self._vocabulary, ahead, ids), remaining)
-
-    def within(self, found: Jump, remaining: int | None) -> Jump:
-        """Cut forced tokens where masks would forbid them. Raises GrammarError."""
-        with self._on_time():
-            return self._within(found, remaining)
-
-    def _within(self, found: Jump, remaining: int | None) -> Jump:
-        if remaining is None or remaining - len(found.token_ids) > FAR:
+            found = jump(self._vocabulary, ahead, ids)
+            if remaining is None or remaining - len(found.token_ids) > FAR:
+                return found
+            matcher = self._matcher.copy()
+            for number, token in enumerate(found.token_ids):
+                is_allowed = number < remaining and matcher.mask(remaining - number)[token // 32] >> token % 32 & 1
+                if not is_allowed:
+                    return Jump(found.token_ids[:number])
+                matcher.accept(token)
             return found
-        matcher = self._matcher.copy()
-        for number, token in enumerate(found.token_ids):
-            is_allowed = number < remaining and matcher.mask(remaining - number)[token // 32] >> token % 32 & 1
-            if not is_allowed:
-                return Jump(found.token_ids[:number])
-            matcher.accept(token)
-        return found
 
     def behind(self, draft: int) -> MatcherCursor | None:
-        """See `Cursor`."""
+        """A cursor after `forced`'s tokens and draft; None if the draft is not allowed."""
         other = copy(self)
         other._matcher = self._matcher.copy()
         return other if other.accept(draft) else None
 
     def is_complete(self) -> bool:
-        """See `Cursor`."""
+        """Whether the output matches and nothing can follow."""
         if self._matcher.is_finished() or not self._matcher.is_accepting():
             return self._matcher.is_finished()
         with self._on_time():
@@ -181,7 +148,7 @@ class FinishedCursor:
         self._host: MatcherCursor | None = None
 
     def mask(self, remaining: int) -> Int32Array | Standing:
-        """See `Cursor`."""
+        """Like `MatcherCursor`'s, or the place of which the device computes it."""
         if self._host is None:
             opened, frame = self._most_opened, self._place.stack
             depth = opened
@@ -196,7 +163,7 @@ class FinishedCursor:
         return self._host.mask(remaining)
 
     def accept(self, token_id: int) -> bool:
-        """See `Cursor`."""
+        """See `MatcherCursor`."""
         if self._host is not None and not self._host.accept(token_id):
             return False
         if token_id in self._eos_ids:
@@ -208,7 +175,7 @@ class FinishedCursor:
         return bool(data) and not self._is_finished and self._follow(data)
 
     def accept_all(self, token_ids: Sequence[int]) -> bool:
-        """See `Cursor`."""
+        """See `MatcherCursor`."""
         if self._host is not None and not self._host.accept_all(token_ids):
             return False
         return self._follow(b"".join([self._tokens[token_id] for token_id in token_ids]))
@@ -222,25 +189,28 @@ class FinishedCursor:
         return True
 
     def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
-        """See `Cursor`. Also used after falling back: earlier outputs may have found the text."""
+        """See `MatcherCursor`. Also used after falling back: earlier outputs may have found the text."""
         if self._is_finished or self._automaton.only_byte[self._place.state] < 0:
             return None
         return self._grammar.runs.forced_text(self._place, output_ids)
 
     def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int | None = None) -> Jump:
-        """See `Cursor`."""
-        found = jump(self._grammar.vocabulary, ahead, ids)
+        """See `MatcherCursor`."""
         if self._host is not None:
-            return self._host.within(found, remaining)
+            return self._host.forced(ahead, ids, remaining)
+        found = jump(self._grammar.vocabulary, ahead, ids)
         if remaining is None or remaining - len(found.token_ids) > FAR:
             return found
         return found if remaining > self._automaton.needed(self._place, 1) else Jump([])  # one byte opens one frame
 
     def behind(self, draft: int) -> None:
-        """See `Cursor`. Never drafts."""
+        """See `MatcherCursor`. Never drafts."""
 
     def is_complete(self) -> bool:
-        """See `Cursor`."""
+        """See `MatcherCursor`."""
         if self._host is not None:
             return self._host.is_complete()
         return self._is_finished or bool(self._automaton.is_last[self._place.state])
+
+
+Cursor = MatcherCursor | FinishedCursor

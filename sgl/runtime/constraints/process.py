@@ -103,7 +103,6 @@ class GrammarProcess:
         self._num_asked = 0  # since the process started
         self._is_ready = False  # the process
         self._begun = 0.0  # monotonic seconds, from which the constraint's time counts
-        self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -114,27 +113,21 @@ class GrammarProcess:
         with contextlib.suppress(EOFError):
             self._started()
 
-    def run(self, constraint: Constraint, until: float, deadline: float) -> FinishedAutomaton | None:
-        """`ask` and wait for the answer; threads take turns. At `until` (monotonic seconds, plus start-up time)
-        kills the process and raises OutOfTime."""
-        if not self._turn.acquire(timeout=max(until - monotonic(), 0.0)):
-            raise OutOfTime(deadline)
-        try:
-            with contextlib.suppress(NotToBlame):
-                return self._run(constraint, until, deadline)
-            return self._run(constraint, until, deadline)
-        finally:
-            self._turn.release()
+    def run(self, constraint: Constraint, seconds: float) -> FinishedAutomaton | None:
+        """`ask` and wait for the answer, in one thread at a time. After `seconds`, without start-up time, kills the
+        process and raises OutOfTime."""
+        with contextlib.suppress(NotToBlame):
+            return self._run(constraint, seconds)
+        return self._run(constraint, seconds)
 
-    def _run(self, constraint: Constraint, until: float, deadline: float) -> FinishedAutomaton | None:
-        seconds = max(until - monotonic(), 0.0)
+    def _run(self, constraint: Constraint, seconds: float) -> FinishedAutomaton | None:
         channel = self.ask(constraint, seconds)
         with selectors.DefaultSelector() as selector:
-            while (answer := self.answer(deadline)) is None:
+            while (answer := self.answer(seconds)) is None:
                 selector.register(channel, channel.events)
                 if not selector.select(max(self.due(seconds) - monotonic(), 0.0)):
                     self.kill(for_good=False)
-                    raise OutOfTime(deadline)
+                    raise OutOfTime(seconds)
                 selector.unregister(channel)
         return answer()
 

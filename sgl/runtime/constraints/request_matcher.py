@@ -6,24 +6,23 @@ Compiling delays no step: the caller waits, up to a deadline. Only the loop's th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from copy import copy
 
 import numpy as np
 
 from sgl.errors import GrammarError, InvalidRequest
-from sgl.grammar import Grammar, Vocabulary
+from sgl.grammar import Vocabulary
 from sgl.grammar.automaton.finished import Standing, finish
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.matching.jump import Encode, ForcedText, Jump, cut
 from sgl.machine_limits import num_processors
 from sgl.runtime.batch import TokenMask
-from sgl.runtime.config import AdditionalProperties, GrammarBackend, JsonWhitespace
+from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.cursor import Cursor, FinishedCursor, FinishedGrammar, MatcherCursor
 from sgl.runtime.constraints.process import MAX_FINISHED_STATES
-from sgl.runtime.constraints.service import CompileService
+from sgl.runtime.constraints.service import CompileService, GrammarFuture
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.text.known_texts import KnownTexts
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -35,7 +34,7 @@ _KNOWN_TEXTS = 1 << 14  # cached tokenisations: forced texts recur
 class RequestMatcher:
     """Follows one request's output through its constraint, after compiling and `start`."""
 
-    def __init__(self, compilation: Future[Grammar | FinishedGrammar], encode: Encode) -> None:
+    def __init__(self, compilation: GrammarFuture, encode: Encode) -> None:
         self.compilation = compilation
         self.encode = encode
         """The tokenizer's; all matchers of an engine share it."""
@@ -132,26 +131,19 @@ class Constraints:
 
     def __init__(
         self,
+        config: EngineConfig,
         tokenizer: Tokenizer | None,
         *,
         vocab_size: int,
-        eos_ids: Iterable[int],
-        whitespace: JsonWhitespace = "compact",
-        additional_properties: AdditionalProperties = "closed",
-        backend: GrammarBackend = "sgl",
-        deadline: float = 10.0,
-        on_device: bool = False,
-        is_launching: Callable[[], bool] = lambda: False,
+        eos_ids: frozenset[int],
+        on_device: bool,
+        is_launching: Callable[[], bool],
     ) -> None:
-        """deadline: seconds for compiling. on_device: the runner computes masks, from finished automata.
-        is_launching: see `ModelRunner`."""
+        """on_device: the runner computes masks, from finished automata. is_launching: see `ModelRunner`."""
+        self._config = config
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos_ids = frozenset(eos_ids)
-        self._whitespace = whitespace
-        self._additional_properties = additional_properties
-        self._backend: GrammarBackend = backend
-        self._deadline = deadline
+        self._eos_ids = eos_ids
         self._num_finishers = min(_MAX_FINISHERS, max(1, num_processors() - 2)) if on_device else 0
         self._is_launching = is_launching
         self._service: CompileService | None = None
@@ -173,25 +165,21 @@ class Constraints:
         return service.vocabulary, Standing(finished, finished.start)
 
     def matchers(self, params: SamplingParams) -> list[RequestMatcher | None]:
-        """The matcher of each of the n samples; None if unconstrained. Raises as `announce`."""
-        compilation = self.announce(params)
-        return [None if compilation is None else RequestMatcher(compilation, self._encode) for _ in range(params.n)]
-
-    def announce(self, params: SamplingParams) -> Future[Grammar | FinishedGrammar] | None:
-        """The shared compilation of a request's constraint; None without one. The future may raise GrammarError.
-        Raises InvalidRequest without a tokenizer."""
+        """The matcher of each of the n samples, which share a compilation; None if unconstrained. Raises
+        InvalidRequest without a tokenizer."""
         if params.constraint is None:
-            return None
+            return [None] * params.n
         kind, text = params.constraint
         if self._tokenizer is None:
             raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
         constraint = make_constraint(
             {kind: text},
-            whitespace=self._whitespace,
-            additional_properties=self._additional_properties,
-            backend=self._backend,
+            whitespace=self._config.json_whitespace,
+            additional_properties=self._config.json_additional_properties,
+            backend=self._config.grammar_backend,
         )
-        return self._started().submit(constraint)
+        compilation = self._started().submit(constraint)
+        return [RequestMatcher(compilation, self._encode) for _ in range(params.n)]
 
     def _prepare(self, grammar: FinishedGrammar) -> None:
         """Cache how its texts begin: many requests would need that in one step."""
@@ -221,7 +209,7 @@ class Constraints:
                 )
                 self._service = CompileService(
                     vocabulary,
-                    deadline=self._deadline,
+                    deadline=self._config.constraint_timeout,
                     num_finishers=self._num_finishers,
                     prepare=self._prepare,
                     is_launching=self._is_launching,

@@ -214,7 +214,7 @@ class CompileService:
         def run() -> None:
             try:
                 if not future.done():
-                    trial.run(constraint, monotonic() + seconds, seconds)
+                    trial.run(constraint, seconds)
             except OutOfTime as error:
                 if seconds < self.deadline:
                     self._try(self._long_trials, self._trial, self.deadline, future, constraint)

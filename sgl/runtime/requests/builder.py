@@ -57,13 +57,10 @@ class RequestBuilder:
         self._context_length = config.context_length
         self._seed = secrets.randbits(63) if config.random_seed is None else config.random_seed
         self._constraints = Constraints(
+            config,
             tokenizer,
             vocab_size=vocab_size,
             eos_ids=eos_ids,
-            whitespace=config.json_whitespace,
-            additional_properties=config.json_additional_properties,
-            backend=config.grammar_backend,
-            deadline=config.constraint_timeout,
             on_device=self.walks_masks,
             is_launching=is_launching,
         )
