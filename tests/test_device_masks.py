@@ -29,6 +29,7 @@ from sgl.runtime.requests.builder import RequestBuilder
 from sgl.runtime.runner import device_masks
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
+from tests import mask_reference
 from tests.json_random import SCHEMAS
 from tests.patience import PATIENCE
 from tests.test_constraints import CONSTRAINTS, DATE, FIELDS, PERSON, assert_matches
@@ -40,6 +41,15 @@ NESTED: dict[str, Any] = {
               "required": ["v"], "additionalProperties": False}},
     "$ref": "#/$defs/node",
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def walked_in_plain_torch() -> Iterator[None]:
+    """Without a GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE.type == "cpu":
+            patch.setattr(device_masks, "find_masks_", mask_reference.find_masks_)
+        yield
 
 
 def vocabulary(seed: int = 0) -> Vocabulary:

@@ -31,6 +31,7 @@ from sgl.runtime.runner.device_grammars import (
 from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.sampling_params import SamplingParams
+from tests import mask_reference
 from tests.grammar_shapes import dumps, random_schema, random_values
 
 ON_GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,14 +46,14 @@ MAX_DEPTH = 6
 def kernels(request: pytest.FixtureRequest) -> ModuleType:
     """The same functions twice: plain torch on the CPU, and the Triton kernels."""
     if request.param == "torch":
-        return mask
+        return mask_reference
     from sgl.kernels.mask import triton as mask_triton
 
     return mask_triton
 
 
 def device_of(kernels: ModuleType) -> torch.device:
-    return CPU if kernels is mask else ON_GPU
+    return CPU if kernels is mask_reference else ON_GPU
 
 
 class Walker:

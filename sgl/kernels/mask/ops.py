@@ -1,8 +1,6 @@
 """Token masks on the device.
 
-A mask is packed: bit i % 32 of int32 i // 32 is 1 if token i is allowed. GPUs run Triton kernels
-(`mask/triton.py`), other devices the plain torch that these are tested against (`mask/torch.py`). `mask/layout.py`
-describes the tensors.
+A mask is packed: bit i % 32 of int32 i // 32 is 1 if token i is allowed. `mask/layout.py` describes the tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from functools import lru_cache
 
 import torch
 
-from sgl.kernels.mask import torch as mask_torch
 from sgl.kernels.mask.layout import GrammarTensors, Places, VocabularyTensors
 
 _CHUNK = 1 << 22  # logits at a time on a CPU: bounds temporaries
@@ -49,17 +46,13 @@ def find_masks_(
     grammars: GrammarTensors,
     vocabulary: VocabularyTensors,
 ) -> None:
-    """Compute the token masks at places by walking the vocabulary from each.
+    """Compute the token masks at places by walking the vocabulary from each, on a GPU, which nothing waits for.
 
-    rows: int32 [N], distinct. masks: int32 [R, ceil(V / 32)]; row rows[i] gets the mask of place i. Never waits for
-    a GPU.
+    rows: int32 [N], distinct. masks: int32 [R, ceil(V / 32)]; row rows[i] gets the mask of place i.
     """
-    if masks.is_cuda:
-        from sgl.kernels.mask import triton as mask_triton
+    from sgl.kernels.mask import triton as mask_triton
 
-        mask_triton.find_masks_(masks, rows, places, grammars, vocabulary)
-    else:
-        mask_torch.find_masks_(masks, rows, places, grammars, vocabulary)
+    mask_triton.find_masks_(masks, rows, places, grammars, vocabulary)
 
 
 @lru_cache(maxsize=1)

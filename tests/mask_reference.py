@@ -1,4 +1,4 @@
-"""`ops.py` in plain torch: the reference of the Triton kernels, and what runs without a GPU.
+"""`kernels.mask.ops` in plain torch: the reference of the Triton kernels, for tests without a GPU.
 
 Walks all tokens of one request together, byte by byte; one request after another.
 """
@@ -21,6 +21,9 @@ from sgl.kernels.mask.layout import (
     Places,
     VocabularyTensors,
 )
+from sgl.kernels.mask.ops import apply_token_mask_
+
+__all__ = ["apply_token_mask_", "find_masks_"]
 
 _LEFT_BRACKET = 0x5B
 
