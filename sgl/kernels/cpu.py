@@ -59,23 +59,17 @@ def library() -> ctypes.CDLL:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `norm.rms_norm`. x: [..., n]; weight: [n]."""
-    x, weight = x.contiguous(), weight.contiguous()
-    return _add_rms_norm(None, 0, x, weight, eps)
+    return add_rms_norm(None, x.contiguous(), weight.contiguous(), eps)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `norm.add_rms_norm`."""
-    return _add_rms_norm(x.contiguous(), 1 if x.dim() == residual.dim() else len(x), residual, weight, eps)
-
-
-def _add_rms_norm(
-    x: torch.Tensor | None, num_parts: int, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+    parts = None if x is None else x.contiguous()
     out = torch.empty_like(residual)
     width = residual.shape[-1]
     library().sgl_add_rms_norm(
-        None if x is None else x.data_ptr(),
-        num_parts,
+        None if parts is None else parts.data_ptr(),
+        0 if parts is None else 1 if parts.dim() == residual.dim() else len(parts),
         residual.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),

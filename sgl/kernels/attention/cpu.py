@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from sgl.kernels import cpu
-from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
 
 _MOST_SHARING = 8  # rows with more query tokens keep the tiles busy by themselves
@@ -109,7 +109,7 @@ def why_not(shape: AttentionShape) -> str | None:
     return cpu.why_not()
 
 
-class CpuAttention:
+class CpuAttention(AttentionBackend):
     """The `AttentionBackend` for CPUs, if `why_not` returns None."""
 
     def __init__(self, shape: AttentionShape) -> None:
@@ -119,7 +119,6 @@ class CpuAttention:
         self._addresses: dict[int | None, int] = {}  # of the planned step, by window
 
     def plan(self, step: AttentionStep) -> None:
-        """See `AttentionBackend.plan`."""
         # copies: the step's arrays are the caller's
         q_lens, kv_lens, pages = (
             np.array(array, np.int32, order="C") for array in (step.q_lens, step.kv_lens, step.page_table)
@@ -139,7 +138,6 @@ class CpuAttention:
         value_cache: torch.Tensor,
         window: int | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         query = query.contiguous()
         out = torch.empty_like(query)
         self._attend(

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, SharedOutput
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
@@ -118,7 +118,7 @@ class _Planned:
     common: _Part | None  # keys that all prompts share and that their own parts omit
 
 
-class FlashInferAttention:
+class FlashInferAttention(GraphAttention):
     """The `GraphAttention` of FlashInfer. `max_graph_rows` and `max_pages` (of a row) bound `plan_decode`. prefill:
     the kernels for prompts; fa3 is loaded only for "fa3". Raises CannotCompile."""
 
@@ -156,7 +156,6 @@ class FlashInferAttention:
             self._merge(some, torch.zeros(2, 1, shape.num_heads, device=shape.device), some)
 
     def plan(self, step: AttentionStep) -> None:
-        """See `AttentionBackend.plan`."""
         longer = np.flatnonzero(step.q_lens > 1)
         num_decodes = int(longer[0]) if len(longer) else len(step.q_lens)
         decodes = shared = None
@@ -194,13 +193,11 @@ class FlashInferAttention:
         return range(2 if self._shape.windows == (None,) and num_rows >= _MAX_GROUPS else 1)
 
     def variant(self, step: AttentionStep) -> int:
-        """See `GraphAttention.variant`."""
         num_rows = len(step.q_lens)
         self._groups = self._find_groups(step, num_rows) if len(self.variants(num_rows)) > 1 else []
         return 1 if self._groups else 0
 
     def plan_decode(self, step: AttentionStep, variant: int, inputs: Sequence[Int64Array]) -> list[torch.Tensor]:
-        """See `GraphAttention.plan_decode`."""
         num_rows = len(step.q_lens)
         groups = self._groups if variant else []
         shared = None
@@ -281,7 +278,6 @@ class FlashInferAttention:
         *,
         overlaps: bool = False,
     ) -> torch.Tensor:
-        """See `GraphAttention.run`."""
         step = self._planned_step
         assert step is not None, "planned before it is run"
         out = torch.empty_like(query) if out is None else out

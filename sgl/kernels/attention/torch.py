@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from sgl.kernels.attention.ragged import RaggedRows
 
 _MOST_SCORES = 1 << 24  # held at once; a single query token may have more
@@ -25,7 +25,7 @@ class _Row:
     pages: torch.Tensor  # int64 [ceil(kv_len / page_size)], on the device
 
 
-class TorchAttention:
+class TorchAttention(AttentionBackend):
     """The `AttentionBackend` in plain torch."""
 
     def __init__(self, shape: AttentionShape) -> None:
@@ -33,7 +33,6 @@ class TorchAttention:
         self._rows: list[_Row] = []
 
     def plan(self, step: AttentionStep) -> None:
-        """See `AttentionBackend.plan`."""
         rows = RaggedRows.of(step, slice(None), self._shape.page_size)
         pages = torch.from_numpy(rows.pages.astype(np.int64))
         if self._shape.device.type != "cpu":
@@ -54,7 +53,6 @@ class TorchAttention:
         value_cache: torch.Tensor,
         window: int | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.run`."""
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for row in self._rows:
             keys = key_cache[row.pages].flatten(0, 1)[: row.kv_len]

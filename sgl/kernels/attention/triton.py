@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
 from sgl.kernels.staging import Uploader
@@ -36,7 +36,7 @@ class _Prompts:
     pages: torch.Tensor  # int32, from page_starts[0] on
 
 
-class TritonAttention:
+class TritonAttention(GraphAttention):
     """The `GraphAttention` in Triton. `max_graph_rows` and `max_pages` (of a row) bound `plan_decode`."""
 
     def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
@@ -48,7 +48,6 @@ class TritonAttention:
         self._prompts: _Prompts | None = None
 
     def plan(self, step: AttentionStep) -> None:
-        """See `AttentionBackend.plan`."""
         longer = np.flatnonzero(step.q_lens > 1)
         num_decodes = int(longer[0]) if len(longer) else len(step.q_lens)
         self._decodes = self._decode.plan(step, num_decodes) if num_decodes else None
@@ -60,15 +59,12 @@ class TritonAttention:
             self._prompts = _Prompts(*self._uploader.upload(*arrays))
 
     def variants(self, num_rows: int) -> range:
-        """See `GraphAttention.variants`."""
         return range(1)
 
     def variant(self, step: AttentionStep) -> int:
-        """See `GraphAttention.variant`."""
         return 0
 
     def plan_decode(self, step: AttentionStep, variant: int, inputs: Sequence[Int64Array]) -> list[torch.Tensor]:
-        """See `GraphAttention.plan_decode`."""
         self._decodes, placed = self._decode.plan_for_graph(step, inputs)
         self._prompts = None
         return placed
@@ -83,7 +79,6 @@ class TritonAttention:
         *,
         overlaps: bool = False,
     ) -> torch.Tensor:
-        """See `GraphAttention.run`."""
         out = torch.empty_like(query) if out is None else out
         num_decodes = 0
         if self._decodes is not None:

@@ -1,6 +1,6 @@
 """Between a layer's qkv product and its attention: head norms, rotary embedding and the KV write.
 
-The plain torch reference combines norm.py, rope.py and kv.py; a GPU runs one Triton kernel, a CPU a compiled one.
+The plain torch reference combines norm.py and rope.py; a GPU runs one Triton kernel, a CPU a compiled one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 
 from sgl.kernels import cpu
-from sgl.kernels.layers.kv import write_kv
 from sgl.kernels.layers.norm import rms_norm
 from sgl.kernels.layers.rope import apply_rotary
 
@@ -28,7 +27,8 @@ def rotate_and_store(
 
     qkv: [T, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values; unchanged. rotary: from
     `rope.rotary_rows`. norm: [num_heads + num_kv_heads, head_dim], weights of the head norms of queries and keys
-    before rotation, with eps; None: no norm. key_cache, value_cache, slots: as for `kv.write_kv`. Returns
+    before rotation, with eps; None: no norm. key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim].
+    slots: int64 [T], page * page_size + offset; for equal slots, either entry may stay. Returns
     [T, num_heads, head_dim]: `out`, if given.
     """
     if qkv.is_cuda:
@@ -38,10 +38,11 @@ def rotate_and_store(
     if cpu.takes(qkv, key_cache):
         return cpu.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
     num_rotated = num_heads + key_cache.shape[2]
-    rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
+    rotated, values = qkv[:, :num_rotated], qkv[:, num_rotated:]
     if norm is not None:
         rotated = rms_norm(rotated, norm, eps)
     rotated = apply_rotary(rotated, *rotary)
-    write_kv(rotated[:, num_heads:], value, key_cache, value_cache, slots)
-    query = rotated[:, :num_heads]
+    query, keys = rotated[:, :num_heads], rotated[:, num_heads:]
+    key_cache.flatten(0, 1).index_copy_(0, slots, keys)
+    value_cache.flatten(0, 1).index_copy_(0, slots, values)
     return query if out is None else out.copy_(query)
