@@ -8,7 +8,6 @@ import json
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
