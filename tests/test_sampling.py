@@ -425,7 +425,7 @@ def make_sampler(device: str, setups: list[RowSetup], vocab: int = 40, eos_ids: 
 def step(sampler: Sampler, logits: torch.Tensor, batch: Batch) -> StepResult:
     output = sampler(logits.clone().to(sampler.next_tokens.device), batch)
     downloader = Downloader(sampler.next_tokens.device)
-    return PendingStep.of(batch, output.ids, output.logprobs, None, downloader).wait()
+    return PendingStep(batch, output.ids, output.logprobs, None, downloader).wait()
 
 
 MIXED: list[Options] = [
@@ -652,7 +652,7 @@ def test_input_logprobs_are_of_the_tokens_that_follow(
     scored = score_inputs(batch, hidden.to(device), lm_head, vocab, Uploader(torch.device(device)))
     assert max(calls) <= positions_at_once
     ids = torch.zeros(3, dtype=torch.int64, device=device)
-    result = PendingStep.of(batch, ids, None, scored, Downloader(torch.device(device))).wait()
+    result = PendingStep(batch, ids, None, scored, Downloader(torch.device(device))).wait()
     expected = (hidden @ weight).log_softmax(-1).numpy()
     assert set(result.input_logprobs) == {0, 2}
     check_logprobs(result.input_logprobs[0], expected[1:3], batch.score_targets[0], 3)
@@ -686,7 +686,7 @@ def test_sampling_never_waits_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("error")
         try:
             output = sampler(logits.clone(), batch)
-            pending = PendingStep.of(batch, output.ids, output.logprobs, None, downloader)
+            pending = PendingStep(batch, output.ids, output.logprobs, None, downloader)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert pending is not None

@@ -6,23 +6,13 @@ Slow, row by row, but for any device, dtype and head size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
-from sgl.kernels.attention.ragged import RaggedRows
 
 _MOST_SCORES = 1 << 24  # held at once; a single query token may have more
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    start: int  # its first query token in the step
-    q_len: int
-    kv_len: int
-    pages: torch.Tensor  # int64 [ceil(kv_len / page_size)], on the device
 
 
 class TorchAttention(AttentionBackend):
@@ -30,21 +20,15 @@ class TorchAttention(AttentionBackend):
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
-        self._rows: list[_Row] = []
+        self._rows: list[tuple[int, int, torch.Tensor]] = []
+        """Query tokens, keys, and pages, int64 [ceil(keys / page_size)] on the device."""
 
     def plan(self, step: AttentionStep) -> None:
-        rows = RaggedRows.of(step, slice(None), self._shape.page_size)
-        pages = torch.from_numpy(rows.pages.astype(np.int64))
+        table = torch.from_numpy(step.page_table.astype(np.int64))
         if self._shape.device.type != "cpu":
-            pages = pages.pin_memory().to(self._shape.device, non_blocking=True)
-        self._rows = [
-            _Row(start, q_len, kv_len, pages[first:last])
-            for start, q_len, kv_len, first, last in zip(
-                *(each.tolist() for each in (rows.query_starts[:-1], step.q_lens, rows.kv_lens)),
-                *(each.tolist() for each in (rows.page_starts[:-1], rows.page_starts[1:])),
-                strict=True,
-            )
-        ]
+            table = table.pin_memory().to(self._shape.device, non_blocking=True)
+        rows = zip(step.q_lens.tolist(), step.kv_lens.tolist(), table, strict=True)
+        self._rows = [(q_len, kv_len, row[: -(-kv_len // self._shape.page_size)]) for q_len, kv_len, row in rows]
 
     def run(
         self,
@@ -54,15 +38,15 @@ class TorchAttention(AttentionBackend):
         window: int | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        for row in self._rows:
-            keys = key_cache[row.pages].flatten(0, 1)[: row.kv_len]
-            values = value_cache[row.pages].flatten(0, 1)[: row.kv_len]
-            size = max(1, _MOST_SCORES // (row.kv_len * self._shape.num_heads))
-            for first in range(0, row.q_len, size):
-                last = min(first + size, row.q_len)
-                tokens = slice(row.start + first, row.start + last)
-                position = row.kv_len - row.q_len + first
-                out[tokens] = self._attend(query[tokens], keys, values, position, window)
+        start = 0
+        for q_len, kv_len, pages in self._rows:
+            keys = key_cache[pages].flatten(0, 1)[:kv_len]
+            values = value_cache[pages].flatten(0, 1)[:kv_len]
+            size = max(1, _MOST_SCORES // (kv_len * self._shape.num_heads))
+            for first in range(0, q_len, size):
+                tokens = slice(start + first, start + min(first + size, q_len))
+                out[tokens] = self._attend(query[tokens], keys, values, kv_len - q_len + first, window)
+            start += q_len
         return out
 
     def _attend(

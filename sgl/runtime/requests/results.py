@@ -145,30 +145,25 @@ class NativeResult:
         for part in parts:
             assert part.top_values is not None, "top logprobs were asked for"
             assert part.top_ids is not None, "top logprobs were asked for"
-            for values, ids in zip(part.top_values.tolist(), part.top_ids.tolist(), strict=True):
-                rows.append(self._entries(values, ids))
+            rows += map(self._entries, part.top_values.tolist(), part.top_ids.tolist())
         return rows
 
     def _given(self, parts: list[Logprobs], token_ids: list[int]) -> list[list[Entry] | None]:
-        rows: list[list[Entry] | None] = []
-        for part in parts:
-            assert part.given is not None, "logprobs of token ids were asked for"
-            rows.extend(self._entries(values, token_ids) for values in part.given.tolist())
-        return rows
+        asked_for = [part.given for part in parts if part.given is not None]
+        return [self._entries(values, token_ids) for given in asked_for for values in given.tolist()]
 
     def _text_of(self, token_id: int) -> str | None:
         return None if self.token_text is None else self.token_text(token_id)
 
 
+@dataclass(eq=False)
 class CallResults:
     """The results of one call, filled as outputs arrive."""
 
-    def __init__(self, is_list: bool) -> None:
-        """is_list: return a list even for one result."""
-        self.results: dict[int, NativeResult] = {}  # by uid, ordered by prompt, then sample
-        self.unfinished = 0
-        self.is_list = is_list
-        self._index: dict[int, int] = {}
+    is_list: bool  # return a list even for one result
+    results: dict[int, NativeResult] = field(default_factory=dict)  # by uid, ordered by prompt, then sample
+    unfinished: int = 0
+    _index: dict[int, int] = field(default_factory=dict)
 
     def add(self, result: NativeResult) -> None:
         """Expect another result."""
@@ -210,15 +205,15 @@ class CallResults:
         return await aside(self.result, sum(FIELDS + result.num_logprobs() for result in self.results.values()))
 
 
+@dataclass(eq=False)
 class PreparedCall(CallResults):
     """A call ready to be queued, with its results."""
 
-    def __init__(self, is_list: bool) -> None:
-        """See CallResults."""
-        super().__init__(is_list)
-        self.submissions: list[Submission] = []
-        self.compiling: list[Future[Any]] = []  # the constraints' futures
-        self.rids: dict[Rid, list[int]] = {}  # → uids of each sample, and of all samples of a prompt
+    submissions: list[Submission] = field(default_factory=list)
+    compiling: list[Future[Any]] = field(default_factory=list)  # the constraints' futures
+    rids: dict[Rid, list[int]] = field(
+        default_factory=dict
+    )  # → uids of each sample, and of all samples of a prompt
 
     @property
     def uids(self) -> list[int]:

@@ -167,28 +167,18 @@ class PendingStep:
     def __init__(
         self,
         batch: Batch,
-        wait: Callable[[], list[npt.NDArray[Any]]],
-        output: DeviceLogprobs | None = None,
-        inputs: DeviceLogprobs | None = None,
-    ) -> None:
-        """wait: for the ids, int [S], of the batch's `sampling`, and the tensors of `output` and `inputs`."""
-        self._batch = batch
-        self._output = output
-        self._inputs = inputs
-        self._wait = wait
-
-    @classmethod
-    def of(
-        cls,
-        batch: Batch,
         ids: torch.Tensor,
         output: DeviceLogprobs | None,
         inputs: DeviceLogprobs | None,
         downloader: Downloader,
-    ) -> PendingStep:
-        """Start the copy, also of ids (int64 [S]); later work on the stream is not waited for."""
+    ) -> None:
+        """Starts the copy, also of the ids of the batch's `sampling`, int64 [S]; later work on the stream is not
+        waited for."""
+        self._batch = batch
+        self._output = output
+        self._inputs = inputs
         parts = [part.columns.values() for part in (output, inputs) if part is not None]
-        return cls(batch, downloader.start([ids, *itertools.chain(*parts)]), output, inputs)
+        self._wait = downloader.start([ids, *itertools.chain(*parts)])
 
     def wait(self) -> StepResult:
         """Block until the results are on the host. Call it once."""

@@ -116,10 +116,10 @@ class ModelRunner:
         with self._current, self._on_threads(is_last=True):
             if logits is None:
                 nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
-                return PendingStep.of(batch, nothing, None, launched.inputs, self._downloader)
+                return PendingStep(batch, nothing, None, launched.inputs, self._downloader)
             placed = None if replayed is None else (replayed.rows, replayed.positions)
             sampled = self._sampler(logits, batch, masks, placed)
-            return PendingStep.of(batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader)
+            return PendingStep(batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader)
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""
