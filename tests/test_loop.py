@@ -162,7 +162,7 @@ def test_an_abort_is_answered_once_and_nothing_follows(harness: Harness) -> None
     assert harness.outputs.get(timeout=SECONDS).uid == long.request.uid
     harness.loop.abort([long.request.uid, 12345])
     harness.loop.abort([long.request.uid])
-    harness.loop.call(lambda: None, timeout=SECONDS)
+    harness.loop.call(lambda: None)
     outputs = harness.collect(2)
     last = outputs[long.request.uid][-1].finish_reason
     assert last is not None

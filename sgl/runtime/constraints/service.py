@@ -36,7 +36,18 @@ _LOOKS = 16  # new constraints between checks of the cache's size
 MAX_BYTES = 256 << 20
 """Bound of all cached grammars' known bytes."""
 
-GrammarFuture = Future[Grammar | FinishedGrammar]
+
+class GrammarFuture(Future[Grammar | FinishedGrammar]):
+    """A grammar that is being compiled."""
+
+    failed_at: float | None = None
+    """Monotonic seconds at which compiling failed for the constraint's sake."""
+
+    @property
+    def grammar(self) -> Grammar | FinishedGrammar | None:
+        """The grammar, unless compiling failed or goes on."""
+        has_failed = not self.done() or self.cancelled() or self.exception() is not None
+        return None if has_failed else self.result()
 
 
 class CompileService:
@@ -68,7 +79,6 @@ class CompileService:
         self._prepare = prepare
         self._futures: OrderedDict[Constraint, GrammarFuture] = OrderedDict()
         self._unfinished: set[GrammarFuture] = set()
-        self._failed_at: dict[Constraint, float] = {}
         self._is_closed = False
         self._num_new = 0
         self._lock = threading.Lock()
@@ -92,22 +102,22 @@ class CompileService:
         once the service is closed."""
         with self._lock:
             if self._is_closed:
-                return _abandoned(Future())
+                return _abandoned(GrammarFuture())
             future = self._futures.get(constraint)
-            failed_at = self._failed_at.get(constraint)
-            if failed_at is not None and monotonic() - failed_at > self.failures_kept:
-                future = None
-            if future is not None and _is_worn(future):
-                future = None
-            if future is None:
-                self._failed_at.pop(constraint, None)
-                future = Future()
+            if future is None or self._is_outdated(future):
+                future = GrammarFuture()
                 self._start(future, constraint)
                 self._futures[constraint] = future
                 self._unfinished.add(future)
                 self._make_room()
             self._futures.move_to_end(constraint)
             return future
+
+    def _is_outdated(self, future: GrammarFuture) -> bool:
+        """Whether it failed some time ago, or its grammar has used up most of its states."""
+        if future.failed_at is not None:
+            return monotonic() - future.failed_at > self.failures_kept
+        return isinstance(future.grammar, Grammar) and future.grammar.is_worn
 
     def _make_room(self) -> None:
         """Evict the least recently used beyond `max_grammars` or MAX_BYTES. Sizes are added up rarely: that takes
@@ -116,17 +126,15 @@ class CompileService:
         if self._num_new % _LOOKS == 0:
             self._forget_large()
         while len(self._futures) > self.max_grammars:
-            oldest, _ = self._futures.popitem(last=False)
-            self._failed_at.pop(oldest, None)
+            self._futures.popitem(last=False)
 
     def _forget_large(self) -> None:
-        sizes = [_num_bytes(future) for future in self._futures.values()]
+        sizes = [0 if (found := future.grammar) is None else found.num_bytes for future in self._futures.values()]
         left, size = len(sizes), sum(sizes)
         for number, constraint in zip(sizes, list(self._futures), strict=True):
             if size <= MAX_BYTES or left == 1:
                 break
             del self._futures[constraint]
-            self._failed_at.pop(constraint, None)
             left, size = left - 1, size - number
 
     def close(self) -> None:
@@ -162,7 +170,7 @@ class CompileService:
             except RuntimeError:  # closed meanwhile, or the interpreter ends
                 _abandoned(future)
         else:
-            self._resolve(future, constraint, lambda: self._with(answer, constraint))
+            self._resolve(future, lambda: self._with(answer, constraint))
 
     def _finishing_came_late(self, constraint: Constraint, answer: Answer) -> None:
         with self._lock:
@@ -174,7 +182,7 @@ class CompileService:
     def _replace(self, constraint: Constraint, finished: FinishedAutomaton, future: GrammarFuture) -> None:
         if future.exception() is not None:
             return
-        later: GrammarFuture = Future()
+        later = GrammarFuture()
         later.set_result(self._with(finished, constraint))
         with self._lock:
             if self._futures.get(constraint) is future:
@@ -188,10 +196,10 @@ class CompileService:
             except OutOfTime:
                 pass
             except BaseException as error:
-                self._fail(future, constraint, error)
+                self._fail(future, error)
                 return
             else:
-                self._resolve(future, constraint, lambda: grammar)
+                self._resolve(future, lambda: grammar)
                 return
         if self.deadline > _SHORT_TRIAL:
             self._try(self._short_trials, self._short_trial, _SHORT_TRIAL, future, constraint)
@@ -219,12 +227,12 @@ class CompileService:
                 if seconds < self.deadline:
                     self._try(self._long_trials, self._trial, self.deadline, future, constraint)
                 else:
-                    self._fail(future, constraint, error)
+                    self._fail(future, error)
             except BaseException as error:
-                self._fail(future, constraint, error)
+                self._fail(future, error)
             else:
                 with contextlib.suppress(RuntimeError):
-                    self._builders.submit(self._resolve, future, constraint, partial(self._build, constraint))
+                    self._builders.submit(self._resolve, future, partial(self._build, constraint))
 
         try:
             threads.submit(run)
@@ -235,22 +243,19 @@ class CompileService:
         with time_limit(self.deadline, thread_time), resting():
             return with_first_mask(constraint, self.vocabulary)
 
-    def _fail(self, future: GrammarFuture, constraint: Constraint, error: BaseException) -> None:
+    def _fail(self, future: GrammarFuture, error: BaseException) -> None:
         def fail() -> Grammar:
             raise error
 
-        self._resolve(future, constraint, fail)
+        self._resolve(future, fail)
 
-    def _resolve(
-        self, future: GrammarFuture, constraint: Constraint, grammar: Callable[[], Grammar | FinishedGrammar]
-    ) -> None:
+    def _resolve(self, future: GrammarFuture, grammar: Callable[[], Grammar | FinishedGrammar]) -> None:
         with contextlib.suppress(InvalidStateError):  # closed meanwhile
             try:
                 found = grammar()
             except BaseException as error:
                 if isinstance(error, GrammarError):
-                    with self._lock:
-                        self._failed_at[constraint] = monotonic()
+                    future.failed_at = monotonic()
                 future.set_exception(error)
             else:
                 future.set_result(found)
@@ -266,23 +271,6 @@ class CompileService:
         except Exception:  # it would only save time later
             logger.exception("a grammar could not be prepared")
         return grammar
-
-
-def _found(future: GrammarFuture) -> Grammar | FinishedGrammar | None:
-    """The grammar, unless compiling failed or goes on."""
-    has_failed = not future.done() or future.cancelled() or future.exception() is not None
-    return None if has_failed else future.result()
-
-
-def _num_bytes(future: GrammarFuture) -> int:
-    found = _found(future)
-    return 0 if found is None else found.num_bytes
-
-
-def _is_worn(future: GrammarFuture) -> bool:
-    """Whether to compile again for the next request: the grammar has used up most of its states."""
-    found = _found(future)
-    return isinstance(found, Grammar) and found.is_worn
 
 
 def _abandoned(future: GrammarFuture) -> GrammarFuture:

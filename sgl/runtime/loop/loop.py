@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
@@ -112,25 +112,19 @@ class EngineLoop:
         """`abort`, and wait until all have ended. Raises EngineDead."""
         ended: Future[None] = Future()
         self.abort(uids, partial(ended.set_result, None))
-        self._result_of(ended, None)
+        self._result_of(ended)
 
-    def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
-        """Run a function between two steps and return its result. Raises EngineDead, or TimeoutError."""
+    def call(self, function: Callable[[], T]) -> T:
+        """Run a function between two steps and return its result. Raises EngineDead."""
         future: Future[T] = Future()
         self.post(lambda: settle(future, function))
-        return self._result_of(future, timeout)
+        return self._result_of(future)
 
-    def _result_of(self, future: Future[T], timeout: float | None) -> T:
-        waited = 0.0
-        while True:
-            try:
-                return future.result(timeout=0.5 if timeout is None else min(0.5, timeout - waited))
-            except TimeoutError:
-                waited += 0.5
-                if not self._thread.is_alive and not future.done():
-                    raise EngineDead("the engine stopped") from self._death
-                if timeout is not None and waited >= timeout:
-                    raise
+    def _result_of(self, future: Future[T]) -> T:
+        while not wait([future], 0.5).done:
+            if not self._thread.is_alive and not future.done():
+                raise EngineDead("the engine stopped") from self._death
+        return future.result()
 
     def stop(self) -> None:
         """End every request and wait for the thread. Idempotent. Does nothing in a forked child."""
