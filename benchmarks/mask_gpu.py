@@ -29,14 +29,10 @@ from sgl.kernels.mask import triton as mask_triton
 from sgl.kernels.mask.layout import GrammarTensors, Places
 from sgl.kernels.sampling import ops as sampling
 from sgl.kernels.sampling import triton as sampling_triton
-from sgl.runtime.runner.device_grammars import (
-    automaton_tensors,
-    grammar_tensors,
-    places_arrays,
-    vocabulary_tensors,
-)
+from sgl.runtime.runner.device_grammars import places_arrays, vocabulary_tensors
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
+from tests.mask_reference import automaton_tensors, grammar_tensors
 
 DEVICE = torch.device("cuda")
 MAX_STATES = 20_000

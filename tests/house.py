@@ -267,10 +267,9 @@ class House:
             return True
         bases = {_last_name(base) for base in owner.bases}
         return any(
-            inherited.name == method.name and self._is_explained(base, inherited)
+            self._is_explained(base, next((its for its in _methods(base) if its.name == method.name), method))
             for base in self._classes
             if base.name in bases and base is not owner
-            for inherited in _methods(base)
         )
 
     @cached_property

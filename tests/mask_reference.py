@@ -5,13 +5,18 @@ Walks all tokens of one request together, byte by byte; one request after anothe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from sgl.grammar.automaton.finished import device_arrays
+from sgl.grammar.automaton.pushdown import Automaton
 from sgl.kernels.mask.layout import (
     DEAD,
     GUARD_BIT,
     MAX_OPEN,
     MAX_SAVED,
+    MAX_SYMBOLS,
     OPERATION_SHIFT,
     POP_BIT,
     PUSH_BIT,
@@ -22,10 +27,29 @@ from sgl.kernels.mask.layout import (
     VocabularyTensors,
 )
 from sgl.kernels.mask.ops import apply_token_mask_
+from sgl.runtime.runner.device_grammars import addresses_of
 
 __all__ = ["apply_token_mask_", "find_masks_"]
 
 _LEFT_BRACKET = 0x5B
+
+
+def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTensors:
+    """A copy of the automaton's present tables."""
+    tables = automaton.tables
+    assert tables.num_symbols <= MAX_SYMBOLS, "more do not fit"
+    arrays = device_arrays(tables, automaton.plain_limits())
+    return AutomatonTensors(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) -> GrammarTensors:
+    """Automata, numbered by their place in the sequence."""
+    return GrammarTensors(
+        automata=list(automata),
+        addresses=torch.from_numpy(addresses_of(automata)).to(device),
+        has_stacks=any(bool((one.infos[:, 4:6] >= 0).any()) for one in automata),
+        has_counters=any(bool((one.infos[:, 0] >= 0).any()) for one in automata),
+    )
 
 
 def find_masks_(

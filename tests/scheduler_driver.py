@@ -54,9 +54,13 @@ class Driver:
         self.done: dict[int, Request] = {}
         self.decoded_last: set[int] = set()
 
+    def live_requests(self) -> list[Request]:
+        """Every request that has not ended."""
+        return [*self.scheduler.memory.running.values(), *self.scheduler.queue]
+
     def step(self) -> bool:
         """One turn of the loop; whether anything happened."""
-        decodable = {r.uid for r in self.scheduler.live_requests() if r.phase is Phase.DECODE}
+        decodable = {r.uid for r in self.live_requests() if r.phase is Phase.DECODE}
         step = self.scheduler.schedule() if self.scheduler.has_work else None
         flying, self.flying = self.flying, None
         happened = step is not None or flying is not None
@@ -78,7 +82,7 @@ class Driver:
             assert batch.q_lens.sum() <= max(budget, step.num_decodes + 1)
         assert (batch.q_lens[: step.num_decodes] == 1).all()
         left_out = decodable - {r.uid for r in step.requests[: step.num_decodes]}
-        for request in self.scheduler.live_requests():
+        for request in self.live_requests():
             if request.uid in left_out:
                 assert request.phase is Phase.WAITING or self.pool.num_free == 0, "a decodable row was left out"
 

@@ -22,12 +22,7 @@ from sgl.kernels.mask import ops as mask
 from sgl.kernels.mask.layout import MAX_OPEN, Places
 from sgl.kernels.sampling import ops as sampling
 from sgl.runtime.batch import Batch, RowSetup
-from sgl.runtime.runner.device_grammars import (
-    automaton_tensors,
-    grammar_tensors,
-    places_arrays,
-    vocabulary_tensors,
-)
+from sgl.runtime.runner.device_grammars import places_arrays, vocabulary_tensors
 from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.sampling_params import SamplingParams
@@ -68,8 +63,8 @@ class Walker:
         self.upload()
 
     def upload(self) -> None:
-        tensors = [automaton_tensors(automaton, self.device) for automaton in self.automata]
-        self.grammars = grammar_tensors(tensors, self.device)
+        tensors = [mask_reference.automaton_tensors(automaton, self.device) for automaton in self.automata]
+        self.grammars = mask_reference.grammar_tensors(tensors, self.device)
 
     def masks(self, chosen: list[tuple[int, Place]]) -> torch.Tensor:
         """The masks of places, in order."""

@@ -1,5 +1,4 @@
-"""Copies vocabularies, automata and places to the device, in the layout of `kernels.mask`. Callers number grammars
-and rows."""
+"""Vocabularies, addresses and places for the device, in the layout of `kernels.mask`. Callers number grammars."""
 
 from __future__ import annotations
 
@@ -11,17 +10,14 @@ import torch
 
 from sgl.grammar.automaton import finished
 from sgl.grammar.automaton.place import Place
-from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.automaton.tables import COUNT_SHIFT
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.layout import (
     ENDLESS,
     GUARD_BIT,
-    MAX_SYMBOLS,
     NOT_PLAIN,
     OPERATION_SHIFT,
     AutomatonTensors,
-    GrammarTensors,
     VocabularyTensors,
 )
 
@@ -75,24 +71,6 @@ def vocabulary_tensors(vocabulary: Vocabulary, device: torch.device, block: int 
         block_bytes=moved(np.where((firsts == firsts[:, :1]).all(1), firsts[:, 0], -1).astype(np.int32)),
         plain_masks=moved(_packed(np.stack(plain_up_to))),
         end_mask=moved(_packed(ends[None])[0]),
-    )
-
-
-def automaton_tensors(automaton: Automaton, device: torch.device) -> AutomatonTensors:
-    """A copy of the automaton's present tables."""
-    tables = automaton.tables
-    assert tables.num_symbols <= MAX_SYMBOLS, "more do not fit"
-    arrays = finished.device_arrays(tables, automaton.plain_limits())
-    return AutomatonTensors(*(torch.from_numpy(array).to(device) for array in arrays))
-
-
-def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) -> GrammarTensors:
-    """Automata, numbered by their place in the sequence."""
-    return GrammarTensors(
-        automata=list(automata),
-        addresses=torch.from_numpy(addresses_of(automata)).to(device),
-        has_stacks=any(bool((one.infos[:, 4:6] >= 0).any()) for one in automata),
-        has_counters=any(bool((one.infos[:, 0] >= 0).any()) for one in automata),
     )
 
 

@@ -164,11 +164,6 @@ class Scheduler:
         """Whether any request has not ended."""
         return bool(self._running) or len(self.queue) > 0
 
-    def live_requests(self) -> Iterator[Request]:
-        """Every request that has not ended."""
-        yield from list(self._running.values())
-        yield from list(self.queue)
-
     @property
     def waits_for_grammar(self) -> bool:
         """Whether any request waits for its grammar."""
