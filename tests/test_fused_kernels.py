@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tests.interpreter  # noqa: F401 - mends it
-from sgl.kernels.layers import activation, linear, norm, qkv, rope, single
+from sgl.kernels.layers import activation, linear, norm, qkv, rope
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -144,9 +144,14 @@ def test_products_with_a_matrix_in_eight_bits(has_bias: bool) -> None:
     norm_weight, bias_ = torch.ones(64).to(DEVICE), None if bias is None else bias.to(DEVICE)
     row = single_triton.project(x[:1].to(DEVICE), norm_weight, 1e-5, on_device, bias_)
     wide = rounded.values.float() * rounded.scales
-    check_sum(row, single.project(x[:1], torch.ones(64), 1e-5, wide, bias))
+    check_sum(row, product(x[:1], torch.ones(64), wide, bias))
     gated = single_triton.project_gated(x[:1].to(DEVICE), norm_weight, 1e-5, on_device, bias_)
-    check_sum(gated, single.project_gated(x[:1], torch.ones(64), 1e-5, wide, bias))
+    check_sum(gated, activation.silu_and_mul(product(x[:1], torch.ones(64), wide, bias)))
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Of a matrix and the normed x."""
+    return linear.linear(norm.rms_norm(x, weight, 1e-5), matrix, bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,13 +167,11 @@ def test_products_of_a_single_token(size: int, width: int, has_bias: bool, dtype
         return [None if tensor is None else tensor.to(DEVICE, copy=True) for tensor in tensors]
 
     x_, residual_, weight_, matrix_, bias_, half_ = moved(x, residual, weight, matrix, bias, half)
-    check_sum(
-        single_triton.project(x_, weight_, 1e-5, matrix_, bias_), single.project(x, weight, 1e-5, matrix, bias)
-    )
-    expected = single.project_gated(x, weight, 1e-5, matrix, bias)
+    check_sum(single_triton.project(x_, weight_, 1e-5, matrix_, bias_), product(x, weight, matrix, bias))
+    expected = activation.silu_and_mul(product(x, weight, matrix, bias))
     check_sum(single_triton.project_gated(x_, weight_, 1e-5, matrix_, bias_), expected)
     single_triton.project_add_(x_, matrix_[:size], half_, residual_)
-    single.project_add_(x, matrix[:size], half, residual)
+    residual.add_(linear.linear(x, matrix[:size], half))
     check_sum(residual_, residual)
 
 

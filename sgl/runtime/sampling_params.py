@@ -242,8 +242,6 @@ def checked_seconds(param: str, value: object) -> float:
 
 
 def _strings(name: str, value: object, max_bytes: int | None) -> tuple[str, ...]:
-    if isinstance(value, tuple) and not value:
-        return ()
     items = [value] if isinstance(value, str) else _items(name, value, "a string or a list of strings")
     texts: dict[str, None] = {}
     for item in items:
@@ -261,8 +259,6 @@ def _strings(name: str, value: object, max_bytes: int | None) -> tuple[str, ...]
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
-    if isinstance(value, tuple) and not value:
-        return ()
     items = _items(name, value, "a list of token ids")
     return tuple(dict.fromkeys(integer(name, item, 0, MAX_TOKEN_ID, what=f"each of {name}") for item in items))
 

@@ -62,7 +62,6 @@ class Started:
     runner: ModelRunner
     scheduler: Scheduler
     eos_ids: frozenset[int]
-    num_pages: int
     kv_bytes: int
 
     def facts(self) -> dict[str, Any]:
@@ -181,7 +180,7 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     )
     pool = PagePool(num_pages, page_size)
     scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache)
-    return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, num_pages, kv_bytes)
+    return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, kv_bytes)
 
 
 def freeze(started: Started) -> bool:
@@ -359,19 +358,20 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes
     weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = token_bytes * page_size
+    total_memory, memory_name = _total_memory(device)
     fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)
     else:
-        available = _total_memory(device) * fraction - weight_bytes
+        available = total_memory * fraction - weight_bytes
         if device.type == "cpu" and (left := address_space_left()) is not None:
             available = min(available, left * _ADDRESS_FRACTION)  # threads and compilers need some, too
         num_pages = min(int(available // page_bytes), rows * -(-context // page_size))
     if num_pages < 1:
         raise ConfigError(
             f"no memory is left for KV pages, of which one takes {_gib(page_bytes)}: weights take "
-            f"{_gib(weight_bytes)} of the {_gib(_total_memory(device) * fraction)} that "
-            f"mem_fraction_static={fraction} allows of {_memory_name(device)}",
+            f"{_gib(weight_bytes)} of the {_gib(total_memory * fraction)} that "
+            f"mem_fraction_static={fraction} allows of {memory_name}",
             option="mem_fraction_static",
         )
     if config.max_running_requests is None:
@@ -413,14 +413,12 @@ def _default_budget(model: Decoder) -> int:
     return _TILE_TOKENS * processors * min(_MOST_TILES, max(1, _LARGE // model.weights.num_multiplied))
 
 
-def _total_memory(device: torch.device) -> int:
+def _total_memory(device: torch.device) -> tuple[int, str]:
+    """Bytes, and of what."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return memory_limit().num_bytes
-
-
-def _memory_name(device: torch.device) -> str:
-    return "the device's memory" if device.type == "cuda" else memory_limit().what
+        return int(torch.cuda.get_device_properties(device).total_memory), "the device's memory"
+    limit = memory_limit()
+    return limit.num_bytes, limit.what
 
 
 def _dtype_name(dtype: torch.dtype) -> DtypeName:

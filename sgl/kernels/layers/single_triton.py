@@ -1,6 +1,7 @@
-"""Triton twins of single.py: each program streams a few rows of the matrix past the one token.
+"""A layer's matrix products for a single token in Triton, fused with the norm before or the sum after.
 
-The matrix depends on no earlier kernel: with overlapping launches its first tile is loaded while the previous
+At batch 1 a product is bound by reading its matrix, and launches between products cost more than they compute: each
+program streams a few rows of the matrix past the one token. The matrix depends on no earlier kernel: with overlapping launches its first tile is loaded while the previous
 kernel runs. A norm's scale is one number, computed beside the product and applied at its end. Imported only where
 Triton is.
 """
@@ -27,7 +28,7 @@ _WARPS = 4
 def project(
     x: torch.Tensor, norm: torch.Tensor, eps: float, matrix: Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """`single.project`."""
+    """A matrix [n, k] times the normed x [1, k], plus the bias [n]: [1, n]."""
     out = x.new_empty(1, len(_values(matrix)[0]))
     _launch(x, norm, eps, matrix, bias, out, adds=False)
     return out
@@ -36,7 +37,7 @@ def project(
 def project_gated(
     x: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """`single.project_gated`."""
+    """silu(gate) * up of a matrix [2n, k], gates first, times the normed x [1, k]: [1, n]."""
     values, scales = _values(gate_up)
     size, width = len(values) // 2, values.shape[1]
     out = x.new_empty(1, size)
@@ -63,7 +64,7 @@ def project_gated(
 
 
 def project_add_(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor) -> None:
-    """`single.project_add_`."""
+    """Add a matrix [n, k] times x [1, k], plus the bias [n], to residual [1, n], in place."""
     _launch(x, None, 0.0, matrix, bias, residual, adds=True)
 
 

@@ -14,7 +14,6 @@ from sgl.kernels.layers.linear import launches_overlap, linear, linear_add, line
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
-from sgl.kernels.layers.single import project, project_add_, project_gated
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
@@ -141,7 +140,10 @@ class Decoder:
         return attention.run(query, keys, values, window)
 
     def _forward_single(self, state: LayerState, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
-        """`forward` of one token, whose products only stream their weights."""
+        """`forward` of one token on a GPU, whose products only stream their weights."""
+        # imported only where a Triton kernel runs
+        from sgl.kernels.layers.single_triton import project, project_add_, project_gated
+
         config = self.config
         eps, residual = config.rms_norm_eps, state.residual
         for index, layer in enumerate(self.weights.layers):

@@ -107,6 +107,7 @@ class RequestBuilder:
         params = self._params(wanted.sampling_params)
         prompt_ids = self.prompt_ids(wanted)
         logprob_start = _logprob_start(wanted, len(prompt_ids))
+        scored = None if logprob_start is None else prompt_ids[logprob_start:]
         top_logprobs = self._top_logprobs(wanted)
         given = self._given(wanted)
         timeout = self._config.request_timeout
@@ -151,7 +152,7 @@ class RequestBuilder:
                 rid = f"{rid}-{sample}"
             text = self._text_output(params, prompt_ids)
             submission = Submission(request, text, matcher=matchers[sample], stream=bool(wanted.stream))
-            header = Header.of(request, rid, with_text=token_text is not None)
+            header = Header(uid, rid, len(prompt_ids), scored, top_logprobs, given, token_text is not None)
             made.append((submission, NativeResult(header, token_text)))
         return made
 

@@ -18,7 +18,7 @@ from sgl.runtime.loop.submission import Detail, Output, Submission
 from sgl.runtime.requests.arguments import GenerateRequest
 from sgl.runtime.requests.aside import FIELDS, aside
 from sgl.runtime.requests.waiting import check
-from sgl.runtime.scheduler.request import FinishReason, Request
+from sgl.runtime.scheduler.request import FinishReason
 
 Rid = tuple[str | None, str]  # with its owner
 Entry = list[Any] | tuple[Any, ...]  # logprob | None, token id, text | None
@@ -34,13 +34,6 @@ class Header(NamedTuple):
     top_logprobs: int  # number of likeliest tokens; -1: no logprobs at all
     given: Int32Array | None  # tokens with logprobs at every position
     with_text: bool = False  # whether logprobs carry token texts
-
-    @classmethod
-    def of(cls, request: Request, rid: str, *, with_text: bool = False) -> Header:
-        """The header of a request."""
-        start, given = request.logprob_start, request.token_ids_logprob
-        scored = None if start is None else request.prompt_ids[start:]
-        return cls(request.uid, rid, request.prompt_len, scored, request.top_logprobs, given, with_text)
 
 
 @dataclass(slots=True)

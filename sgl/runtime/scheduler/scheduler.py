@@ -181,7 +181,8 @@ class Scheduler:
         setups: list[RowSetup] = []
         while True:
             decodes = self._grow_decodes()
-            budget = self._prompt_budget(len(decodes))
+            most = self.limits.step_budget
+            budget = _NO_BUDGET if most is None else max(most - len(decodes), 1)
             chunks = self._continue_prompts(budget)
             budget -= sum(chunk.end - chunk.start for chunk in chunks)
             chunks += self._admit(budget, setups)
@@ -250,10 +251,6 @@ class Scheduler:
         self._extend(request)
 
     # ── what goes into a batch ──────────────────────────────────────────────────────────────────────────────────
-
-    def _prompt_budget(self, num_decodes: int) -> int:
-        budget = self.limits.step_budget
-        return _NO_BUDGET if budget is None else max(budget - num_decodes, 1)
 
     def _grow_decodes(self) -> list[Request]:
         """The requests that decode in this step, each with a page to write to. Also sets _decode_rows."""
