@@ -5,21 +5,20 @@ Surrogates are in no set: they have no UTF-8. Used by the regex parser and by th
 
 from __future__ import annotations
 
-import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
 
-from sgl.grammar.regular.byteset import byte_range
-from sgl.grammar.regular.expr import Expr, byte_set, concat, literal, union
+import regex
+
+from sgl.grammar.regular.expr import EPSILON, Expr, byte_set, concat, literal, union
 
 CharSet = tuple[tuple[int, int], ...]
 """Disjoint, sorted, non-touching inclusive ranges of code points."""
-
-_Product = tuple[tuple[int, int], ...]
-"""Strings of bytes, each in its range."""
 MAX_CHAR = 0x10FFFF
 _LAST_CASED = 0x1FFFF
+_UTF8 = ((0, 0, 0, 0x7F), (1, 0xC0, 0x80, 0x7FF), (2, 0xE0, 0x800, 0xFFFF), (3, 0xF0, 0x10000, MAX_CHAR))
+"""By length: the bytes behind the first, its mark, the first and the last character."""
 EVERY_CHAR: CharSet = ((0, 0xD7FF), (0xE000, MAX_CHAR))
 ESCAPED: dict[int, bytes] = {
     **{code: b"\\u%04x" % code for code in range(0x20)},
@@ -103,47 +102,29 @@ def _case_classes() -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(codes) for codes in alike.values() if len(codes) > 1)
 
 
-@lru_cache(maxsize=1)
-def _categories() -> dict[str, CharSet]:
-    """Each two-letter general category of the interpreter's Unicode version."""
-    runs: dict[str, list[tuple[int, int]]] = {}
-    category = unicodedata.category
-    start, current = 0, category(chr(0))
-    for code in range(1, MAX_CHAR + 2):
-        name = category(chr(code)) if code <= MAX_CHAR else ""
-        if name != current:
-            runs.setdefault(current, []).append((start, code - 1))
-            start, current = code, name
-    return {name: normalise(found) for name, found in runs.items()}
-
-
-_LONG_CATEGORIES = {
-    "letter": "L", "uppercase_letter": "Lu", "lowercase_letter": "Ll", "titlecase_letter": "Lt", "modifier_letter":
-    "Lm", "other_letter": "Lo", "mark": "M", "nonspacing_mark": "Mn", "spacing_mark": "Mc", "enclosing_mark": "Me",
-    "number": "N", "decimal_number": "Nd", "digit": "Nd", "letter_number": "Nl", "other_number": "No",
-    "punctuation": "P", "connector_punctuation": "Pc", "dash_punctuation": "Pd", "open_punctuation": "Ps",
-    "close_punctuation": "Pe", "initial_punctuation": "Pi", "final_punctuation": "Pf", "other_punctuation": "Po",
-    "punct": "P", "symbol": "S", "math_symbol": "Sm", "currency_symbol": "Sc", "modifier_symbol": "Sk",
-    "other_symbol": "So", "separator": "Z", "space_separator": "Zs", "line_separator": "Zl", "paragraph_separator":
-    "Zp", "other": "C", "control": "Cc", "cntrl": "Cc", "format": "Cf", "private_use": "Co", "unassigned": "Cn",
-}  # fmt: skip
-
-
+@lru_cache(maxsize=64)
 def category(name: str) -> CharSet | None:
-    """The characters of a general category, by its short or long name (`L`, `Lu`, `Uppercase_Letter`), or None."""
+    """The characters of a general category, by any name of it (`L`, `Lu`, `Uppercase_Letter`), or None."""
     if name == "Any":
         return EVERY_CHAR
     if name == "ASCII":
         return ((0, 0x7F),)
-    short = _LONG_CATEGORIES.get(name.lower(), name)
-    found = [chars for key, chars in _categories().items() if key == short or (len(short) == 1 and key[0] == short)]
-    return union_of(*found) if found else None
+    try:
+        runs = regex.compile(rf"\p{{gc={name}}}+") if name.replace("_", "").isalpha() else None
+    except regex.error:
+        return None
+    every_char = "".join(map(chr, range(MAX_CHAR + 1)))
+    return None if runs is None else normalise((run.start(), run.end() - 1) for run in runs.finditer(every_char))
 
 
 @lru_cache(maxsize=4096)
 def utf8(chars: CharSet) -> Expr:
     """One character of the set, as UTF-8."""
-    return _by_lead_byte(tuple(sequence for first, last in chars for sequence in _utf8_sequences(first, last)))
+    texts = []
+    for num_more, mark, first, last in _UTF8:
+        found = tuple((max(low, first), min(high, last)) for low, high in chars if low <= last and high >= first)
+        texts.append(_utf8_tail(found, mark, num_more))
+    return union(*texts)
 
 
 @lru_cache(maxsize=4096)
@@ -154,51 +135,22 @@ def json_text(chars: CharSet) -> Expr:
     return union(utf8(negate(union_of(negate(chars), controls))), *escapes)
 
 
-def _utf8_sequences(first: int, last: int) -> Iterable[_Product]:
-    """The code points first…last as products of byte ranges."""
-    for low, high in ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, MAX_CHAR)):
-        if first <= high and last >= low:
-            yield from _products(chr(max(first, low)).encode(), chr(min(last, high)).encode())
-
-
-def _products(low: bytes, high: bytes) -> Iterable[_Product]:
-    """The strings between two of one length, in order, whose bytes behind the first run over 0x80…0xBF."""
-    if len(low) == 1:
-        yield ((low[0], high[0]),)
-        return
-    if low[0] == high[0]:
-        for rest in _products(low[1:], high[1:]):
-            yield ((low[0], low[0]), *rest)
-        return
-    least, most = b"\x80" * (len(low) - 1), b"\xbf" * (len(low) - 1)
-    start, end = low[0], high[0]
-    if low[1:] != least:
-        for rest in _products(low[1:], most):
-            yield ((start, start), *rest)
-        start += 1
-    tail_needed = high[1:] != most
-    if tail_needed:
-        end -= 1
-    if start <= end:
-        yield ((start, end), *((0x80, 0xBF) for _ in least))
-    if tail_needed:
-        for rest in _products(least, high[1:]):
-            yield ((high[0], high[0]), *rest)
-
-
 @lru_cache(maxsize=4096)
-def _by_lead_byte(sequences: tuple[_Product, ...]) -> Expr:
-    """The sequences with the bytes that go on alike drawn together: few nodes, and arcs that never overlap."""
-    last_bytes = 0
-    tails: dict[int, list[_Product]] = {}
-    for (first, last), *rest in sequences:
-        if not rest:
-            last_bytes |= byte_range(first, last)
-            continue
-        for byte in range(first, last + 1):
-            tails.setdefault(byte, []).append(tuple(rest))
-    leads: dict[tuple[_Product, ...], int] = {}
-    for byte, rests in tails.items():
-        leads[tuple(rests)] = leads.get(tuple(rests), 0) | 1 << byte
-    parts = [concat(byte_set(mask), _by_lead_byte(rests)) for rests, mask in leads.items()]
-    return union(byte_set(last_bytes), *parts)
+def _utf8_tail(codes: CharSet, mark: int, num_more: int) -> Expr:
+    """Numbers as one byte, which holds `mark` and their highest bits, and `num_more` bytes of six bits each."""
+    size = 1 << 6 * num_more
+    by_byte: dict[int, list[tuple[int, int]]] = {}
+    for low, high in codes:
+        for bits in range(low // size, high // size + 1):
+            start = bits * size
+            by_byte.setdefault(mark | bits, []).append((max(low - start, 0), min(high - start, size - 1)))
+    # Bytes that go on alike are drawn together: few nodes, and arcs that never overlap.
+    by_rest: dict[CharSet, int] = {}
+    for byte, rest in by_byte.items():
+        by_rest[tuple(rest)] = by_rest.get(tuple(rest), 0) | 1 << byte
+    return union(
+        *(
+            concat(byte_set(mask), _utf8_tail(rest, 0x80, num_more - 1) if num_more else EPSILON)
+            for rest, mask in by_rest.items()
+        )
+    )
