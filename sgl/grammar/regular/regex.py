@@ -1,17 +1,19 @@
 """Regex patterns to expressions, over plain UTF-8 or over the JSON text of a string.
 
 A pattern becomes the language of whole texts that it matches: by search, as JSON Schema means it, or in full. It is
-compiled from its end, each part given the language of all that may follow, so that `$` and look-ahead are plain
-intersections with what follows.
+compiled from its end, each part given the language of all that may follow: `$` and look-ahead are intersections.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from itertools import groupby
+from operator import is_
 
 from sgl.errors import RegexSyntaxError
 from sgl.grammar.regular import charset
-from sgl.grammar.regular.expr import EMPTY, EPSILON, Expr, complement, concat, intersect, literal, repeat, union
+from sgl.grammar.regular.expr import EMPTY, EPSILON, Expr, concat, difference, intersect, literal, repeat, union
 from sgl.grammar.regular.syntax import (
     Chars,
     Choice,
@@ -25,6 +27,8 @@ from sgl.grammar.regular.syntax import (
     parse,
 )
 
+_Pair = tuple[Expr, Expr]
+"""Texts at the start of the whole text, and texts further on: `^` tells them apart."""
 UNROLL_LIMIT = 16
 """How often a repeat of a part with an assertion in it is written out."""
 
@@ -89,30 +93,37 @@ class _Compiler:
 
     def whole(self, node: Node, *, search: bool) -> Expr:
         if not search:
-            return self.compile(node, EPSILON, at_start=True)
-        later = self.compile(node, self.any_text, at_start=False)
-        if not _has_start(node):
+            return self.compile(node, (EPSILON, EPSILON))[0]
+        at_start, later = self.compile(node, (self.any_text, self.any_text))
+        if at_start is later:
             return concat(self.any_text, later)
-        return union(self.compile(node, self.any_text, at_start=True), concat(self.some_text, later))
+        return union(at_start, concat(self.some_text, later))
 
-    def compile(self, node: Node, rest: Expr, *, at_start: bool) -> Expr:
-        """The texts that begin with `node` and go on with `rest`, at the start of the text or behind it."""
+    def compile(self, node: Node, rest: _Pair) -> _Pair:
+        """The texts that begin with `node` and go on with `rest`."""
         if _is_pure(node):
-            return concat(self.plain(node), rest)
+            own, (at_start, later) = self.plain(node), rest
+            longer = concat(own, later)
+            if at_start is later or not own.nullable:
+                return longer, longer
+            return union(at_start, concat(intersect(own, self.some_text), later)), longer
         match node:
             case Start():
-                return rest if at_start else EMPTY
+                return rest[0], EMPTY
             case End(before_newline):
-                return intersect(rest, union(EPSILON, self.newline) if before_newline else EPSILON)
+                end = union(EPSILON, self.newline) if before_newline else EPSILON
+                return _each(intersect, rest, (end, end))
             case LookAhead(body, is_negative):
-                ahead = self.compile(body, self.any_text, at_start=at_start)
-                return intersect(rest, complement(ahead) if is_negative else ahead)
+                ahead = self.compile(body, (self.any_text, self.any_text))
+                return _each(difference if is_negative else intersect, rest, ahead)
             case Choice(options):
-                return union(*[self.compile(option, rest, at_start=at_start) for option in options])
+                return _each(union, *[self.compile(option, rest) for option in options])
             case Sequence(parts):
-                return self.sequence(parts, rest, at_start=at_start)
+                for part in reversed(parts):
+                    rest = self.compile(part, rest)
+                return rest
             case Repetition(body, low, high):
-                return self.repetition(body, low, high, rest, at_start=at_start)
+                return self.repetition(body, low, high, rest)
         raise AssertionError(f"{node} is pure")
 
     def plain(self, node: Node) -> Expr:
@@ -129,71 +140,43 @@ class _Compiler:
         raise AssertionError(f"{node} is an assertion")
 
     def joined(self, parts: tuple[Node, ...]) -> list[Expr]:
-        """The parts, runs of single ASCII characters drawn together."""
+        """The parts, runs of plain letters drawn together."""
         result: list[Expr] = []
-        run: list[str] = []
-        for part in (*parts, None):
-            if (
-                isinstance(part, Chars)
-                and len(part.chars) == 1
-                and 0x20 <= part.chars[0][0] == part.chars[0][1] < 0x7F
-            ):
-                char = chr(part.chars[0][0])
-                if char not in '"\\':
-                    run.append(char)
-                    continue
-            if run:
-                result.append(literal("".join(run).encode()))
-                run = []
-            if part is not None:
-                result.append(self.plain(part))
+        for is_letter, run in groupby(parts, _is_letter):
+            if is_letter:
+                result.append(literal(bytes(part.chars[0][0] for part in run if isinstance(part, Chars))))
+            else:
+                result += map(self.plain, run)
         return result
 
-    def sequence(self, parts: tuple[Node, ...], rest: Expr, *, at_start: bool) -> Expr:
-        last_start = max((i for i, part in enumerate(parts) if _has_start(part)), default=-1)
-        if not at_start and last_start < 0:
-            for part in reversed(parts):
-                rest = self.compile(part, rest, at_start=False)
-            return rest
-        for i in reversed(range(last_start + 1, len(parts))):
-            # Whether these stand at the start matters to none of them.
-            rest = self.compile(parts[i], rest, at_start=False)
-        return self.up_to_start(parts[: last_start + 1], rest, at_start=at_start)
-
-    def up_to_start(self, parts: tuple[Node, ...], rest: Expr, *, at_start: bool) -> Expr:
-        """A sequence whose last part asks for the start of the text."""
-        if not parts:
-            return rest
-        first, others = parts[0], parts[1:]
-        if not others:
-            return self.compile(first, rest, at_start=at_start)
-        if _is_zero_width(first):
-            return self.compile(first, self.up_to_start(others, rest, at_start=at_start), at_start=at_start)
-        behind = self.up_to_start(others, rest, at_start=False)
-        if not _may_be_empty(first):
-            return self.compile(first, behind, at_start=at_start)
-        if not _is_pure(first):
-            raise self.refusal("an anchor behind a part that may be empty and holds an assertion")
-        skipped = self.up_to_start(others, rest, at_start=at_start)
-        some = intersect(self.plain(first), self.some_text)
-        return union(concat(some, behind), skipped)
-
-    def repetition(self, body: Node, low: int, high: int | None, rest: Expr, *, at_start: bool) -> Expr:
+    def repetition(self, body: Node, low: int, high: int | None, rest: _Pair) -> _Pair:
         if _is_zero_width(body):
-            once = self.compile(body, rest, at_start=at_start)
-            return once if low else rest if high == 0 else union(rest, once)
-        if high is None or high > UNROLL_LIMIT or (high > 1 and _has_start(body)):
-            raise self.refusal("an assertion inside a repeat")
+            low, high = min(low, 1), 1 if high is None else min(high, 1)
+        if high is None or high > UNROLL_LIMIT:
+            raise RegexSyntaxError(
+                f"an assertion inside a repeat is not supported, in the regex {self.pattern[:200]!r}",
+                pattern=self.pattern,
+            )
         result = rest
         for i in reversed(range(high)):
-            once = self.compile(body, result, at_start=at_start and i == 0)
-            result = once if i < low else union(rest, once)
+            once = self.compile(body, result)
+            result = once if i < low else _each(union, rest, once)
         return result
 
-    def refusal(self, what: str) -> RegexSyntaxError:
-        return RegexSyntaxError(
-            f"{what} is not supported, in the regex {self.pattern[:200]!r}", pattern=self.pattern
-        )
+
+def _each(operation: Callable[..., Expr], *pairs: _Pair) -> _Pair:
+    """A pair worked out from others: once, if position matters to none of them."""
+    at_start, later = zip(*pairs, strict=True)
+    found = operation(*at_start)
+    return found, found if all(map(is_, at_start, later)) else operation(*later)
+
+
+def _is_letter(node: Node) -> bool:
+    """Whether it is one ASCII character that has the same text everywhere."""
+    if not isinstance(node, Chars) or len(node.chars) != 1:
+        return False
+    first, last = node.chars[0]
+    return 0x20 <= first == last < 0x7F and first not in b'"\\'
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
@@ -210,24 +193,7 @@ def _is_pure(node: Node) -> bool:
     return not isinstance(node, Start | End | LookAhead) and all(map(_is_pure, _parts(node)))
 
 
-def _has_start(node: Node) -> bool:
-    return isinstance(node, Start) or any(map(_has_start, _parts(node)))
-
-
 def _is_zero_width(node: Node) -> bool:
     if isinstance(node, Start | End | LookAhead) or (isinstance(node, Repetition) and node.high == 0):
         return True
     return not isinstance(node, Chars) and all(map(_is_zero_width, _parts(node)))
-
-
-def _may_be_empty(node: Node) -> bool:
-    match node:
-        case Chars():
-            return False
-        case Choice(parts):
-            return any(map(_may_be_empty, parts))
-        case Sequence(parts):
-            return all(map(_may_be_empty, parts))
-        case Repetition(body, low):
-            return low == 0 or _may_be_empty(body)
-    return True

@@ -7,6 +7,7 @@ look-behind, word boundaries, atomic groups. Knows nothing of bytes; `regex.py` 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final, Literal, NoReturn
 
@@ -87,6 +88,20 @@ _REFUSED: Final = {
     "X": "the grapheme class \\X",
     "R": "the line break class \\R",
 }
+_REFUSED_GROUPS: Final = {
+    "<=": "look-behind",
+    "<!": "look-behind",
+    ">": "an atomic group",
+    "(": "a conditional group",
+    "P=": "a back-reference",
+}
+_COUNTS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_BOUNDS: Final = re.compile(r"(\d*)(,?)(\d*)\}", re.ASCII)
+_GROUP_NAME: Final = re.compile(r"([^\W\d]\w*)>")
+_COMMENT: Final = re.compile(r"([^)]*)\)")
+_BRACES: Final = re.compile(r"\{([^}]*)\}")
+_BRACED_CODE: Final = re.compile(r"\{([0-9A-Fa-f]{1,6})\}")
+_HEX: Final = re.compile("[0-9A-Fa-f]*")
 
 
 def parse(pattern: str, dialect: Dialect) -> Node:
@@ -129,6 +144,14 @@ class _Parser:
             self.position += len(text)
             return True
         return False
+
+    def expect(self, form: re.Pattern[str], otherwise: str, at: int) -> str:
+        """The first group of what comes next; an error where that has another form."""
+        found = form.match(self.pattern, self.position)
+        if found is None:
+            self.fail(otherwise, at)
+        self.position = found.end()
+        return found[1]
 
     def next(self) -> str:
         if self.position >= len(self.pattern):
@@ -194,7 +217,7 @@ class _Parser:
             char = self.pattern[start]
             if char in "*+?":
                 self.position += 1
-                low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
+                low, high = _COUNTS[char]
             elif char == "{":
                 self.position += 1
                 bounds = self.bounds()
@@ -218,14 +241,13 @@ class _Parser:
 
     def bounds(self) -> tuple[int, int | None] | None:
         """The bounds behind an opening brace; None, with the position back, if it is a plain character here."""
-        end = self.pattern.find("}", self.position)
-        low, comma, high = self.pattern[self.position : end].partition(",")
-        is_number = all(part.isascii() and (part.isdigit() or not part) for part in (low, high))
-        if end < 0 or not is_number or not (low or (comma and high and not self.is_ecma)):
+        found = _BOUNDS.match(self.pattern, self.position)
+        low, comma, high = found.groups() if found else ("", "", "")
+        if found is None or not (low or (high and not self.is_ecma)):
             return None
         if len(low) > 9 or len(high) > 9:
             self.fail("the bound of a repeat is too large")
-        self.position = end + 1
+        self.position = found.end()
         least = int(low or 0)
         return least, (int(high) if high else None) if comma else least
 
@@ -234,24 +256,13 @@ class _Parser:
         negative: bool | None = None
         if self.take("?"):
             if self.take("#"):
-                end = self.pattern.find(")", self.position)
-                if end < 0:
-                    self.fail("a comment does not end", at)
-                self.position = end + 1
+                self.expect(_COMMENT, "a comment does not end", at)
                 return None
-            if self.peek("<=") or self.peek("<!"):
-                self.refuse("look-behind", at)
-            if self.take(">"):
-                self.refuse("an atomic group", at)
-            if self.peek("("):
-                self.refuse("a conditional group", at)
-            if self.take("P="):
-                self.refuse("a back-reference", at)
+            for start, what in _REFUSED_GROUPS.items():
+                if self.peek(start):
+                    self.refuse(what, at)
             if self.take("P<") or self.take("<"):
-                end = self.pattern.find(">", self.position)
-                if end < 0 or not self.pattern[self.position : end].isidentifier():
-                    self.fail("a group's name is malformed", at)
-                self.position = end + 1
+                self.expect(_GROUP_NAME, "a group's name is malformed", at)
             elif self.take("="):
                 negative = False
             elif self.take("!"):
@@ -352,14 +363,8 @@ class _Parser:
         return _one(ord(char))
 
     def property_class(self, at: int, *, is_negated: bool) -> CharSet:
-        if self.take("{"):
-            end = self.pattern.find("}", self.position)
-            if end < 0:
-                self.fail("a property name does not end", at)
-            name = self.pattern[self.position : end]
-            self.position = end + 1
-        else:
-            name = self.next()
+        is_long = self.peek("{")
+        name = self.expect(_BRACES, "a property name does not end", at) if is_long else self.next()
         key, _, value = name.partition("=")
         if value and key.lower() not in ("gc", "general_category"):
             self.refuse(f"the property {name}", at)
@@ -370,19 +375,14 @@ class _Parser:
 
     def hex_digits(self, digits: int, at: int) -> int:
         text = self.pattern[self.position : self.position + digits]
-        if len(text) < digits or any(char not in "0123456789abcdefABCDEF" for char in text):
+        if len(text) < digits or not _HEX.fullmatch(text):
             self.fail(f"an escape needs {digits} hexadecimal digits", at)
         self.position += digits
         return int(text, 16)
 
     def unicode_escape(self, at: int) -> int:
-        if self.take("{"):
-            end = self.pattern.find("}", self.position)
-            text = self.pattern[self.position : end]
-            if end < 0 or not text or len(text) > 6 or any(char not in "0123456789abcdefABCDEF" for char in text):
-                self.fail("an escape \\u{…} is malformed", at)
-            self.position = end + 1
-            return int(text, 16)
+        if self.peek("{"):
+            return int(self.expect(_BRACED_CODE, "an escape \\u{…} is malformed", at), 16)
         code = self.hex_digits(4, at)
         if 0xD800 <= code < 0xDC00 and self.take("\\u"):
             low = self.hex_digits(4, at)
