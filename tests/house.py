@@ -69,11 +69,14 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.lang.ir": ("sgl.lang.ir.sampling",),
     "sgl.lang.ir.sampling": ("sgl.errors",),
     "sgl.grammar": ("sgl.grammar.matching", "sgl.grammar.schema", "sgl.grammar.backends"),
-    "sgl.grammar.matching": (
+    "sgl.grammar.matching": ("sgl.grammar.automaton", "sgl.grammar.vocabulary", "sgl.grammar.token_matcher"),
+    "sgl.grammar.backends": (
         "sgl.grammar.automaton",
         "sgl.grammar.vocabulary",
+        "sgl.grammar.ebnf",
+        "sgl.grammar.token_matcher",
     ),
-    "sgl.grammar.backends": ("sgl.grammar.automaton", "sgl.grammar.vocabulary", "sgl.grammar.ebnf"),
+    "sgl.grammar.token_matcher": (),
     "sgl.grammar.automaton": ("sgl.grammar.shape", "sgl.grammar.text", "sgl.native_code"),
     "sgl.grammar.schema": ("sgl.grammar.shape", "sgl.grammar.text"),
     "sgl.grammar.text": ("sgl.grammar.regular",),

@@ -23,12 +23,12 @@ from sgl.grammar.backends.llguidance import compile_ebnf, compile_llguidance
 from sgl.grammar.matching.budget import Budget
 from sgl.grammar.matching.masks import MaskCache
 from sgl.grammar.matching.matcher import Matcher
-from sgl.grammar.matching.protocol import TokenMatcher
 from sgl.grammar.regular.expr import Expr, is_empty, words
 from sgl.grammar.regular.regex import compile_regex, counted_regex
 from sgl.grammar.schema.compile import compile_schema
 from sgl.grammar.schema.report import Dropped
 from sgl.grammar.text.json import WHITESPACE
+from sgl.grammar.token_matcher import TokenMatcher
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import check_size
 

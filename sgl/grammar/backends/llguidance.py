@@ -8,23 +8,23 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from time import thread_time
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.backends.lark import is_lark, lark_of_constraint, lark_of_rules
+from sgl.grammar.backends.matcher import BackendMatcher
 from sgl.grammar.ebnf.cfg import MAX_RULES
 from sgl.grammar.ebnf.reader import MAX_SOURCE, read_ebnf
+from sgl.grammar.token_matcher import Int32Array, TokenMatcher
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import check_size
 
 T = TypeVar("T")
-Int32Array = npt.NDArray[np.int32]
 _NUM_MORE = 257  # tokens that llguidance is told of beyond the vocabulary
 _MAX_FORCED = 4096
 _LARK_NESTING = re.compile(r"[:(\[]")
@@ -42,17 +42,17 @@ _LIMITS: dict[str, Any] = {
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # every way to cut forced text into tokens is allowed
 
 
-class LlguidanceMatcher:
-    """As `TokenMatcher`, over llguidance. What that gives up on is not accepted, and the text stays as it was."""
+class LlguidanceMatcher(BackendMatcher, TokenMatcher):
+    """A matcher over llguidance. What that gives up on is not accepted, and the text stays as it was."""
+
+    num_bytes = 0  # llguidance does not tell
 
     def __init__(self, first: Any, vocabulary: Vocabulary) -> None:
         """first: llguidance's matcher at the start of the text, never advanced."""
+        super().__init__(vocabulary)
         self._first = first
         self._current: Any = None  # `_found`, unless the text is to be read again for it
-        self._vocabulary = vocabulary
-        self._ids: list[int] = []  # what `_found` has consumed
-        self._steps: list[int] = []  # how many of them each accepted step brought
-        self._is_finished = False
+        self._ids: list[int] = []  # what `_found` has consumed; `_steps` say how many each step brought
 
     @property
     def _found(self) -> Any:
@@ -63,25 +63,10 @@ class LlguidanceMatcher:
                 self._current.consume_tokens(self._ids)
         return self._current
 
-    @property
-    def num_bytes(self) -> int:
-        """Unknown: llguidance does not tell."""
-        return 0
-
     def accept(self, token_id: int) -> bool:
         """As `TokenMatcher.accept`. Raises GrammarError where llguidance cannot tell."""
-        if self._is_finished or not 0 <= token_id < self._vocabulary.size:
-            return False
-        if token_id in self._vocabulary.eos_ids:
-            if not self.is_accepting():
-                return False
-            self._steps.append(0)
-            self._is_finished = True
-            return True
-        if not self._vocabulary.token_bytes[token_id]:
-            return False
         began = thread_time()
-        is_allowed = self._accept_all([token_id])
+        is_allowed = super().accept(token_id)
         if is_allowed and thread_time() - began > _MOST_SECONDS:
             self.rollback(1)
             raise _too_ambiguous()
@@ -90,11 +75,11 @@ class LlguidanceMatcher:
     def accept_bytes(self, data: bytes) -> bool:
         """As `TokenMatcher.accept_bytes`; False too where llguidance cannot tell."""
         try:
-            return not self._is_finished and self._accept_all([self._vocabulary.size + byte for byte in data])
+            return super().accept_bytes(data)
         except GrammarError:
             return False
 
-    def _accept_all(self, ids: list[int]) -> bool:
+    def _go(self, ids: list[int]) -> bool:
         taken = self._found.try_consume_tokens(ids)
         failure = _failure(self._found) if self._found.is_error() else None
         if taken < len(ids) or failure is not None:
@@ -106,17 +91,18 @@ class LlguidanceMatcher:
         self._steps.append(len(ids))
         return True
 
+    def _undo(self, steps: list[int]) -> None:
+        num_tokens = sum(steps)
+        del self._ids[len(self._ids) - num_tokens :]
+        self._go_back_by(num_tokens)
+
     def _go_back_by(self, num_tokens: int) -> None:
-        """Undo what `_found` consumed beyond `_ids`. Not all that llguidance reads can be taken back: then it reads
-        the text again, once somebody asks for more of it; most have failed for good."""
+        """Undo what `_found` consumed beyond `_ids`. llguidance cannot take back all that it reads: then it reads the
+        text again, once somebody asks for more of it; most have failed for good."""
         if num_tokens and not self._found.is_error():
             self._found.rollback(num_tokens)
         if self._found.is_error():
             self._current = None
-
-    def fill_mask(self, row: Int32Array, remaining: int | None = None) -> None:
-        """As `TokenMatcher.fill_mask`."""
-        row[: self._vocabulary.words] = self.mask(remaining)
 
     def mask(self, remaining: int | None = None) -> Int32Array:
         """As `TokenMatcher.mask`, and always another array; `remaining` restricts nothing. Raises GrammarError."""
@@ -141,15 +127,9 @@ class LlguidanceMatcher:
         return row
 
     def is_accepting(self) -> bool:
-        """As `TokenMatcher.is_accepting`."""
         return self._is_finished or bool(self._found.is_accepting())
 
-    def is_finished(self) -> bool:
-        """As `TokenMatcher.is_finished`."""
-        return self._is_finished
-
     def forced_bytes(self) -> bytes:
-        """As `TokenMatcher.forced_bytes`."""
         return b"" if self.is_accepting() else bytes(self._found.compute_ff_bytes())[:_MAX_FORCED]
 
     def next_bytes(self) -> Iterable[int]:
@@ -162,22 +142,9 @@ class LlguidanceMatcher:
         """Unknown: raises GrammarError."""
         raise GrammarError("llguidance does not know how a text can be ended")
 
-    def rollback(self, num_steps: int) -> None:
-        """As `TokenMatcher.rollback`."""
-        if not 0 <= num_steps <= len(self._steps):
-            raise ValueError(f"{num_steps} steps cannot be taken back, {len(self._steps)} were accepted")
-        if num_steps:
-            num_tokens = sum(self._steps[-num_steps:])
-            del self._steps[-num_steps:]
-            del self._ids[len(self._ids) - num_tokens :]
-            self._is_finished = False
-            self._go_back_by(num_tokens)
-
-    def copy(self) -> LlguidanceMatcher:
-        """As `TokenMatcher.copy`."""
-        other = LlguidanceMatcher.__new__(LlguidanceMatcher)
-        other.__dict__.update(self.__dict__, _current=self._found.deep_copy())
-        other._ids, other._steps = self._ids.copy(), self._steps.copy()
+    def copy(self) -> Self:
+        other = super().copy()
+        other._current, other._ids = self._found.deep_copy(), self._ids.copy()
         return other
 
 
@@ -216,25 +183,17 @@ def _compile(lark: str, vocabulary: Vocabulary) -> LlguidanceMatcher:
 def _on_a_deep_stack(function: Callable[[], T]) -> T:
     """The result of a function that calls itself for each rule within a rule: on an ordinary stack, 3,000 of them end
     the process."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(function())
-        except BaseException as error:
-            done.set_exception(error)
-
     with _STACK_SIZE:
         before = threading.stack_size(_STACK_BYTES)
-        thread = threading.Thread(target=run, name="sgl-ebnf")
         try:
-            thread.start()
+            with_room = ThreadPoolExecutor(1, "sgl-ebnf")
+            done = with_room.submit(function)
         except RuntimeError as error:
             raise MemoryError("there is no room for a deep stack") from error
         finally:
             threading.stack_size(before)
-    thread.join()
-    return done.result()
+    with with_room:
+        return done.result()
 
 
 def _failure(found: Any) -> GrammarError:

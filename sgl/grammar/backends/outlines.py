@@ -19,11 +19,12 @@ import numpy.typing as npt
 import outlines_core
 
 from sgl.errors import GrammarError
+from sgl.grammar.backends.matcher import BackendMatcher
 from sgl.grammar.backends.outlines_schema import schema_regex
 from sgl.grammar.backends.plain_regex import NOTHING, plain_regex, refusal, regex_of_choices
+from sgl.grammar.token_matcher import Int32Array, TokenMatcher
 from sgl.grammar.vocabulary.tokens import Vocabulary
 
-Int32Array = npt.NDArray[np.int32]
 _END = "\U0010ffff"
 _MASK_BYTES = 64 << 20
 _MAX_FORCED = 4096
@@ -153,37 +154,18 @@ def _partial(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
     return found
 
 
-class OutlinesMatcher:
-    """Where a text stands in a token automaton. It knows no token budget."""
+class OutlinesMatcher(BackendMatcher, TokenMatcher):
+    """Where a text stands in a token automaton. Of each step the state before it is noted."""
 
     def __init__(self, fsm: _TokenFsm) -> None:
+        super().__init__(fsm.vocabulary)
         self._fsm = fsm
         self._state = fsm.start
-        self._history: list[int | None] = []
-        """States before each accepted step; None stands for the end of the text having been accepted."""
-        self._is_finished = False
 
     @property
     def num_bytes(self) -> int:
         """About the size of the automaton and its masks."""
         return self._fsm.num_bytes
-
-    def accept(self, token_id: int) -> bool:
-        """See `TokenMatcher`."""
-        vocabulary = self._fsm.vocabulary
-        if self._is_finished or not 0 <= token_id < vocabulary.size:
-            return False
-        if token_id in vocabulary.eos_ids:
-            if not self.is_accepting():
-                return False
-            self._history.append(None)
-            self._is_finished = True
-            return True
-        return bool(vocabulary.token_bytes[token_id]) and self._go([token_id])
-
-    def accept_bytes(self, data: bytes) -> bool:
-        """See `TokenMatcher`."""
-        return not self._is_finished and self._go([self._fsm.vocabulary.size + byte for byte in data])
 
     def _go(self, ids: list[int]) -> bool:
         state: int | None = self._state
@@ -191,34 +173,27 @@ class OutlinesMatcher:
             state = self._fsm.follow(state, token_id) if state is not None else None
         if state is None:
             return False
-        self._history.append(self._state)
+        self._steps.append(self._state)
         self._state = state
         return True
 
-    def fill_mask(self, row: Int32Array, remaining: int | None = None) -> None:
-        """See `TokenMatcher`."""
-        row[: self._fsm.vocabulary.words] = self.mask(remaining)
+    def _undo(self, steps: list[int]) -> None:
+        self._state = steps[0]
 
     def mask(self, remaining: int | None = None) -> Int32Array:
-        """See `TokenMatcher`; `remaining` restricts nothing."""
+        """As `TokenMatcher.mask`; `remaining` restricts nothing."""
         if self._is_finished:
-            return np.zeros(self._fsm.vocabulary.words, np.int32)
+            return np.zeros(self._vocabulary.words, np.int32)
         return self._fsm.next(self._state).row
 
     def is_accepting(self) -> bool:
-        """See `TokenMatcher`."""
         return self._is_finished or self._fsm.is_accepting(self._state)
 
-    def is_finished(self) -> bool:
-        """See `TokenMatcher`."""
-        return self._is_finished
-
     def forced_bytes(self) -> bytes:
-        """See `TokenMatcher`."""
         forced, state = bytearray(), self._state
         while len(forced) < _MAX_FORCED and not self._is_finished and not self._fsm.is_accepting(state):
             following = self._fsm.next(state).following
-            after = self._fsm.follow(state, self._fsm.vocabulary.size + following[0]) if following else None
+            after = self._fsm.follow(state, self._vocabulary.size + following[0]) if following else None
             if len(following) != 1 or after is None:
                 break
             forced += bytes(following)
@@ -226,27 +201,8 @@ class OutlinesMatcher:
         return bytes(forced)
 
     def next_bytes(self) -> Iterable[int]:
-        """See `TokenMatcher`."""
         return () if self._is_finished else self._fsm.next(self._state).following
 
     def shortest_end(self) -> bytes:
         """Unknown: raises GrammarError."""
         raise refusal("outlines", "a shortest end")
-
-    def rollback(self, num_steps: int) -> None:
-        """See `TokenMatcher`."""
-        if not 0 <= num_steps <= len(self._history):
-            raise ValueError(f"{num_steps} steps cannot be taken back, {len(self._history)} were accepted")
-        for _ in range(num_steps):
-            before = self._history.pop()
-            if before is None:
-                self._is_finished = False
-            else:
-                self._state = before
-
-    def copy(self) -> OutlinesMatcher:
-        """See `TokenMatcher`."""
-        other = OutlinesMatcher(self._fsm)
-        other._state, other._is_finished = self._state, self._is_finished
-        other._history = self._history.copy()
-        return other

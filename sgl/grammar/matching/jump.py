@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sgl.grammar.automaton.finished import FinishedAutomaton
 from sgl.grammar.automaton.place import Place
-from sgl.grammar.matching.protocol import TokenMatcher
+from sgl.grammar.token_matcher import TokenMatcher
 from sgl.grammar.vocabulary.tokens import Vocabulary
 
 _TAIL_TOKENS = 8  # of the output so far, as context: more than any tokenizer looks back within JSON
