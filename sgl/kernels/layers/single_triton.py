@@ -1,9 +1,9 @@
 """A layer's matrix products for a single token in Triton, fused with the norm before or the sum after.
 
 At batch 1 a product is bound by reading its matrix, and launches between products cost more than they compute: each
-program streams a few rows of the matrix past the one token. The matrix depends on no earlier kernel: with overlapping launches its first tile is loaded while the previous
-kernel runs. A norm's scale is one number, computed beside the product and applied at its end. Imported only where
-Triton is.
+program streams a few rows of the matrix past the one token. The matrix depends on no earlier kernel: with overlapping
+launches its first tile is loaded while the previous kernel runs. A norm's scale is one number, computed beside the
+product and applied at its end. Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
