@@ -46,6 +46,7 @@ class NativeResult:
     started: float = field(default_factory=time.monotonic)
     as_tuples: bool = False
     """Whether entries are tuples, for JSON: the GC untracks these, but scans a million lists for 0.5 s."""
+    index: int = 0  # in its call
     text: str = ""
     output_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -156,13 +157,11 @@ class CallResults:
     is_list: bool  # return a list even for one result
     results: dict[int, NativeResult] = field(default_factory=dict)  # by uid, ordered by prompt, then sample
     unfinished: int = 0
-    _index: dict[int, int] = field(default_factory=dict)
 
     def add(self, result: NativeResult) -> None:
         """Expect another result."""
-        uid = result.header.uid
-        self._index[uid] = len(self.results)
-        self.results[uid] = result
+        result.index = len(self.results)
+        self.results[result.header.uid] = result
         self.unfinished += 1
         self.is_list = self.is_list or len(self.results) > 1
 
@@ -181,7 +180,7 @@ class CallResults:
         """A request's event since its previous one."""
         event = self.results[uid].event()
         if self.is_list:
-            event["index"] = self._index[uid]
+            event["index"] = self.results[uid].index
         return event
 
     def result(self) -> Any:
