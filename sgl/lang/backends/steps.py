@@ -221,9 +221,7 @@ class StepSession(Interpreter[_Stream], Session):
                 name = type(self._backend).__name__
                 raise InvalidRequest(f"{name} cannot enforce a {constraint[0]} constraint", param=constraint[0])
             constraint = None
-        path = ir.node_path(stream.path, stream.position)
-        stops = self._template.stops if self._template and stream.role else ()
-        sampling, seeds = ir.resolve(self._program, node, path, stops)
+        sampling, seeds = self._resolve(stream, node)
         params = GenParams(sampling, seeds, node, constraint)
         can_stream = dtype is None and sampling["n"] == 1
         completions = yield from self._io_turns.wait(stream, self._in_time, stream, node, params, can_stream)

@@ -127,9 +127,7 @@ class ProgramSession(Interpreter[Stream]):
         return int(node.params.get("n", self._program.defaults.get("n", 1)))
 
     def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
-        path = ir.node_path(stream.path, stream.position)
-        stops = self._template.stops if self._template is not None and stream.role is not None else ()
-        given, seeds = ir.resolve(self._program, node, path, stops)
+        given, seeds = self._resolve(stream, node)
         constraint, tag = ir.constraint_of(node), None
         if constraint is None and node.tools and (notation := self._notation(stream)) is not None:
             tag = call_tag(node.tools, notation)
