@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.lang.ir.sampling import MAX_SECONDS
+from sgl.lang.ir.sampling import MAX_SECONDS, shown
 
 GREEDY_BELOW = 1e-6
 """Lower temperatures count as 0."""
@@ -206,7 +206,7 @@ def integer(param: str, value: object, lowest: int, highest: int, *, what: str =
         value = int(value)
     if not lowest <= value <= highest:
         raise InvalidRequest(
-            f"{what or param} must be an integer from {lowest} to {highest}, got {short(value)}", param=param
+            f"{what or param} must be an integer from {lowest} to {highest}, got {shown(value)}", param=param
         )
     return value
 
@@ -237,7 +237,7 @@ def checked_seconds(param: str, value: object) -> float:
     """Check a positive, finite number of seconds. Raises InvalidRequest."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SECONDS:
         wanted = f"a number of seconds above 0 and at most {MAX_SECONDS:g}"
-        raise InvalidRequest(f"{param} must be {wanted}, not {short(value)}", param=param)
+        raise InvalidRequest(f"{param} must be {wanted}, not {shown(value)}", param=param)
     return float(value)
 
 
@@ -267,7 +267,7 @@ def _items(name: str, value: object, wanted: str) -> Collection[Any]:
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, (set, frozenset)):
-        return sorted(value, key=short)
+        return sorted(value, key=shown)
     raise InvalidRequest(f"{name} must be {wanted}, not {_kind(value)}", param=name)
 
 
@@ -295,13 +295,4 @@ def _kind(value: object) -> str:
     """A value of the wrong type, for messages."""
     if value is None:
         return "null"
-    return f"{short(value)} ({type(value).__name__})"
-
-
-def short(value: object) -> str:
-    """A value's repr, cut for messages."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return f"{shown(value)} ({type(value).__name__})"

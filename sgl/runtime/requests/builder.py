@@ -15,13 +15,14 @@ import numpy as np
 from sgl.errors import ContextTooLong, InvalidRequest, QueueFull
 from sgl.grammar import Vocabulary
 from sgl.grammar.automaton.finished import Standing
+from sgl.lang.ir.sampling import shown
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.request_matcher import Constraints
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.requests.arguments import GenerateRequest, Params, is_list, requests_of, too_many
 from sgl.runtime.requests.results import Header, NativeResult
-from sgl.runtime.sampling_params import SamplingParams, checked_seconds, integer, short
+from sgl.runtime.sampling_params import SamplingParams, checked_seconds, integer
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
@@ -276,7 +277,7 @@ def _logprob_start(wanted: GenerateRequest, prompt_len: int) -> int | None:
         return None
     if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < prompt_len:
         raise InvalidRequest(
-            f"logprob_start_len must be -1 or lie in the prompt, 0 to {prompt_len - 1}, not {short(start)}",
+            f"logprob_start_len must be -1 or lie in the prompt, 0 to {prompt_len - 1}, not {shown(start)}",
             param="logprob_start_len",
         )
     return start if wanted.return_logprob else None
