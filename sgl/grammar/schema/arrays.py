@@ -13,7 +13,7 @@ from typing import Final
 
 from sgl.grammar.regular.expr import Expr
 from sgl.grammar.regular.shortest import num_texts
-from sgl.grammar.schema.formula import FALSE, TRUE, Formula, Formulas, Undecidable, lower_of
+from sgl.grammar.schema.formula import FALSE, TRUE, Conjunct, Formula, Formulas, Undecidable, lower_of
 from sgl.grammar.shape import Array, Contains, Schema
 
 FEW_ITEMS: Final = 64
@@ -64,7 +64,7 @@ class EvaluatedItems:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArrayConjunct:
+class ArrayConjunct(Conjunct):
     """Arrays of `low` to `high` items that satisfy all blocks and counts; `unique` is the pointer of a uniqueItems
     that demands distinct items."""
 
@@ -76,11 +76,9 @@ class ArrayConjunct:
     evaluated: EvaluatedItems = EvaluatedItems()
 
     def demands(self) -> frozenset[object]:
-        """As `Conjunct.demands`."""
         return frozenset((*self.blocks, *self.counts, *([] if self.unique is None else [self.unique])))
 
     def is_void(self) -> bool:
-        """As `Conjunct.is_void`."""
         return self.high is not None and self.low > self.high
 
     def at(self, index: int, formulas: Formulas) -> Formula:
@@ -88,12 +86,10 @@ class ArrayConjunct:
         return formulas.both(*[block.at(index) for block in self.blocks])
 
     def needed(self, formulas: Formulas, sides: tuple[ArrayConjunct, ...] = ()) -> Iterator[Formula]:
-        """As `Conjunct.needed`."""
         length = max((len(block.prefix) for block in self.blocks), default=0)
         return (self.at(index, formulas) for index in range(min(self.low, length + 1)))
 
     def join(self, other: ArrayConjunct, formulas: Formulas) -> ArrayConjunct:
-        """As `Conjunct.join`."""
         return ArrayConjunct(
             tuple(dict.fromkeys((*self.blocks, *other.blocks))),
             max(self.low, other.low),
@@ -104,7 +100,6 @@ class ArrayConjunct:
         )
 
     def outside(self, formulas: Formulas) -> tuple[ArrayConjunct, ...]:
-        """As `Conjunct.outside`."""
         if self.unique is not None:
             reason = "it stands under a negation, and arrays with items that repeat are no regular set"
             raise Undecidable("uniqueItems", reason, self.unique)
@@ -131,7 +126,6 @@ class ArrayConjunct:
         return tuple(result)
 
     def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ArrayConjunct:
-        """As `Conjunct.with_unevaluated`."""
         seen = self.evaluated
         if seen.everything:
             return self
@@ -139,7 +133,6 @@ class ArrayConjunct:
         return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedItems(everything=True))
 
     def not_looked_at(self) -> ArrayConjunct:
-        """As `Conjunct.not_looked_at`."""
         return replace(self, evaluated=EvaluatedItems())
 
 

@@ -6,6 +6,7 @@ formulas have values at all, and hands out shapes on demand. The grammar compile
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -226,9 +227,8 @@ class _Compilation:
             if found is None:
                 return None
             texts += map(string_of, found)
-        values = [formulas.values({("literal", name): _LITERALS[name]}) for name in sorted(literals)]
-        values += [formulas.values({("number", number): number}) for number in sorted(numbers.values)]
-        return values + [formulas.values({("string", text): text}) for text in sorted(texts)]
+        values = [json.loads(name) for name in sorted(literals)]
+        return [formulas.value(value) for value in (*values, *sorted(numbers.values), *sorted(texts))]
 
     def _all_strings(self, formula: Formula) -> Expr | None:
         """The bodies of the values of a formula if all are strings, else None."""
@@ -339,7 +339,6 @@ class _Compilation:
         return tuple(item if item in self.inhabited else None for item in items)
 
 
-_LITERALS: Final = {"null": None, "true": True, "false": False}
 _ENDLESS: Final = float("inf")
 
 

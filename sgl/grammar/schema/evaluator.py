@@ -33,7 +33,6 @@ from sgl.grammar.schema.formula import (
     Undecidable,
     Unknown,
     Values,
-    freeze,
     too_many_conjuncts,
 )
 from sgl.grammar.schema.keywords import EVERY_LITERAL, EVERYTHING, NOTHING, Keywords, KindSet, Result, Scalars
@@ -267,14 +266,11 @@ class Evaluator:
         return tuple(self._array_value(value) for value in values if isinstance(value, list))
 
     def _object_value(self, value: dict[str, object]) -> ObjectConjunct:
-        names = {name: self._value(member) for name, member in value.items()}
+        names = {name: self.formulas.value(member) for name, member in value.items()}
         return ObjectConjunct((KeywordGroup(names, rest=FALSE),), tuple(names))
 
     def _array_value(self, value: list[object]) -> ArrayConjunct:
-        return ArrayConjunct((Items(tuple(map(self._value, value)), FALSE),), len(value), len(value))
-
-    def _value(self, value: object) -> Formula:
-        return self.formulas.values({freeze(value): value})
+        return ArrayConjunct((Items(tuple(map(self.formulas.value, value)), FALSE),), len(value), len(value))
 
     # Operations
 

@@ -7,11 +7,13 @@ out.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from operator import or_
-from typing import Final, Literal, Protocol, Self
+from typing import Final, Literal, Self
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.schema.report import Dropped
@@ -33,87 +35,74 @@ Operator = Literal["true", "false", "leaf", "schema", "and", "or", "one", "not"]
 Frozen = tuple[str, object]
 
 
+@dataclass(slots=True, eq=False)
 class Formula:
-    """A set of JSON values by its definition: a leaf of some class, or a combination of `members`.
+    """A set of JSON values by its definition: a leaf of some class, or a combination of `members`."""
 
-    `kinds` is a mask of the kinds that may occur in it.
-    """
-
-    __slots__ = ("kinds", "members", "operator")
-
-    def __init__(self, operator: Operator, members: tuple[Formula, ...] = (), kinds: int = ALL_KINDS) -> None:
-        self.operator = operator
-        self.members = members
-        self.kinds = kinds
+    operator: Operator = "leaf"
+    members: tuple[Formula, ...] = ()
+    kinds: int = ALL_KINDS
+    """A mask of the kinds that may occur in it."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Values(Formula):
     """Exactly these values, by their frozen form."""
 
-    __slots__ = ("values",)
-
-    def __init__(self, values: Mapping[Frozen, object]) -> None:
-        super().__init__("leaf", kinds=sum(1 << TAGS.index(tag) for tag in {tag for tag, _ in values}))
-        self.values = values
+    values: Mapping[Frozen, object]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Unknown(Formula):
-    """What cannot be told, since something was dropped."""
+    """What a dropped keyword left open."""
 
-    __slots__ = ("problem",)
-
-    def __init__(self, problem: Dropped) -> None:
-        super().__init__("leaf")
-        self.problem = problem
+    problem: Dropped
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class OneOf(Formula):
-    """What belongs to one member and to no other; `path` is where that stands in the schema."""
+    """What belongs to exactly one member; `path` is its place in the schema."""
 
-    __slots__ = ("path",)
-
-    def __init__(self, members: tuple[Formula, ...], path: str) -> None:
-        super().__init__("one", members, _kinds_of_any(members))
-        self.path = path
+    path: str
 
 
-class Conjunct(Protocol):
-    """Objects or arrays that satisfy several demands at once; a set of objects or arrays is a union of conjuncts."""
+class Conjunct:
+    """Objects or arrays that satisfy several demands at once: a set of objects or arrays is a union of conjuncts."""
 
-    @property
-    def blocks(self) -> tuple[object, ...]:
-        """What schemas say about the values in it."""
+    blocks: tuple[object, ...]
+    """What schemas say about the values in it."""
+    low: int
+    """The least number of keys or items."""
+    high: int | None
+    """The most."""
+    evaluated: object
+    """The keys or items that some keyword has looked at, for unevaluated*."""
 
-    @property
-    def low(self) -> int:
-        """The least number of keys or items."""
-
-    @property
-    def high(self) -> int | None:
-        """The most."""
-
-    @property
-    def evaluated(self) -> object:
-        """The keys or items that some keyword has looked at, for unevaluated*."""
-
+    @abstractmethod
     def demands(self) -> frozenset[object]:
         """Everything else that it asks for, as parts that can be compared."""
 
+    @abstractmethod
     def is_void(self) -> bool:
         """Whether its bounds exclude each other."""
 
+    @abstractmethod
     def needed(self, formulas: Formulas, sides: tuple[Self, ...] = ()) -> Iterable[Formula]:
         """The formulas of values that must be there; in a join of `sides`, those in which all have a say."""
 
+    @abstractmethod
     def join(self, other: Self, formulas: Formulas) -> Self | None:
         """What both share; None if that is plainly nothing."""
 
+    @abstractmethod
     def outside(self, formulas: Formulas) -> tuple[Self, ...]:
         """All others, as a union of conjuncts. Raises Undecidable where that is none."""
 
+    @abstractmethod
     def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> Self:
         """The conjunct with everything that nothing has looked at held to a formula."""
 
+    @abstractmethod
     def not_looked_at(self) -> Self:
         """The conjunct as if nothing had been looked at."""
 
@@ -178,6 +167,10 @@ class Formulas:
             self._work = 0  # what is left out instead may take as much again
             raise too_many_conjuncts()
 
+    def value(self, value: object) -> Formula:
+        """Exactly this JSON value."""
+        return self.values({freeze(value): value})
+
     def values(self, values: Mapping[Frozen, object]) -> Formula:
         """Exactly these values, given by their frozen form."""
         if not values:
@@ -185,19 +178,13 @@ class Formulas:
         key = frozenset(values)
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = Values(dict(values))
+            found = self._made[key] = Values(
+                kinds=sum(1 << TAGS.index(tag) for tag in {tag for tag, _ in key}), values=dict(values)
+            )
         return found
 
     def both(self, *formulas: Formula) -> Formula:
         """What all formulas share."""
-        if len(formulas) == 1:
-            return formulas[0]
-        if len(formulas) == 2:
-            left, right = formulas
-            if left is TRUE or left is right:
-                return right
-            if right is TRUE:
-                return left
         flat: dict[Formula, None] = {}
         for formula in formulas:
             if formula is FALSE:
@@ -206,10 +193,8 @@ class Formulas:
                 flat.update(dict.fromkeys(formula.members))
             elif formula is not TRUE:
                 flat[formula] = None
-        for member in flat:
-            if isinstance(member, Values):
-                flat = self._sift_values(flat)
-                break
+        if any(isinstance(member, Values) for member in flat):
+            flat = self._sift_values(flat)
         kinds = ALL_KINDS
         for member in flat:
             kinds &= member.kinds
@@ -262,7 +247,7 @@ class Formulas:
             return alive[0] if alive else FALSE
         found = self._made.get(("one", alive))
         if found is None:
-            found = self._made["one", alive] = OneOf(alive, path)
+            found = self._made["one", alive] = OneOf("one", alive, _kinds_of_any(alive), path=path)
         return found
 
     def negate(self, formula: Formula) -> Formula:

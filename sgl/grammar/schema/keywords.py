@@ -11,14 +11,16 @@ from fractions import Fraction
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.grammar.regular.expr import union, words
 from sgl.grammar.schema.arrays import ANY_ARRAY, ArrayConjunct, Count, EvaluatedItems, Items
 from sgl.grammar.schema.formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Conjuncts, Formula
-from sgl.grammar.schema.objects import ANY_OBJECT, EvaluatedKeys, KeywordGroup, ObjectConjunct
+from sgl.grammar.schema.objects import ANY_OBJECT, KeywordGroup, ObjectConjunct
 from sgl.grammar.schema.reader import TYPES, Subschema
 from sgl.grammar.schema.report import Dropped
 from sgl.grammar.schema.strings import EVERY_STRING, Strings, StringSet, make_strings, not_in, pattern_strings
 from sgl.grammar.text.decimals import EVERY_NUMBER, INTEGERS, PLAIN_INTEGERS, NumberSet, Range, exact, make_set
 from sgl.grammar.text.formats import KNOWN_BUT_UNDECIDABLE, LONGEST, format_text
+from sgl.grammar.text.json import CANONICAL_BODY, string_body
 from sgl.time_limit import OutOfTime
 
 
@@ -214,9 +216,9 @@ class Keywords:
         required = tuple(dict.fromkeys(self.strings("required")))
         low, high = self.count("minProperties") or 0, self.count("maxProperties")
         if self.is_tracking:
-            looks_at_all = self.has("additionalProperties")
-            evaluated = EvaluatedKeys(frozenset(names), frozenset(key for key, _ in patterns), looks_at_all)
-            return ObjectConjunct(tuple(blocks), required, low, high, evaluated=evaluated)
+            looked_at = union(words(map(string_body, names)), *(keys for keys, _ in patterns))
+            looked_at = CANONICAL_BODY if self.has("additionalProperties") else looked_at
+            return ObjectConjunct(tuple(blocks), required, low, high, evaluated=looked_at)
         if not (blocks or required or low) and high is None:
             return ANY_OBJECT
         return ObjectConjunct(tuple(blocks), required, low, high)

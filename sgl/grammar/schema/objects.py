@@ -15,16 +15,23 @@ from math import prod
 from typing import Final, NamedTuple
 
 from sgl.grammar.regular.byteset import bytes_of
-from sgl.grammar.regular.expr import Expr, difference, intersect, is_empty, matches, union, words
-from sgl.grammar.schema.formula import CASES_LIMIT, FALSE, TRUE, Formula, Formulas, lower_of, too_many_conjuncts
+from sgl.grammar.regular.expr import EMPTY, Expr, difference, intersect, is_empty, matches, union, words
+from sgl.grammar.schema.formula import (
+    CASES_LIMIT,
+    FALSE,
+    TRUE,
+    Conjunct,
+    Formula,
+    Formulas,
+    lower_of,
+    too_many_conjuncts,
+)
 from sgl.grammar.shape import KeyPattern, Object, Schema
 from sgl.grammar.text.json import CANONICAL_BODY, string_body, string_of
 from sgl.time_limit import check_size
 
 FEW_KEYS: Final = 64
 """A key pattern with at most this many keys is written out as declared keys."""
-
-
 MOST_CELLS: Final = 64
 """How many kinds of undeclared keys, by the patterns that they match, one object may have."""
 _SPLIT_WORK: Final = 4000
@@ -72,22 +79,8 @@ class Keys(NamedTuple):
         return difference(self.language, words(map(string_body, self.but))) if self.but else self.language
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluatedKeys:
-    """The keys that some keyword has looked at, for unevaluatedProperties."""
-
-    names: frozenset[str] = frozenset()
-    patterns: frozenset[Expr] = frozenset()
-    everything: bool = False
-
-    def __or__(self, other: EvaluatedKeys) -> EvaluatedKeys:
-        return EvaluatedKeys(
-            self.names | other.names, self.patterns | other.patterns, self.everything or other.everything
-        )
-
-
 @dataclass(frozen=True, eq=False)
-class ObjectConjunct:
+class ObjectConjunct(Conjunct):
     """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of
     `exists` some key that matches with a value that does."""
 
@@ -96,14 +89,13 @@ class ObjectConjunct:
     low: int = 0
     high: int | None = None
     exists: tuple[tuple[Keys, Formula], ...] = ()
-    evaluated: EvaluatedKeys = EvaluatedKeys()
+    evaluated: Expr = EMPTY
+    """The keys that some keyword has looked at, for unevaluatedProperties."""
 
     def demands(self) -> frozenset[object]:
-        """As `Conjunct.demands`."""
         return frozenset((*self.blocks, *self.required, *self.exists))
 
     def is_void(self) -> bool:
-        """As `Conjunct.is_void`."""
         return self.high is not None and max(self.low, len(self.required)) > self.high
 
     def under(self, name: str, formulas: Formulas) -> Formula:
@@ -111,7 +103,6 @@ class ObjectConjunct:
         return formulas.both(*[block.under(name, formulas) for block in self.blocks])
 
     def needed(self, formulas: Formulas, sides: tuple[ObjectConjunct, ...] = ()) -> Iterator[Formula]:
-        """As `Conjunct.needed`."""
         names = list(self.required)
         for side in sides:
             named = side.named
@@ -136,7 +127,6 @@ class ObjectConjunct:
         return frozenset(chain(*[block.names for block in self.blocks]))
 
     def join(self, other: ObjectConjunct, formulas: Formulas) -> ObjectConjunct | None:
-        """As `Conjunct.join`."""
         required = dict.fromkeys((*self.required, *other.required))
         blocks = dict.fromkeys((*self.blocks, *other.blocks))
         exists = dict.fromkeys((*self.exists, *other.exists))
@@ -159,11 +149,10 @@ class ObjectConjunct:
             max(self.low, other.low),
             lower_of(self.high, other.high),
             tuple(exists),
-            self.evaluated | other.evaluated,
+            union(self.evaluated, other.evaluated),
         )
 
     def outside(self, formulas: Formulas) -> tuple[ObjectConjunct, ...]:
-        """As `Conjunct.outside`."""
         result: list[ObjectConjunct] = []
         absent = dict.fromkeys(self.required)
         for block in self.blocks:
@@ -183,18 +172,13 @@ class ObjectConjunct:
         return tuple(result)
 
     def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ObjectConjunct:
-        """As `Conjunct.with_unevaluated`."""
-        seen = self.evaluated
-        if seen.everything:
+        if self.evaluated is CANONICAL_BODY:
             return self
-        names = dict.fromkeys(sorted(seen.names), TRUE)
-        patterns = tuple((key, TRUE) for key in seen.patterns)
-        block = KeywordGroup(names, patterns, unevaluated, is_about_others=True)
-        return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedKeys(everything=True))
+        block = KeywordGroup({}, ((self.evaluated, TRUE),), unevaluated, is_about_others=True)
+        return replace(self, blocks=(*self.blocks, block), evaluated=CANONICAL_BODY)
 
     def not_looked_at(self) -> ObjectConjunct:
-        """As `Conjunct.not_looked_at`."""
-        return replace(self, evaluated=EvaluatedKeys())
+        return replace(self, evaluated=EMPTY)
 
 
 ANY_OBJECT: Final = ObjectConjunct()

@@ -6,6 +6,7 @@ other keywords say is for schema/keywords.py, how formulas combine for the evalu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
 from typing import Final
@@ -53,14 +54,11 @@ class NeedsTracking(Exception):
     """The schema looks at what others have evaluated or at the dynamic scope: read it again with both tracked."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class ObjectFormula(Formula):
     """The objects of a conjunct, and everything that is no object."""
 
-    __slots__ = ("conjunct",)
-
-    def __init__(self, conjunct: ObjectConjunct) -> None:
-        super().__init__("leaf")
-        self.conjunct = conjunct
+    conjunct: ObjectConjunct
 
 
 class Reader:
@@ -135,14 +133,14 @@ class Reader:
 
     def unknown(self, location: Location, keyword: str, reason: str, cause: Exception | None = None) -> Formula:
         """The formula of a keyword that cannot be enforced, which is reported."""
-        return Unknown(self.report.problem(location.path(), keyword, reason, cause))
+        return Unknown(problem=self.report.problem(location.path(), keyword, reason, cause))
 
     def fact(self, *, absent: str | None = None, required: tuple[str, ...] = ()) -> Formula:
         """That a key is absent, or that some are there: the same formula each time."""
         found = self._facts.get((absent, required))
         if found is None:
             blocks = () if absent is None else (KeywordGroup({absent: FALSE}),)
-            found = self._facts[absent, required] = ObjectFormula(ObjectConjunct(blocks, required))
+            found = self._facts[absent, required] = ObjectFormula(conjunct=ObjectConjunct(blocks, required))
         return found
 
 
