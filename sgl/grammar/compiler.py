@@ -1,7 +1,7 @@
-"""The public door: a constraint and a vocabulary become a `Grammar`, which hands out matchers.
+"""The public door: `compile` makes a `Grammar` of a constraint and a vocabulary, which hands out matchers.
 
-Compiling is lazy: it checks the whole constraint and builds the first state; all others are built when a text or a
-mask comes to them. What cannot be enforced exactly is an error, or, in lenient mode, listed in `Grammar.dropped`.
+Compiling checks the whole constraint and builds the first state; texts and masks build the others when they reach
+them. What cannot be enforced exactly is an error or, if lenient, listed in `Grammar.dropped`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ JSON_OBJECT: dict[str, Any] = {"type": "object"}
 """The schema of JSON mode: any JSON object."""
 MASK_CACHE_BYTES = 64 << 20
 """How many bytes of masks a grammar keeps unless told otherwise."""
-
-
 _STATE_BYTES = 4096  # of Python's objects for one state, more or less
 
 Kind = Literal["json_schema", "regex", "choices", "structural_tag", "ebnf"]
@@ -51,22 +49,40 @@ Kind = Literal["json_schema", "regex", "choices", "structural_tag", "ebnf"]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a grammar is made from, as plain JSON data: the key of caches, and what is serialised."""
+    """The source of a grammar as plain JSON data: a key of caches, and serialised. Raises GrammarError."""
 
     kind: Kind
     source: str
     """JSON text of the schema, pattern, list of choices, structural tag or grammar."""
-    whitespace: Whitespace
-    lenient: bool
-    key_order: KeyOrder
+    whitespace: Whitespace = "compact"
+    lenient: bool = False
+    key_order: KeyOrder = "schema"
     additional_properties: AdditionalProperties = "schema"
     backend: Backend = "sgl"
 
+    def __post_init__(self) -> None:
+        for name, values in _OPTIONS.items():
+            if getattr(self, name) not in values:
+                *others, last = map(repr, values)
+                raise GrammarError(f"{name} is {', '.join(others)} or {last}, not {getattr(self, name)!r}")
+        if self.backend != "sgl" and (self.lenient or self.key_order != "schema"):
+            raise GrammarError(
+                f"backend {self.backend!r} is never lenient, and knows keys in the schema's order alone"
+            )
+
+
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "whitespace": ("compact", "flexible"),
+    "key_order": ("schema", "any"),
+    "additional_properties": ("closed", "schema"),
+    "backend": ("sgl", "outlines", "llguidance"),
+}
+
 
 class Grammar:
-    """A compiled constraint over one vocabulary, shared by all requests that use it.
+    """A compiled constraint over one vocabulary, shared by requests.
 
-    Its automaton grows as matchers walk it; matchers of one grammar must not run at the same time.
+    Its automaton grows as matchers walk it: matchers of one grammar must not run at the same time.
     """
 
     def __init__(
@@ -81,21 +97,21 @@ class Grammar:
         self.constraint = constraint
         self.vocabulary = vocabulary
         self.dropped = dropped
-        """What lenient mode did not enforce: keyword and path of each."""
+        """The keywords that lenient mode did not enforce."""
         self.automaton = automaton
-        """What the matchers walk; None for `ebnf`, which llguidance walks, and for other backends."""
+        """What the matchers walk; None for `ebnf`, which is llguidance's, and for other backends."""
         self.masks = masks
         self._first = first
 
     @property
     def num_bytes(self) -> int:
-        """About the size of states, tables and masks as far as they were worked out."""
+        """The approximate size of its states, tables and masks so far."""
         tables = 0 if self.automaton is None else self.automaton.tables.nbytes + len(self.automaton) * _STATE_BYTES
         return tables + self._first.num_bytes + (0 if self.masks is None else self.masks.num_bytes)
 
     @property
     def is_worn(self) -> bool:
-        """Whether half of the states that its automaton may have are there: matchers of a new one go further."""
+        """Whether its automaton has half of the states that it may have: matchers of a new grammar go further."""
         return self.automaton is not None and 2 * len(self.automaton) > self.automaton.max_states
 
     def matcher(self) -> TokenMatcher:
@@ -113,9 +129,7 @@ class Grammar:
 
     @classmethod
     def from_bytes(cls, data: bytes, vocabulary: Vocabulary) -> Grammar:
-        """The grammar that `to_bytes` described. Raises GrammarError if it was made for another vocabulary or by
-        another version.
-        """
+        """The grammar of `to_bytes`. Raises GrammarError for another vocabulary or version."""
         try:
             document: dict[str, Any] = json.loads(data)
             version, digest = document.pop("version"), document.pop("vocabulary")
@@ -146,16 +160,15 @@ def compile(  # the public name: sgl.grammar.compile
 ) -> Grammar:
     """Compile exactly one constraint.
 
-    `json_schema` is a schema, or its JSON text; JSON_OBJECT is any JSON object. `regex` is matched in full, in
-    Python's dialect with ASCII classes; `choices` are texts, one of which is produced. `ebnf` is a grammar in EBNF as
-    llama.cpp and XGrammar read it, or in Lark's notation, and needs the extra sgl[ebnf]. `structural_tag` is free text
-    with constrained parts, see `structural_tag.py`. `whitespace` is what may stand between JSON's tokens; "flexible"
-    also allows every spelling of numbers. `key_order` "any" lets keys come in any order. `additional_properties`
-    "closed" lets no keys but declared ones come where a schema declares some and says nothing of others, which
-    JSON Schema leaves open. `lenient` lists in
-    `Grammar.dropped` what of a schema cannot be enforced, instead of refusing it. `backend` is whose automata tell what
-    comes next: "outlines" and "llguidance", which need extras, refuse more and keep to no budget. Raises
-    UnsupportedSchema, RegexSyntaxError, GrammarTooLarge (also past an enclosing `time_limit`) or GrammarError.
+    `json_schema` is a schema or its JSON text; JSON_OBJECT is any JSON object. `regex` is matched in full, in Python's
+    dialect with ASCII classes. `choices` are the possible texts. `ebnf` is a grammar in EBNF as llama.cpp and XGrammar
+    read it, or in Lark's notation, and needs the extra sgl[ebnf]. `structural_tag` is free text with constrained parts,
+    see `structural_tag.py`. `whitespace` may stand between JSON's tokens; "flexible" also allows every spelling of
+    numbers. `key_order` "any" lets keys come in any order. `additional_properties` "closed" allows declared keys only
+    where a schema declares some and says nothing of others, which JSON Schema leaves open. `lenient` lists keywords
+    that cannot be enforced in `Grammar.dropped` instead of refusing them. `backend` decides what may come next:
+    "outlines" and "llguidance", which need extras, refuse more and keep to no budget. Raises UnsupportedSchema,
+    RegexSyntaxError, GrammarTooLarge (also past an enclosing `time_limit`) or GrammarError.
     """
     given = {
         "json_schema": json_schema,
@@ -175,30 +188,12 @@ def compile(  # the public name: sgl.grammar.compile
     return build(constraint, vocabulary, mask_cache_bytes)
 
 
-def make_constraint(
-    given: Mapping[str, Any],
-    *,
-    whitespace: Whitespace = "compact",
-    lenient: bool = False,
-    key_order: KeyOrder = "schema",
-    additional_properties: AdditionalProperties = "schema",
-    backend: Backend = "sgl",
-) -> Constraint:
+def make_constraint(given: Mapping[str, Any], **options: Any) -> Constraint:
     """A constraint from the arguments of `compile`, by name, of which exactly one is not None. Raises GrammarError."""
     chosen = {kind: source for kind, source in given.items() if source is not None}
     if len(chosen) != 1:
         raise GrammarError(f"exactly one of {', '.join(given)} is expected, not {sorted(chosen) or 'none'}")
     (kind, source), *_ = chosen.items()
-    if whitespace not in WHITESPACE:
-        raise GrammarError(f"whitespace is 'compact' or 'flexible', not {whitespace!r}")
-    if key_order not in ("schema", "any"):
-        raise GrammarError(f"key_order is 'schema' or 'any', not {key_order!r}")
-    if additional_properties not in ("closed", "schema"):
-        raise GrammarError(f"additional_properties is 'closed' or 'schema', not {additional_properties!r}")
-    if backend not in ("sgl", "outlines", "llguidance"):
-        raise GrammarError(f"backend is 'sgl', 'outlines' or 'llguidance', not {backend!r}")
-    if backend != "sgl" and (lenient or key_order != "schema"):
-        raise GrammarError(f"backend {backend!r} is never lenient, and knows keys in the schema's order alone")
     if kind in ("json_schema", "structural_tag") and isinstance(source, str):
         text = source
     elif kind == "choices":
@@ -208,7 +203,7 @@ def make_constraint(
             text = json.dumps(source)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
-    return Constraint(kind, text, whitespace, lenient, key_order, additional_properties, backend)  # type: ignore[arg-type]  # one of five
+    return Constraint(kind, text, **options)  # type: ignore[arg-type]  # one of five
 
 
 def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int = MASK_CACHE_BYTES) -> Grammar:
@@ -238,8 +233,8 @@ def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int 
 
 
 def can_be_stopped(constraint: Constraint) -> bool:
-    """Whether compiling looks at the time as it goes. outlines-core and llguidance do not, nor does the latter's reader
-    of grammars in Lark's notation: a few terminals that exclude each other keep it for minutes."""
+    """Whether compiling checks the time. outlines-core and llguidance do not: a few terminals in Lark's notation that
+    exclude each other take llguidance minutes."""
     if constraint.backend != "sgl":
         return False
     return constraint.kind != "ebnf" or not is_lark(json.loads(constraint.source))
@@ -271,7 +266,7 @@ def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: 
         case "regex":
             return _regex_node(builder, source, builder.end)
         case "choices":
-            return _choices_node(builder, source)
+            return _expression_node(builder, words(_check_choices(source)), "choices", builder.end)
 
     def body(structure: Structure, then: Node, *, counts: bool = True) -> Node:
         if structure.regex is not None:
@@ -301,10 +296,6 @@ def _regex_node(builder: Builder, pattern: str, then: Node, *, counts: bool = Tr
     if counted is not None:
         return builder.one(CountedText, builder, *counted, then)
     return _expression_node(builder, compile_regex(pattern, dialect="python", search=False), "the regex", then)
-
-
-def _choices_node(builder: Builder, choices: Any) -> Node:
-    return _expression_node(builder, words(_check_choices(choices)), "choices", builder.end)
 
 
 def _check_choices(choices: Any) -> list[bytes]:

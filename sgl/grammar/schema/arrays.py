@@ -50,19 +50,6 @@ class Count:
         return self.high is not None and self.low > self.high
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluatedItems:
-    """The items that some keyword has looked at, for unevaluatedItems: a prefix, and those of some formulas."""
-
-    prefix: int = 0
-    everything: bool = False
-    matching: tuple[Formula, ...] = ()
-
-    def __or__(self, other: EvaluatedItems) -> EvaluatedItems:
-        matching = tuple(dict.fromkeys((*self.matching, *other.matching)))
-        return EvaluatedItems(max(self.prefix, other.prefix), self.everything or other.everything, matching)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayConjunct(Conjunct):
     """Arrays of `low` to `high` items that satisfy all blocks and counts; `unique` is the pointer of a uniqueItems
@@ -73,7 +60,8 @@ class ArrayConjunct(Conjunct):
     high: int | None = None
     counts: tuple[Count, ...] = ()
     unique: str | None = None
-    evaluated: EvaluatedItems = EvaluatedItems()
+    evaluated: tuple[int, Formula] = (0, FALSE)
+    """Of the items, how many first ones some keyword has looked at and the formula of others, for unevaluatedItems."""
 
     def demands(self) -> frozenset[object]:
         return frozenset((*self.blocks, *self.counts, *([] if self.unique is None else [self.unique])))
@@ -90,13 +78,14 @@ class ArrayConjunct(Conjunct):
         return (self.at(index, formulas) for index in range(min(self.low, length + 1)))
 
     def join(self, other: ArrayConjunct, formulas: Formulas) -> ArrayConjunct:
+        (first, matching), (other_first, other_matching) = self.evaluated, other.evaluated
         return ArrayConjunct(
             tuple(dict.fromkeys((*self.blocks, *other.blocks))),
             max(self.low, other.low),
             lower_of(self.high, other.high),
             tuple(dict.fromkeys((*self.counts, *other.counts))),
             other.unique if self.unique is None else self.unique,  # the root's pointer is empty
-            self.evaluated | other.evaluated,
+            (max(first, other_first), formulas.either(matching, other_matching)),
         )
 
     def outside(self, formulas: Formulas) -> tuple[ArrayConjunct, ...]:
@@ -126,14 +115,14 @@ class ArrayConjunct(Conjunct):
         return tuple(result)
 
     def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> ArrayConjunct:
-        seen = self.evaluated
-        if seen.everything:
+        first, matching = self.evaluated
+        if matching is TRUE:
             return self
-        block = Items((TRUE,) * seen.prefix, formulas.either(unevaluated, *seen.matching))
-        return replace(self, blocks=(*self.blocks, block), evaluated=EvaluatedItems(everything=True))
+        block = Items((TRUE,) * first, formulas.either(unevaluated, matching))
+        return replace(self, blocks=(*self.blocks, block), evaluated=(0, TRUE))
 
     def not_looked_at(self) -> ArrayConjunct:
-        return replace(self, evaluated=EvaluatedItems())
+        return replace(self, evaluated=(0, FALSE))
 
 
 ANY_ARRAY: Final = ArrayConjunct()

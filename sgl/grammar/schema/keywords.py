@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
 from sgl.grammar.regular.expr import union, words
-from sgl.grammar.schema.arrays import ANY_ARRAY, ArrayConjunct, Count, EvaluatedItems, Items
+from sgl.grammar.schema.arrays import ANY_ARRAY, ArrayConjunct, Count, Items
 from sgl.grammar.schema.formula import ARRAY, FALSE, LITERAL, NUMBER, OBJECT, STRING, TRUE, Conjuncts, Formula
 from sgl.grammar.schema.objects import ANY_OBJECT, KeywordGroup, ObjectConjunct
 from sgl.grammar.schema.reader import TYPES, Subschema
@@ -243,11 +243,9 @@ class Keywords:
         unique = self.location.path() if self.of_type("uniqueItems", bool, False) else None
         low, high = self.count("minItems") or 0, self.count("maxItems")
         if self.is_tracking:
-            matching = self.location.resource.dialect.draft >= 2020
-            evaluated = EvaluatedItems(
-                len(prefix), looks_at_all, tuple(count.value for count in counts if matching)
-            )
-            return ArrayConjunct(blocks, low, high, counts, unique, evaluated)
+            has_looked = bool(counts) and self.location.resource.dialect.draft >= 2020
+            looked_at = TRUE if looks_at_all else counts[0].value if has_looked else FALSE
+            return ArrayConjunct(blocks, low, high, counts, unique, (len(prefix), looked_at))
         if not (blocks or counts or low) and high is None and unique is None:
             return ANY_ARRAY
         return ArrayConjunct(blocks, low, high, counts, unique)
