@@ -11,6 +11,7 @@ enum { STAY, PUSH, POP };                                   /* of a move */
 enum { NODE, OPENING, CLOSING };                            /* of a target */
 enum { LEXEME, BLANKS, GUARD, OTHER };                      /* of a thread */
 enum { ACCEPTS = 1, READS_UNIQUE = 2 };                     /* flags of one */
+enum { LOOPS = 2 };                                         /* plain characters lead from an expression to itself */
 enum { ARCS, THREADS, MOVES };                              /* what is needed, of an expression, a target, a thread */
 enum { LONG_TEXT = 64, NONE = -1, NOT_PLAIN = -1 };
 static const int64_t ENDLESS = 1ll << 60;
@@ -18,7 +19,11 @@ static const int64_t ENDLESS = 1ll << 60;
 typedef struct { uint64_t bits[4]; } Bytes;                        /* a set of them */
 typedef struct { Bytes mask; int64_t rest; } Arc;                  /* rest: an expression */
 typedef struct { Bytes mask; int32_t kind, operation, first, number, target, origin; } Move; /* threads; or a target */
-typedef struct { int32_t nullable, indented, text, length, next, tail, num_arcs, is_plain; int64_t arcs; } Expr;
+/* One with a length is a text before its tail, next what is left of it behind a byte; one with `words` is another one
+ * without what begins with a word. All numbers of other things are NONE where there is none. */
+typedef struct { int32_t nullable, indented, text, length, next, tail, num_arcs, plain, words; int64_t arcs; } Expr;
+typedef struct { int32_t expr, low, high, depth; } Words; /* they have been read up to the depth */
+typedef struct { int64_t text; int32_t length; } Word;
 typedef struct { int32_t kind, operation, num_threads; int64_t threads; } Target;
 typedef struct { int32_t kind, flags, expr, target, num_moves; int64_t moves, plain_limit; } Thread; /* expr of a guard: its number; target: the
  * blanks that it stands behind, if any */
@@ -52,6 +57,8 @@ typedef struct {
     Bytes members_of[256]; /* of a class */
     POOL(Expr) exprs;
     POOL(Arc) arcs;
+    POOL(Words) word_sets;
+    POOL(Word) words;
     POOL(Target) targets;
     POOL(Thread) threads;
     POOL(int32_t) lists; /* of threads */
@@ -66,7 +73,7 @@ typedef struct {
     POOL(Way) ways;
     POOL(Bytes) cells;
     POOL(int32_t) cell_entries;
-    Index by_members, by_parts, by_text;
+    Index by_members, by_parts, by_text, by_words;
 } Subsets;
 
 /* Room for so many more; nothing has changed where there is none. */
@@ -149,13 +156,52 @@ static int32_t text_of(Subsets *s, int64_t text, int32_t length, int32_t tail) {
         index_room(s, &s->by_text);
         FIND(s->by_text, hash, slot, i, s->exprs.at[i].length == length && s->exprs.at[i].tail == tail && !memcmp(s->texts.at + s->exprs.at[i].text, s->texts.at + text, length))
         if (!slot->item) {
-            PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, 0});
+            PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, NONE, 0});
             *slot = (Slot){hash, (int32_t)s->exprs.number}, s->by_text.number++;
         }
         return slot->item - 1;
     }
-    PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, 0});
+    PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, NONE, 0});
     return (int32_t)s->exprs.number - 1;
+}
+
+static int32_t without_words(Subsets *s, Words w) {
+    index_room(s, &s->by_words);
+    uint32_t hash = mixed(mixed((uint32_t)w.expr, (uint32_t)w.low), (uint64_t)w.high << 32 | (uint32_t)w.depth);
+    FIND(s->by_words, hash, slot, i, !memcmp(&s->word_sets.at[s->exprs.at[i].words], &w, sizeof w))
+    if (!slot->item) {
+        RESERVE(s->word_sets, 1);
+        PUT(s->exprs, (Expr){0, NONE, 0, 0, NONE, NONE, NONE, 0, (int32_t)s->word_sets.number, 0});
+        s->word_sets.at[s->word_sets.number++] = w;
+        *slot = (Slot){hash, (int32_t)s->exprs.number}, s->by_words.number++;
+    }
+    return slot->item - 1;
+}
+
+/* The arcs of an expression without words: its own, but where words go on. */
+static void find_arcs(Subsets *s, int32_t expr) {
+    Words w = s->word_sets.at[s->exprs.at[expr].words];
+    Expr whole = s->exprs.at[w.expr];
+    Bytes near = {{0}};
+    int64_t first = s->arcs.number;
+    for (int32_t low = w.low, high; low < w.high; low = high) {
+        Word word = s->words.at[low];
+        int byte = s->texts.at[word.text + w.depth], rest = NONE;
+        for (high = low + 1; high < w.high && s->texts.at[s->words.at[high].text + w.depth] == byte;) high++;
+        near.bits[byte >> 6] |= 1ull << (byte & 63);
+        for (int32_t i = 0; i < whole.num_arcs; i++)
+            if (has(&s->arcs.at[whole.arcs + i].mask, byte)) rest = (int32_t)s->arcs.at[whole.arcs + i].rest;
+        if (rest < 0 || word.length == w.depth + 1) continue; /* a whole word */
+        Arc arc = {{{0}}, without_words(s, (Words){rest, low, high, w.depth + 1})};
+        arc.mask.bits[byte >> 6] = 1ull << (byte & 63);
+        PUT(s->arcs, arc);
+    }
+    for (int32_t i = 0; i < whole.num_arcs; i++) {
+        Arc arc = s->arcs.at[whole.arcs + i];
+        arc.mask = without(&arc.mask, &near);
+        if (!is_none(&arc.mask)) PUT(s->arcs, arc);
+    }
+    s->exprs.at[expr].arcs = first, s->exprs.at[expr].num_arcs = (int32_t)(s->arcs.number - first);
 }
 
 /* Put the threads at the start of a lexeme among the entered. */
@@ -181,19 +227,28 @@ static void need_moves(Subsets *s, int32_t number) {
     if (t->kind == OTHER && t->num_moves < 0) need(s, MOVES, number);
     if (t->kind == BLANKS) need_start(s, t->expr, t->target);
     if (t->kind != LEXEME) return;
-    Expr e = s->exprs.at[t->expr];
-    int32_t target = t->target;
+    int32_t expr = t->expr, target = t->target;
+    Expr e = s->exprs.at[expr];
+    if (e.num_arcs < 0 && e.words >= 0) {
+        int32_t whole = s->word_sets.at[e.words].expr;
+        if (s->exprs.at[whole].num_arcs < 0) {
+            need(s, ARCS, whole);
+            return;
+        }
+        find_arcs(s, expr);
+        e = s->exprs.at[expr];
+    }
     if (e.length) {
         if (e.next < 0) {
             int32_t next = text_of(s, e.text + 1, e.length - 1, e.tail);
-            s->exprs.at[t->expr].next = e.next = next;
+            s->exprs.at[expr].next = e.next = next;
         }
         if (e.length == 1) {
             int32_t indented = s->exprs.at[e.next].indented;
             need_start(s, indented < 0 ? e.next : indented, target);
         }
     } else if (e.num_arcs < 0) {
-        need(s, ARCS, t->expr);
+        need(s, ARCS, expr);
     } else {
         for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++) {
             int32_t rest = (int32_t)s->arcs.at[i].rest, indented = s->exprs.at[rest].indented;
@@ -280,7 +335,7 @@ static void put_moves(Subsets *s, int32_t number, int32_t origin) {
 
 int64_t sgl_add_expr(Subsets *s, int64_t nullable, int64_t indented) {
     ENTRY
-    PUT(s->exprs, (Expr){(int32_t)nullable, (int32_t)indented, 0, 0, NONE, NONE, NONE, 0, 0});
+    PUT(s->exprs, (Expr){(int32_t)nullable, (int32_t)indented, 0, 0, NONE, NONE, NONE, 0, NONE, 0});
     return s->exprs.number - 1;
 }
 
@@ -293,12 +348,25 @@ int64_t sgl_add_text(Subsets *s, const uint8_t *text, int64_t length, int64_t ta
     return text_of(s, first, (int32_t)length, (int32_t)tail);
 }
 
-int64_t sgl_give_arcs(Subsets *s, int64_t expr, const Arc *arcs, int64_t number, int64_t is_plain) {
+/* The words are in order, each with the byte that can follow it alone; one never begins another. */
+int64_t sgl_add_without(Subsets *s, int64_t expr, const uint8_t *text, const int32_t *lengths, int64_t number) {
+    ENTRY
+    int64_t length = 0, first = s->texts.number, low = s->words.number;
+    for (int64_t i = 0; i < number; i++) length += lengths[i];
+    RESERVE(s->texts, length);
+    RESERVE(s->words, number);
+    memcpy(s->texts.at + first, text, length);
+    s->texts.number += length;
+    for (int64_t i = 0; i < number; first += lengths[i++]) s->words.at[s->words.number++] = (Word){first, lengths[i]};
+    return without_words(s, (Words){(int32_t)expr, (int32_t)low, (int32_t)(low + number), 0});
+}
+
+int64_t sgl_give_arcs(Subsets *s, int64_t expr, const Arc *arcs, int64_t number, int64_t plain) {
     ENTRY
     RESERVE(s->arcs, number);
     memcpy(s->arcs.at + s->arcs.number, arcs, number * sizeof *arcs);
     s->exprs.at[expr].arcs = s->arcs.number, s->exprs.at[expr].num_arcs = (int32_t)number;
-    s->exprs.at[expr].is_plain = (int32_t)is_plain;
+    s->exprs.at[expr].plain = (int32_t)plain;
     s->arcs.number += number;
     return 0;
 }

@@ -241,9 +241,10 @@ int64_t sgl_plain_limit(Subsets *s, int64_t state) {
     int64_t most = NOT_PLAIN;
     for (int64_t i = of.members; i < of.members + of.number; i++) {
         const Thread *t = &s->threads.at[(uint32_t)s->members.at[i]];
-        int64_t limit = t->kind == LEXEME && s->exprs.at[t->expr].is_plain ? ENDLESS : t->plain_limit;
+        int plain = t->kind == LEXEME ? s->exprs.at[t->expr].plain : LOOPS;
+        int64_t limit = t->kind == LEXEME && plain ? ENDLESS : t->plain_limit;
         if (limit == NOT_PLAIN) others_move |= moves_on_plain(s, t);
-        else number++;
+        else number += plain == LOOPS ? 1 : 2;
         if (limit > most) most = limit;
     }
     s->plain_limit = others_move && most < ENDLESS ? NOT_PLAIN : most;
@@ -266,7 +267,7 @@ int64_t sgl_show_only(Subsets *s, int64_t state) {
     return 1;
 }
 
-/* Show the members of a state, a thread, the text of an expression. */
+/* Show the members of a state, a thread, the text of an expression or the words it is without. */
 void sgl_show_members(Subsets *s, int64_t state) {
     s->member = s->members.at + s->states.at[state].members, s->num_members = s->states.at[state].number;
 }
@@ -281,6 +282,11 @@ void sgl_show_text(Subsets *s, int64_t expr) {
     s->text = s->texts.at + e->text, s->length = e->length, s->expr = e->tail;
 }
 
+void sgl_show_words(Subsets *s, int64_t expr) {
+    Words w = s->word_sets.at[s->exprs.at[expr].words];
+    s->expr = w.expr, s->kind = w.low, s->target = w.high, s->length = w.depth;
+}
+
 Subsets *sgl_new(void) {
     Subsets *s = calloc(1, sizeof *s);
     if (s) memset(&s->members_of[0], 255, sizeof(Bytes));
@@ -292,6 +298,7 @@ void sgl_free(Subsets *s) {
     void *all[] = {s->exprs.at, s->arcs.at, s->targets.at, s->threads.at, s->lists.at, s->moves.at, s->here.at, s->guards.at,
                    s->states.at, s->members.at, s->chosen.at, s->entered.at, s->unsplit.at, s->texts.at, s->needs.at,
                    s->brackets.at, s->ways.at, s->cells.at, s->cell_entries.at, s->by_members.slots, s->by_parts.slots,
-                   s->by_text.slots, s};
+                   s->by_text.slots,
+                   s->word_sets.at, s->words.at, s->by_words.slots, s};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }

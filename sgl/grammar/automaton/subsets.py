@@ -37,11 +37,24 @@ from sgl.grammar.automaton.nfa import (
     Thread,
     UniqueText,
 )
-from sgl.grammar.automaton.plain import is_plain_loop, thread_limit
+from sgl.grammar.automaton.plain import plain_kind, thread_limit
 from sgl.grammar.automaton.subsets_reference import Bracket, Member, SubsetsReference, Ways
 from sgl.grammar.automaton.tables import Tables
-from sgl.grammar.regular.byteset import lowest
-from sgl.grammar.regular.expr import EPSILON, ByteSet, Concat, Expr, Words, concat, literal
+from sgl.grammar.regular.byteset import bytes_of, lowest
+from sgl.grammar.regular.expr import (
+    EPSILON,
+    ByteSet,
+    Concat,
+    Expr,
+    Intersection,
+    Union,
+    Words,
+    concat,
+    difference,
+    literal,
+    union,
+    words,
+)
 from sgl.grammar.text.json import behind_blanks
 from sgl.time_limit import check_size
 
@@ -65,6 +78,7 @@ def compiled() -> ctypes.CDLL | None:
         "sgl_state": "ppi:i",
         "sgl_add_expr": "pii:i",
         "sgl_add_text": "ppii:i",
+        "sgl_add_without": "pippi:i",
         "sgl_give_arcs": "pipii:i",
         "sgl_add_target": "pii:i",
         "sgl_give_threads": "pipi:i",
@@ -78,6 +92,7 @@ def compiled() -> ctypes.CDLL | None:
         "sgl_show_only": "pi:i",
         "sgl_show_thread": "pi:",
         "sgl_show_text": "pi:",
+        "sgl_show_words": "pi:",
     }
     try:
         return native_code.load(Path(__file__).with_suffix(".c"), functions)
@@ -138,6 +153,8 @@ class Subsets:
         self._threads: dict[int, Thread] = {}
         self._thread_numbers: dict[Thread, int] = {}
         self._members: dict[int, tuple[Member, ...]] = {}
+        self._keys: list[bytes] = []
+        """All words that expressions are without, and the quote behind each."""
         self._point()
         self._expr(EPSILON)
 
@@ -236,8 +253,8 @@ class Subsets:
         expr = self._exprs[number]
         assert expr is not None
         arcs = [_ARC.pack(mask.to_bytes(32, "little"), self._expr(rest)) for mask, rest in expr.arcs()]
-        packed, is_plain = b"".join(arcs), is_plain_loop(expr)
-        self._check(self._library.sgl_give_arcs(self.address, number, packed, len(arcs), is_plain))
+        packed, plain = b"".join(arcs), plain_kind(expr)
+        self._check(self._library.sgl_give_arcs(self.address, number, packed, len(arcs), plain))
 
     def _tell_moves(self, number: int) -> None:
         moves, threads = [], list[Thread]()
@@ -285,9 +302,12 @@ class Subsets:
         found = self._expr_numbers.get(expr)
         if found is None:
             text, tail = _text_of(expr)
+            key = self._key_of(expr)
             if text:
                 rest = self._expr(tail)
                 found = self._check(self._library.sgl_add_text(self.address, text, len(text), rest))
+            elif key is not None:
+                found = self._add_key(*key)
             else:
                 indented = behind_blanks(expr)
                 behind = _NONE if indented is None else self._expr(indented)
@@ -296,6 +316,22 @@ class Subsets:
             self._exprs[found] = expr
             self._expr_numbers[expr] = found
         return found
+
+    def _key_of(self, expr: Expr) -> tuple[Expr, Expr] | None:
+        """Of any key but some, and what stands behind keys: any key, and those; None for any other expression."""
+        if isinstance(expr, Concat) and expr.tail is self._builder.colon and isinstance(expr.head, Intersection):
+            return None if expr.head.excluded is None else (expr.head.kept, expr.head.excluded)
+        return None
+
+    def _add_key(self, kept: Expr, excluded: Expr) -> int:
+        whole = self._expr(concat(kept, self._builder.colon))
+        keys = sorted(text + b'"' for text in _texts(excluded))
+        lengths = np.array([len(key) for key in keys], np.int32)
+        packed = b"".join(keys)
+        self._keys += keys
+        return self._check(
+            self._library.sgl_add_without(self.address, whole, packed, lengths.ctypes.data, len(keys))
+        )
 
     def _target(self, target: Target) -> int:
         found = self._target_numbers.get(target)
@@ -348,8 +384,14 @@ class Subsets:
         if found is None:
             self._library.sgl_show_text(self.address, number)
             fields = self._fields
-            text, tail = ctypes.string_at(fields.text, fields.length), fields.expr
-            found = concat(literal(text), self._expr_of(tail))
+            if fields.length:
+                text, tail = ctypes.string_at(fields.text, fields.length), fields.expr
+                found = concat(literal(text), self._expr_of(tail))
+            else:
+                self._library.sgl_show_words(self.address, number)
+                low, high, depth, whole = fields.kind, fields.target, fields.length, fields.expr
+                colon, excluded = self._builder.colon, words(key[depth:-1] for key in self._keys[low:high])
+                found = concat(difference(_before(self._expr_of(whole), colon), excluded), colon)
             self._exprs += [None] * (number + 1 - len(self._exprs))
             self._exprs[number] = found
         return found
@@ -357,6 +399,25 @@ class Subsets:
 
 _SOME: Final = Stay((Finished(),), PLAIN)
 """A move that stays in the frame, where it does not matter to where."""
+
+
+def _texts(excluded: Expr) -> list[bytes]:
+    match excluded:
+        case Words():
+            return excluded.texts()
+        case ByteSet():
+            return [bytes([byte]) for byte in bytes_of(excluded.mask)]
+    return [b""] if excluded.nullable else []
+
+
+def _before(expr: Expr, tail: Expr) -> Expr:
+    """What stands before the tail in an expression that ends with it."""
+    if expr is tail:
+        return EPSILON
+    if isinstance(expr, Union):
+        return union(*[_before(member, tail) for member in expr.members])
+    assert isinstance(expr, Concat)
+    return concat(expr.head, _before(expr.tail, tail))
 
 
 def _text_of(expr: Expr) -> tuple[bytes, Expr]:

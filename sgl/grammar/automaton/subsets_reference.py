@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sgl.grammar.automaton.nfa import Finished, Guard, Lexeme, Move, Stay, Thread, UniqueText
-from sgl.grammar.automaton.plain import ENDLESS, NEVER_REACHED, NOT_PLAIN, moves_on_plain, thread_limit
+from sgl.grammar.automaton.plain import ENDLESS, NEVER_REACHED, NOT_PLAIN, moves_on_plain, stays, thread_limit
 from sgl.grammar.automaton.tables import COUNT_SHIFT, DEAD, Tables
 from sgl.grammar.regular.byteset import refine
 from sgl.time_limit import check_size
@@ -48,7 +48,7 @@ class SubsetsReference:
         is_alone = not any(map(moves_on_plain, others))
         return (
             limit if is_alone or limit == ENDLESS else NOT_PLAIN,
-            is_alone and len(others) + 1 == len(limits),
+            is_alone and [stays(thread) for thread, each in limits if each != NOT_PLAIN] == [True],
         )
 
     def take_over(self) -> None:

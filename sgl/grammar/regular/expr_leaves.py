@@ -53,7 +53,7 @@ class Expr:
         self.is_pruned = not is_boolean
         self.known_empty: bool | None = None if is_boolean else False
         self.known_shortest: Rope | None = None
-        self.known_plain: bool | None = None
+        self.known_plain: int | None = None
 
     def arcs(self) -> Arcs:
         """Disjoint non-zero sets of bytes and where they lead; never to an empty language."""
