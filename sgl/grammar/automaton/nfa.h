@@ -9,10 +9,11 @@ enum { DEAD = -1, UNKNOWN = -2, SHIFT = 26, INC_CHAR = 1, RESET_CHAR = 2, MAX_BL
 enum { DONE, NEEDS, BRACKETS, ROOM, TOO_MANY, NO_MEMORY };  /* how a call ended; but for DONE it is made again */
 enum { STAY, PUSH, POP };                                   /* of a move */
 enum { NODE, OPENING, CLOSING };                            /* of a target */
-enum { LEXEME, BLANKS, GUARD, OTHER };                      /* of a thread */
+enum { LEXEME, BLANKS, GUARD, KEYS, OTHER };                      /* of a thread */
 enum { ACCEPTS = 1, READS_UNIQUE = 2 };                     /* flags of one */
 enum { LOOPS = 2 };                                         /* plain characters lead from an expression to itself */
-enum { ARCS, THREADS, MOVES };                              /* what is needed, of an expression, a target, a thread */
+enum { ARCS, THREADS, MOVES, BEHIND };                              /* what is needed, of an expression, a target, a thread, a
+                                                             * word */
 enum { LONG_TEXT = 64, NONE = -1, NOT_PLAIN = -1 };
 static const int64_t ENDLESS = 1ll << 60;
 
@@ -21,11 +22,11 @@ typedef struct { Bytes mask; int64_t rest; } Arc;                  /* rest: an e
 typedef struct { Bytes mask; int32_t kind, operation, first, number, target, origin; } Move; /* threads; or a target */
 /* One with a length is a text before its tail, next what is left of it behind a byte; one with `words` is another one
  * without what begins with a word. All numbers of other things are NONE where there is none. */
-typedef struct { int32_t nullable, indented, text, length, next, tail, num_arcs, plain, words; int64_t arcs; } Expr;
+typedef struct { int32_t nullable, indented, text, length, next, tail, num_arcs, plain, words, is_list; int64_t arcs; } Expr;
 typedef struct { int32_t expr, low, high, depth; } Words; /* they have been read up to the depth */
-typedef struct { int64_t text; int32_t length; } Word;
+typedef struct { int64_t text; int32_t length, expr, target; } Word; /* of a declared key: what stands behind it */
 typedef struct { int32_t kind, operation, num_threads; int64_t threads; } Target;
-typedef struct { int32_t kind, flags, expr, target, num_moves; int64_t moves, plain_limit; } Thread; /* expr of a guard: its number; target: the
+typedef struct { int32_t kind, flags, expr, target, depth, num_moves; int64_t moves, plain_limit; } Thread; /* expr of a guard: its number; target: the
  * blanks that it stands behind, if any */
 typedef struct { int32_t counter, limit, num_below, num_at; int64_t below, at; } Guard;
 typedef struct { int64_t members; int32_t number; } State;
@@ -136,12 +137,13 @@ static Bytes without(const Bytes *a, const Bytes *b) {
     return found;
 }
 
-static int32_t thread_of(Subsets *s, int kind, int32_t expr, int32_t target) {
+/* One of keys: among the words from expr up to target, read up to a depth. */
+static int32_t thread_of(Subsets *s, int kind, int32_t expr, int32_t target, int32_t depth) {
     index_room(s, &s->by_parts);
-    uint32_t hash = mixed(mixed(kind, (uint32_t)expr), (uint32_t)target);
-    FIND(s->by_parts, hash, slot, i, s->threads.at[i].kind == kind && s->threads.at[i].expr == expr && s->threads.at[i].target == target)
+    uint32_t hash = mixed(mixed((uint64_t)depth << 8 | kind, (uint32_t)expr), (uint32_t)target);
+    FIND(s->by_parts, hash, slot, i, s->threads.at[i].kind == kind && s->threads.at[i].expr == expr && s->threads.at[i].target == target && s->threads.at[i].depth == depth)
     if (!slot->item) {
-        PUT(s->threads, (Thread){kind, 0, expr, target, 0, 0, NOT_PLAIN});
+        PUT(s->threads, (Thread){kind, 0, expr, target, depth, 0, 0, NOT_PLAIN});
         *slot = (Slot){hash, (int32_t)s->threads.number}, s->by_parts.number++;
     }
     return slot->item - 1;
@@ -156,12 +158,12 @@ static int32_t text_of(Subsets *s, int64_t text, int32_t length, int32_t tail) {
         index_room(s, &s->by_text);
         FIND(s->by_text, hash, slot, i, s->exprs.at[i].length == length && s->exprs.at[i].tail == tail && !memcmp(s->texts.at + s->exprs.at[i].text, s->texts.at + text, length))
         if (!slot->item) {
-            PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, NONE, 0});
+            PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, NONE, 0, 0});
             *slot = (Slot){hash, (int32_t)s->exprs.number}, s->by_text.number++;
         }
         return slot->item - 1;
     }
-    PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, NONE, 0});
+    PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, NONE, 0, 0});
     return (int32_t)s->exprs.number - 1;
 }
 
@@ -171,11 +173,24 @@ static int32_t without_words(Subsets *s, Words w) {
     FIND(s->by_words, hash, slot, i, !memcmp(&s->word_sets.at[s->exprs.at[i].words], &w, sizeof w))
     if (!slot->item) {
         RESERVE(s->word_sets, 1);
-        PUT(s->exprs, (Expr){0, NONE, 0, 0, NONE, NONE, NONE, 0, (int32_t)s->word_sets.number, 0});
+        PUT(s->exprs, (Expr){0, NONE, 0, 0, NONE, NONE, NONE, 0, (int32_t)s->word_sets.number, 0, 0});
         s->word_sets.at[s->word_sets.number++] = w;
         *slot = (Slot){hash, (int32_t)s->exprs.number}, s->by_words.number++;
     }
     return slot->item - 1;
+}
+
+/* Up to where words have the byte of the first one behind the depth. */
+static int32_t alike(const Subsets *s, int32_t low, int32_t high, int32_t depth) {
+    int byte = s->texts.at[s->words.at[low].text + depth];
+    while (++low < high && s->texts.at[s->words.at[low].text + depth] == byte) continue;
+    return low;
+}
+
+static Bytes only(int byte) {
+    Bytes found = {{0}};
+    found.bits[byte >> 6] = 1ull << (byte & 63);
+    return found;
 }
 
 /* The arcs of an expression without words: its own, but where words go on. */
@@ -187,13 +202,12 @@ static void find_arcs(Subsets *s, int32_t expr) {
     for (int32_t low = w.low, high; low < w.high; low = high) {
         Word word = s->words.at[low];
         int byte = s->texts.at[word.text + w.depth], rest = NONE;
-        for (high = low + 1; high < w.high && s->texts.at[s->words.at[high].text + w.depth] == byte;) high++;
+        high = alike(s, low, w.high, w.depth);
         near.bits[byte >> 6] |= 1ull << (byte & 63);
         for (int32_t i = 0; i < whole.num_arcs; i++)
             if (has(&s->arcs.at[whole.arcs + i].mask, byte)) rest = (int32_t)s->arcs.at[whole.arcs + i].rest;
         if (rest < 0 || word.length == w.depth + 1) continue; /* a whole word */
-        Arc arc = {{{0}}, without_words(s, (Words){rest, low, high, w.depth + 1})};
-        arc.mask.bits[byte >> 6] = 1ull << (byte & 63);
+        Arc arc = {only(byte), without_words(s, (Words){rest, low, high, w.depth + 1})};
         PUT(s->arcs, arc);
     }
     for (int32_t i = 0; i < whole.num_arcs; i++) {
@@ -206,7 +220,7 @@ static void find_arcs(Subsets *s, int32_t expr) {
 
 /* Put the threads at the start of a lexeme among the entered. */
 static void enter(Subsets *s, int32_t expr, int32_t target) {
-    if (expr) PUT(s->entered, thread_of(s, LEXEME, expr, target)); /* the first expression is of the empty text */
+    if (expr) PUT(s->entered, thread_of(s, LEXEME, expr, target, 0)); /* the first expression is of the empty text */
     const Target *t = &s->targets.at[target];
     if (t->kind != NODE || !s->exprs.at[expr].nullable) return;
     RESERVE(s->entered, t->num_threads);
@@ -226,6 +240,11 @@ static void need_moves(Subsets *s, int32_t number) {
     const Thread *t = &s->threads.at[number];
     if (t->kind == OTHER && t->num_moves < 0) need(s, MOVES, number);
     if (t->kind == BLANKS) need_start(s, t->expr, t->target);
+    if (t->kind == KEYS)
+        for (int32_t low = t->expr, high; low < t->target; low = high) {
+            high = alike(s, low, t->target, t->depth);
+            if (high == low + 1 && s->words.at[low].target < 0) need(s, BEHIND, low);
+        }
     if (t->kind != LEXEME) return;
     int32_t expr = t->expr, target = t->target;
     Expr e = s->exprs.at[expr];
@@ -268,7 +287,7 @@ static void put_lexeme_move(Subsets *s, Bytes mask, int32_t rest, int32_t target
         if (t->kind == NODE && e.nullable) move.operation = t->operation;
         if (e.indented >= 0) {
             move.operation |= RESET_CHAR;
-            PUT(s->entered, thread_of(s, BLANKS, e.indented, target));
+            PUT(s->entered, thread_of(s, BLANKS, e.indented, target, 0));
             rest = e.indented;
         }
         enter(s, rest, target);
@@ -293,7 +312,7 @@ static int32_t blank_guard(Subsets *s, int32_t number) {
         memcpy(s->lists.at + list, s->entered.at + first, length * sizeof(int32_t));
         s->lists.number += length, s->entered.number = first;
         s->guards.at[s->guards.number++] = (Guard){0, MAX_BLANKS, length, length - 1, list, list + 1};
-        s->threads.at[s->threads.number++] = (Thread){GUARD, 0, (int32_t)s->guards.number - 1, number, 0, 0, NOT_PLAIN};
+        s->threads.at[s->threads.number++] = (Thread){GUARD, 0, (int32_t)s->guards.number - 1, number, 0, 0, 0, NOT_PLAIN};
         t->num_moves = 1, t->moves = s->threads.number - 1;
     }
     return (int32_t)t->moves;
@@ -304,13 +323,22 @@ static void put_moves(Subsets *s, int32_t number, int32_t origin) {
     if (t.kind == LEXEME) {
         Expr e = s->exprs.at[t.expr];
         if (e.length) {
-            Bytes mask = {{0}};
-            uint8_t byte = s->texts.at[e.text];
-            mask.bits[byte >> 6] = 1ull << (byte & 63);
-            put_lexeme_move(s, mask, e.next, t.target, origin);
+            put_lexeme_move(s, only(s->texts.at[e.text]), e.next, t.target, origin);
         } else {
             for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++)
                 put_lexeme_move(s, s->arcs.at[i].mask, (int32_t)s->arcs.at[i].rest, t.target, origin);
+        }
+    } else if (t.kind == KEYS) {
+        for (int32_t low = t.expr, high; low < t.target; low = high) {
+            Word word = s->words.at[low];
+            int32_t first = (int32_t)s->entered.number;
+            high = alike(s, low, t.target, t.depth);
+            if (high == low + 1)
+                enter(s, text_of(s, word.text + t.depth + 1, word.length - t.depth - 1, word.expr), word.target);
+            else
+                PUT(s->entered, thread_of(s, KEYS, low, high, t.depth + 1));
+            Bytes mask = only(s->texts.at[word.text + t.depth]);
+            PUT(s->here, (Move){mask, STAY, 0, first, (int32_t)s->entered.number - first, NONE, origin});
         }
     } else if (t.kind == BLANKS) {
         Bytes mask = {{1ull << ' ' | 1ull << '\t'}};
@@ -328,100 +356,4 @@ static void put_moves(Subsets *s, int32_t number, int32_t origin) {
             PUT(s->here, move);
         }
     }
-}
-
-/* What follows returns the number of what is new, or of what is like it; -1 - how the call ended. */
-#define ENTRY int why = setjmp(s->out); if (why) return -1 - why;
-
-int64_t sgl_add_expr(Subsets *s, int64_t nullable, int64_t indented) {
-    ENTRY
-    PUT(s->exprs, (Expr){(int32_t)nullable, (int32_t)indented, 0, 0, NONE, NONE, NONE, 0, NONE, 0});
-    return s->exprs.number - 1;
-}
-
-int64_t sgl_add_text(Subsets *s, const uint8_t *text, int64_t length, int64_t tail) {
-    ENTRY
-    int64_t first = s->texts.number;
-    RESERVE(s->texts, length);
-    memcpy(s->texts.at + first, text, length);
-    s->texts.number += length;
-    return text_of(s, first, (int32_t)length, (int32_t)tail);
-}
-
-/* The words are in order, each with the byte that can follow it alone; one never begins another. */
-int64_t sgl_add_without(Subsets *s, int64_t expr, const uint8_t *text, const int32_t *lengths, int64_t number) {
-    ENTRY
-    int64_t length = 0, first = s->texts.number, low = s->words.number;
-    for (int64_t i = 0; i < number; i++) length += lengths[i];
-    RESERVE(s->texts, length);
-    RESERVE(s->words, number);
-    memcpy(s->texts.at + first, text, length);
-    s->texts.number += length;
-    for (int64_t i = 0; i < number; first += lengths[i++]) s->words.at[s->words.number++] = (Word){first, lengths[i]};
-    return without_words(s, (Words){(int32_t)expr, (int32_t)low, (int32_t)(low + number), 0});
-}
-
-int64_t sgl_give_arcs(Subsets *s, int64_t expr, const Arc *arcs, int64_t number, int64_t plain) {
-    ENTRY
-    RESERVE(s->arcs, number);
-    memcpy(s->arcs.at + s->arcs.number, arcs, number * sizeof *arcs);
-    s->exprs.at[expr].arcs = s->arcs.number, s->exprs.at[expr].num_arcs = (int32_t)number;
-    s->exprs.at[expr].plain = (int32_t)plain;
-    s->arcs.number += number;
-    return 0;
-}
-
-int64_t sgl_add_target(Subsets *s, int64_t kind, int64_t operation) {
-    ENTRY
-    PUT(s->targets, (Target){(int32_t)kind, (int32_t)operation, NONE, 0});
-    return s->targets.number - 1;
-}
-
-static int64_t put_list(Subsets *s, const int32_t *threads, int64_t number) {
-    RESERVE(s->lists, number);
-    memcpy(s->lists.at + s->lists.number, threads, number * sizeof *threads);
-    s->lists.number += number;
-    return s->lists.number - number;
-}
-
-int64_t sgl_give_threads(Subsets *s, int64_t target, const int32_t *threads, int64_t number) {
-    ENTRY
-    s->targets.at[target].threads = put_list(s, threads, number);
-    s->targets.at[target].num_threads = (int32_t)number;
-    return 0;
-}
-
-int64_t sgl_lexeme(Subsets *s, int64_t kind, int64_t expr, int64_t target) {
-    ENTRY
-    return thread_of(s, (int)kind, (int32_t)expr, (int32_t)target);
-}
-
-int64_t sgl_add_thread(Subsets *s, int64_t flags, int64_t plain_limit) {
-    ENTRY
-    PUT(s->threads, (Thread){OTHER, (int32_t)flags, NONE, NONE, NONE, 0, plain_limit});
-    return s->threads.number - 1;
-}
-
-/* A move's `first` is its place in `threads`. */
-int64_t sgl_give_moves(Subsets *s, int64_t thread, const Move *moves, int64_t number, const int32_t *threads, int64_t total) {
-    ENTRY
-    RESERVE(s->moves, number);
-    int64_t list = put_list(s, threads, total), first = s->moves.number;
-    for (int64_t i = 0; i < number; i++) {
-        s->moves.at[first + i] = moves[i];
-        s->moves.at[first + i].first += (int32_t)list;
-    }
-    s->moves.number += number;
-    s->threads.at[thread].moves = first, s->threads.at[thread].num_moves = (int32_t)number;
-    return 0;
-}
-
-int64_t sgl_add_guard(Subsets *s, int64_t counter, int64_t limit, const int32_t *threads, int64_t num_below, int64_t num_at) {
-    ENTRY
-    RESERVE(s->guards, 1);
-    int64_t list = put_list(s, threads, num_below + num_at);
-    Guard guard = {(int32_t)counter, limit < NEVER_REACHED ? (int32_t)limit : NEVER_REACHED, (int32_t)num_below, (int32_t)num_at, list, list + num_below};
-    PUT(s->threads, (Thread){GUARD, 0, (int32_t)s->guards.number, NONE, 0, 0, NOT_PLAIN});
-    s->guards.at[s->guards.number++] = guard;
-    return s->threads.number - 1;
 }

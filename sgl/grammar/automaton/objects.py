@@ -210,10 +210,13 @@ class DeclaredKeys(Thread):
         """This thread, or the plain lexeme if only one key is left."""
         if self.high - self.low > 1:
             return (self,)
-        plan, builder = self.plan, self.plan.builder
         index = self.names[self.low][1]
-        target = plan.value_node(plan.shape.properties[index][1], plan.with_declared(self.seen, index))
-        return builder.enter(plan.rest_of_key(index, self.depth), target)
+        return self.plan.builder.enter(self.plan.rest_of_key(index, self.depth), self.behind(self.low))
+
+    def behind(self, place: int) -> Node:
+        """What stands behind a key and its colon."""
+        index = self.names[place][1]
+        return self.plan.value_node(self.plan.shape.properties[index][1], self.plan.with_declared(self.seen, index))
 
     def _find_moves(self) -> Moves:
         names, depth = self.names, self.depth

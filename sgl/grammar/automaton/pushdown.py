@@ -63,6 +63,8 @@ class Automaton:
         """The states as sets of threads."""
         self._symbols: dict[Callers, int] = {}
         self._results: dict[tuple[int, ...], int] = {}
+        self._inside: dict[tuple[int, tuple[Schema, ...]], int] = {}
+        self._steady: dict[int, tuple[int, int] | None] = {}
         self.start = self.state((0, thread) for thread in start.threads())
 
     def __len__(self) -> int:
@@ -129,12 +131,8 @@ class Automaton:
         waiting: dict[Schema, list[tuple[int, Node]]] = {}
         for origin, push in sorted(pushes, key=_by_schema):
             waiting.setdefault(push.schema, []).append((origin, push.then))
-        members = [
-            (origin, thread)
-            for origin, schema in enumerate(waiting)
-            for thread in self._threads_inside(schema, bracket)
-        ]
-        if not members:
+        inside = self._state_inside(bracket, tuple(waiting))
+        if inside == DEAD:
             return DEAD
         callers = tuple(tuple(sorted(set(nodes), key=_by_identity)) for nodes in waiting.values())
         symbol = self._symbols.get(callers)
@@ -142,7 +140,19 @@ class Automaton:
             symbol = self._symbols[callers] = self.tables.add_symbol()
             self.callers.append(callers)
         self.tables.symbols[state, 0 if bracket == OPEN_BRACE else 1] = symbol
-        return PUSH_BIT | self.state(members)
+        return PUSH_BIT | inside
+
+    def _state_inside(self, bracket: int, schemas: tuple[Schema, ...]) -> int:
+        """Where values of schemas begin, by origin, behind their opening bracket."""
+        found = self._inside.get((bracket, schemas))
+        if found is None:
+            members = [
+                (origin, thread)
+                for origin, schema in enumerate(schemas)
+                for thread in self._threads_inside(schema, bracket)
+            ]
+            found = self._inside[bracket, schemas] = self.state(members) if members else DEAD
+        return found
 
     def _threads_inside(self, schema: Schema, bracket: int) -> list[Thread]:
         threads: list[Thread] = []
@@ -185,7 +195,12 @@ class Automaton:
     def steady(self, state: int) -> tuple[int, int] | None:
         """If plain characters leave `state` as it is: up to which count of characters, and the state that stands
         there from then on. ENDLESS and -1 if it is for ever; None if they do not, or lead other threads elsewhere."""
-        self.expand(state)
+        if state not in self._steady:
+            self.expand(state)
+            self._steady[state] = self._find_steady(state)
+        return self._steady[state]
+
+    def _find_steady(self, state: int) -> tuple[int, int] | None:
         if not self.subsets.plain_limit(state)[1]:
             return None
         tables = self.tables

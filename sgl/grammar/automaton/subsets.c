@@ -220,11 +220,120 @@ int64_t sgl_state(Subsets *s, const uint64_t *members, int64_t number) {
     return state;
 }
 
+/* What follows returns the number of what is new, or of what is like it; -1 - how the call ended. */
+#define ENTRY int why = setjmp(s->out); if (why) return -1 - why;
+
+int64_t sgl_add_expr(Subsets *s, int64_t nullable, int64_t indented, int64_t is_list) {
+    ENTRY
+    PUT(s->exprs, (Expr){(int32_t)nullable, (int32_t)indented, 0, 0, NONE, NONE, NONE, 0, NONE, (int32_t)is_list, 0});
+    return s->exprs.number - 1;
+}
+
+int64_t sgl_add_text(Subsets *s, const uint8_t *text, int64_t length, int64_t tail) {
+    ENTRY
+    int64_t first = s->texts.number;
+    RESERVE(s->texts, length);
+    memcpy(s->texts.at + first, text, length);
+    s->texts.number += length;
+    return text_of(s, first, (int32_t)length, (int32_t)tail);
+}
+
+/* Words in order, each with the byte that alone can follow it; `expr` is what stands behind them. Returns the first. */
+int64_t sgl_add_words(Subsets *s, const uint8_t *text, const int32_t *lengths, int64_t number, int64_t expr) {
+    ENTRY
+    int64_t length = 0, first = s->texts.number;
+    for (int64_t i = 0; i < number; i++) length += lengths[i];
+    RESERVE(s->texts, length);
+    RESERVE(s->words, number);
+    memcpy(s->texts.at + first, text, length);
+    s->texts.number += length;
+    for (int64_t i = 0; i < number; first += lengths[i++])
+        s->words.at[s->words.number++] = (Word){first, lengths[i], (int32_t)expr, NONE};
+    return s->words.number - number;
+}
+
+int64_t sgl_add_without(Subsets *s, int64_t expr, int64_t low, int64_t high) {
+    ENTRY
+    return without_words(s, (Words){(int32_t)expr, (int32_t)low, (int32_t)high, 0});
+}
+
+void sgl_give_target(Subsets *s, int64_t word, int64_t target) { s->words.at[word].target = (int32_t)target; }
+
+int64_t sgl_give_arcs(Subsets *s, int64_t expr, const Arc *arcs, int64_t number, int64_t plain) {
+    ENTRY
+    RESERVE(s->arcs, number);
+    memcpy(s->arcs.at + s->arcs.number, arcs, number * sizeof *arcs);
+    s->exprs.at[expr].arcs = s->arcs.number, s->exprs.at[expr].num_arcs = (int32_t)number;
+    s->exprs.at[expr].plain = (int32_t)plain;
+    s->arcs.number += number;
+    return 0;
+}
+
+int64_t sgl_add_target(Subsets *s, int64_t kind, int64_t operation) {
+    ENTRY
+    PUT(s->targets, (Target){(int32_t)kind, (int32_t)operation, NONE, 0});
+    return s->targets.number - 1;
+}
+
+static int64_t put_list(Subsets *s, const int32_t *threads, int64_t number) {
+    RESERVE(s->lists, number);
+    memcpy(s->lists.at + s->lists.number, threads, number * sizeof *threads);
+    s->lists.number += number;
+    return s->lists.number - number;
+}
+
+int64_t sgl_give_threads(Subsets *s, int64_t target, const int32_t *threads, int64_t number) {
+    ENTRY
+    s->targets.at[target].threads = put_list(s, threads, number);
+    s->targets.at[target].num_threads = (int32_t)number;
+    return 0;
+}
+
+int64_t sgl_intern(Subsets *s, int64_t kind, int64_t expr, int64_t target, int64_t depth) {
+    ENTRY
+    return thread_of(s, (int)kind, (int32_t)expr, (int32_t)target, (int32_t)depth);
+}
+
+int64_t sgl_add_thread(Subsets *s, int64_t flags, int64_t plain_limit) {
+    ENTRY
+    PUT(s->threads, (Thread){OTHER, (int32_t)flags, NONE, NONE, 0, NONE, 0, plain_limit});
+    return s->threads.number - 1;
+}
+
+/* A move's `first` is its place in `threads`. */
+int64_t sgl_give_moves(Subsets *s, int64_t thread, const Move *moves, int64_t number, const int32_t *threads, int64_t total) {
+    ENTRY
+    RESERVE(s->moves, number);
+    int64_t list = put_list(s, threads, total), first = s->moves.number;
+    for (int64_t i = 0; i < number; i++) {
+        s->moves.at[first + i] = moves[i];
+        s->moves.at[first + i].first += (int32_t)list;
+    }
+    s->moves.number += number;
+    s->threads.at[thread].moves = first, s->threads.at[thread].num_moves = (int32_t)number;
+    return 0;
+}
+
+int64_t sgl_add_guard(Subsets *s, int64_t counter, int64_t limit, const int32_t *threads, int64_t num_below, int64_t num_at) {
+    ENTRY
+    RESERVE(s->guards, 1);
+    int64_t list = put_list(s, threads, num_below + num_at);
+    Guard guard = {(int32_t)counter, limit < NEVER_REACHED ? (int32_t)limit : NEVER_REACHED, (int32_t)num_below, (int32_t)num_at, list, list + num_below};
+    PUT(s->threads, (Thread){GUARD, 0, (int32_t)s->guards.number, NONE, 0, 0, 0, NOT_PLAIN});
+    s->guards.at[s->guards.number++] = guard;
+    return s->threads.number - 1;
+}
+
 /* ' ' to 0x7F but for " and \\, and all bytes of longer characters */
 static const Bytes PLAIN = {{0xFFFFFFFB00000000ull, 0xFFFFFFFFEFFFFFFFull, ~0ull, ~0ull}};
 
 static int moves_on_plain(const Subsets *s, const Thread *t) {
     if (t->kind == BLANKS) return 1;
+    if (t->kind == KEYS) {
+        for (int32_t i = t->expr; i < t->target; i++)
+            if (has(&PLAIN, s->texts.at[s->words.at[i].text + t->depth])) return 1;
+        return 0;
+    }
     const Expr *e = t->kind == LEXEME ? &s->exprs.at[t->expr] : 0;
     if (e && e->length) return has(&PLAIN, s->texts.at[e->text]);
     for (int64_t i = 0; i < (e ? e->num_arcs : t->num_moves); i++) {
@@ -258,13 +367,12 @@ int64_t sgl_plain(Subsets *s, int64_t state) {
     return is_alone && s->entries[state * s->width + s->classes[' ']] == state ? 3 : 2;
 }
 
-/* Show a thread and the text of its expression if it is all of a state; returns whether it is. */
-int64_t sgl_show_only(Subsets *s, int64_t state) {
+/* Whether a state is nothing but one thread inside a list of words. */
+int64_t sgl_is_list(Subsets *s, int64_t state) {
     State of = s->states.at[state];
-    const Thread *t = &s->threads.at[(uint32_t)s->members.at[of.members]];
     if (of.number != 1) return 0;
-    s->kind = t->kind, s->length = t->kind == LEXEME ? s->exprs.at[t->expr].length : 0;
-    return 1;
+    const Thread *t = &s->threads.at[(uint32_t)s->members.at[of.members]];
+    return t->kind == LEXEME && s->exprs.at[t->expr].is_list;
 }
 
 /* Show the members of a state, a thread, the text of an expression or the words it is without. */
@@ -274,7 +382,7 @@ void sgl_show_members(Subsets *s, int64_t state) {
 
 void sgl_show_thread(Subsets *s, int64_t thread) {
     const Thread *t = &s->threads.at[thread];
-    s->kind = t->kind, s->expr = t->expr, s->target = t->target;
+    s->kind = t->kind, s->expr = t->expr, s->target = t->target, s->length = t->depth;
 }
 
 void sgl_show_text(Subsets *s, int64_t expr) {

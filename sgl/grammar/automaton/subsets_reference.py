@@ -11,6 +11,7 @@ from sgl.grammar.automaton.nfa import Finished, Guard, Lexeme, Move, Stay, Threa
 from sgl.grammar.automaton.plain import ENDLESS, NEVER_REACHED, NOT_PLAIN, moves_on_plain, stays, thread_limit
 from sgl.grammar.automaton.tables import COUNT_SHIFT, DEAD, Tables
 from sgl.grammar.regular.byteset import refine
+from sgl.grammar.regular.expr import Concat, Expr, Words
 from sgl.time_limit import check_size
 
 Member = tuple[int, Thread]
@@ -34,10 +35,12 @@ class SubsetsReference:
         """The threads that a state is."""
         return self._members[state]
 
-    def only_lexeme(self, state: int) -> Member | None:
-        """The thread of a state that is nothing but one inside a lexeme with several ways on; None for any other."""
-        members = self._members[state]
-        return members[0] if len(members) == 1 and isinstance(members[0][1], Lexeme) else None
+    def only_list(self, state: int) -> Member | None:
+        """The thread of a state that is nothing but one inside a list of words; None for any other."""
+        for origin, thread in self._members[state] if len(self._members[state]) == 1 else ():
+            if isinstance(thread, Lexeme) and begins_with_list(thread.expr):
+                return origin, thread
+        return None
 
     def plain_limit(self, state: int) -> tuple[int, bool]:
         """See `Automaton.plain_limit`; and whether plain characters keep one thread where it is and end all others. The
@@ -112,3 +115,9 @@ class SubsetsReference:
         for _, stay in stays:
             operation |= stay.operation
         return self.state(members) | operation << COUNT_SHIFT
+
+
+def begins_with_list(expr: Expr) -> bool:
+    """Whether an expression begins with one of several words."""
+    head = expr.head if isinstance(expr, Concat) else expr
+    return isinstance(head, Words) and head.high - head.low > 1

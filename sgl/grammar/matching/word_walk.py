@@ -38,7 +38,7 @@ class WordWalk:
 def walk_words(automaton: Automaton, trie: Trie, state: int, *, with_nearest: bool) -> WordWalk | None:
     """The walk from a state that is nothing but a long list of words; None for any other. `nearest` is left out
     unless it is asked for."""
-    only = automaton.subsets.only_lexeme(state)
+    only = automaton.subsets.only_list(state)
     if only is None:
         return None
     origin, lexeme = only
