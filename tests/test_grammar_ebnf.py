@@ -234,6 +234,8 @@ TABLE: list[tuple[str, str, list[str], list[str]]] = [
     ("a way that never ends", 'root ::= x | y\nx ::= "a" x\ny ::= "a" "b"', ["ab"], ["a", "aab"]),
     ("rules of no use", 'root ::= "a"\nunused ::= other "b"\nother ::= unused', ["a"], ["b"]),
     ("carriage returns", 'root ::= "a"\r\n  x # y\r\nx ::= "b"\r\n', ["ab"], ["a"]),
+    ("long words in a repeat", 'root ::= ([a-z]+ | " ")*', ["", "a" * 3000, " a"], ["A"]),
+    ("repeats of repeats", 'root ::= (("a"*)*)*', ["", "a" * 3000], ["b"]),
     (
         "a long choice",
         "root ::= " + " | ".join(f'"word {i}"' for i in range(3000)),

@@ -1,6 +1,6 @@
-"""Context-free rules over characters: made by `ebnf/reader.py`, brought into a shape that an Earley parser reads fast.
+"""Context-free rules over characters, rewritten so that an Earley parser reads them fast; `ebnf/reader.py` makes them.
 
-A symbol is the number of a rule, or ~i for the i-th terminal, which is one character of a set. Knows no notation.
+A symbol is the number of a rule, or ~i for the i-th terminal: one character of a set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sgl.time_limit import check_size, check_time
 
 Alternative = tuple[int, ...]
 MAX_RULES = 10_000
-"""Rules, those that parentheses and repeats stand for included."""
+"""Rules, with those of parentheses and repeats."""
 MAX_SYMBOLS = 100_000
 """Symbols in all alternatives."""
 MAX_TERMINALS = 4_000
@@ -23,12 +23,12 @@ MAX_TERMINALS = 4_000
 MAX_SHORTEST = 1 << 16
 """Characters of the shortest text."""
 _BASE = 4
-"""Repeats are counted in powers of it: in a number of rules that grows with the logarithm."""
-_SHORT = 16  # characters of a text that is copied to where it is named
-_MAX_NAMES = 4  # rules that only name another, looked through for a repeat of a repeat
+"""Repeats are counted in powers of it, so that a count takes a logarithm of rules."""
+_SHORT = 16  # characters of a text that is inlined
+_MAX_NAMES = 4  # rules that only name another, followed to find a repeat of a repeat
 _MANY = 16  # alternatives
 _MAX_COPIES = 8
-"""How many copies of mutually right-recursive rules may stand for them; more stay as they are."""
+"""Mutually right-recursive rules are copied for each entry, if these are no more."""
 
 
 class Cfg:
@@ -48,7 +48,7 @@ class Cfg:
         return self.add(alternatives)
 
     def add(self, alternatives: list[Alternative]) -> int:
-        """A new rule, whose symbols were counted before."""
+        """A new rule, its symbols already counted."""
         check_size(len(self.rules) + 1, MAX_RULES, "the grammar has more than {} rules and groups")
         self.rules.append(alternatives)
         return len(self.rules) - 1
@@ -67,7 +67,7 @@ class Cfg:
         return self._terminals[chars]
 
     def repeated(self, symbol: int, least: int, most: int | None) -> int:
-        """A rule for a symbol that comes so often."""
+        """A rule for `least` to `most` of a symbol."""
         for _ in range(_MAX_NAMES):
             if symbol >= 0 and len(self.rules[symbol]) == 1 and len(self.rules[symbol][0]) == 1:
                 [[symbol]] = self.rules[symbol]
@@ -83,7 +83,7 @@ class Cfg:
         return self.rule([parts])
 
     def _any(self, symbol: int, first: Alternative = ()) -> int:
-        """Any number of them behind the first: none, or the same."""
+        """`first`, which is empty or the symbol, and any number of the symbol."""
         key = "any", symbol, len(first)
         if key not in self._repeats:
             self._repeats[key] = number = self.rule([])
@@ -94,15 +94,11 @@ class Cfg:
         return self._repeats[key]
 
     def _times(self, symbol: int, count: int) -> Alternative:
-        """Exactly so many: blocks of _BASE, and what is left over."""
+        """Exactly `count`: blocks of _BASE, and the rest."""
         if count <= _BASE:
             return (symbol,) * count
-        key = "times", symbol, count
-        if key not in self._repeats:
-            blocks, rest = divmod(count, _BASE)
-            parts = (*self._times(self._block(symbol), blocks), *(symbol,) * rest)
-            self._repeats[key] = self.rule([parts])
-        return (self._repeats[key],)
+        blocks, rest = divmod(count, _BASE)
+        return (*self._times(self._block(symbol), blocks), *(symbol,) * rest)
 
     def _block(self, symbol: int) -> int:
         key = "times", symbol, _BASE
@@ -111,8 +107,8 @@ class Cfg:
         return self._repeats[key]
 
     def _up_to(self, symbol: int, count: int) -> int:
-        """At most so many: either not all whole blocks of _BASE and then less than one, or all of them and the rest.
-        Each number is made in one way."""
+        """At most `count`: fewer whole blocks of _BASE and less than one more, or all blocks and at most the rest. Each
+        number has one derivation."""
         key = "up to", symbol, count
         if key not in self._repeats:
             if count < _BASE:
@@ -130,8 +126,8 @@ class Cfg:
         return self._repeats[key]
 
     def simplify(self) -> None:
-        """Drop what no text is made of, and unroll right recursion. Raises GrammarError if there is no text at all,
-        and GrammarTooLarge if the shortest is too long."""
+        """Drop useless rules and unroll right recursion. Raises GrammarError if there is no text, and GrammarTooLarge
+        if the shortest is too long."""
         shortest = self._shortest()
         if shortest[0] is None:
             raise GrammarError("the grammar matches no text at all: every way through it is endless")
@@ -148,7 +144,7 @@ class Cfg:
         check_size(len(self.terminals), MAX_TERMINALS, "the grammar has more than {} different sets of characters")
 
     def _shortest(self) -> list[int | None]:
-        """The characters of each rule's shortest text; None where there is none."""
+        """The length of each rule's shortest text; None without one."""
         shortest: list[int | None] = [None] * len(self.rules)
         uses: list[list[tuple[int, int]]] = [[] for _ in self.rules]  # of each rule: rule and alternative
         missing: dict[tuple[int, int], int] = {}
@@ -176,14 +172,14 @@ class Cfg:
         return shortest
 
     def _inline(self) -> None:
-        """Put rules that are one short text, or one other rule, in the places where they are named."""
+        """Inline rules that are one short text or one other rule."""
         found: dict[int, Alternative] = {}
         for number, alternatives in enumerate(self.rules):
             if len(alternatives) == 1:
                 [only] = alternatives
                 if len(only) <= 1 or (len(only) <= _SHORT and all(symbol < 0 for symbol in only)):
                     found[number] = only
-        for number in found:  # rules that stand for each other only make no text, and are no more there
+        for number in found:  # ends: rules that only name each other have no text and were dropped
             while len(found[number]) == 1 and found[number][0] in found:
                 found[number] = found[found[number][0]]
         for number, alternatives in enumerate(self.rules):
@@ -192,8 +188,8 @@ class Cfg:
             self.rules[number] = [each for each in dict.fromkeys(inlined) if each != (number,)]
 
     def _absorb(self) -> None:
-        """Let repeats be read in one way only where what they repeat is a repeat: (x+ | y)* is (x | y)*."""
-        repeated: dict[int, int] = {}  # rule: of which symbol it is any number, one at least or not
+        """Make repeats of repeats unambiguous: (x+ | y)* is (x | y)*. Else items grow with the text."""
+        repeated: dict[int, int] = {}  # rule: the symbol of which it is x* or x+
         for number, alternatives in enumerate(self.rules):
             match alternatives:
                 case [first, (again, symbol)] if again == number and first in ((), (symbol,)):
@@ -208,21 +204,23 @@ class Cfg:
                     break
                 each = larger
             each = [one for one in each if one != (number,)]
-            is_nullable = not first or any(not one or self._is_any_number(one[0], one) for one in each)
+            is_nullable = not first or any(map(self._is_nullable_rule, each))
             once = list(dict.fromkeys(self._once(one, repeated) for one in each if one))
             self.check_size(2 * (sum(map(len, once)) + len(once)))
             self.rules[number] = [*([()] if is_nullable else once), *((number, *one) for one in once)]
 
     def _choices(self, alternative: Alternative, repeated: dict[int, int]) -> list[Alternative]:
-        """What an alternative may be that is one rule; itself if it is more, or a repeat."""
+        """The alternatives of an alternative that is one rule and no repeat; else itself."""
         is_rule = len(alternative) == 1 and alternative[0] >= 0 and alternative[0] not in repeated
         return self.rules[alternative[0]] if is_rule else [alternative]
 
-    def _is_any_number(self, symbol: int, alternative: Alternative) -> bool:
-        return len(alternative) == 1 and symbol >= 0 and () in self.rules[symbol]
+    def _is_nullable_rule(self, alternative: Alternative) -> bool:
+        return not alternative or (
+            len(alternative) == 1 and alternative[0] >= 0 and () in self.rules[alternative[0]]
+        )
 
     def _once(self, alternative: Alternative, repeated: dict[int, int]) -> Alternative:
-        """What an alternative of a repeat repeats itself: x of x+, of x* and of x x*."""
+        """The symbol that an alternative repeats: x of x+, of x* and of x x*."""
         match alternative:
             case (only,) if only in repeated:
                 return (repeated[only],)
@@ -231,9 +229,8 @@ class Cfg:
         return alternative
 
     def _unroll(self) -> None:
-        """Turn recursion at the end of alternatives into recursion at their beginning: rules that end in each other are
-        a walk from one to the next, and what was walked through comes first. An Earley parser keeps a row of items
-        for each turn of the former, and one item for the latter."""
+        """Make right recursion left recursion: an Earley parser keeps a row of items for each turn of the former, and
+        one item for the latter. Rules that end in each other are a walk from one to the next, read from its start."""
         ends = [sorted({each[-1] for each in rule if each and each[-1] >= 0}) for rule in self.rules]
         component = _components(ends)
         members: dict[int, list[int]] = {}
@@ -257,7 +254,7 @@ class Cfg:
         inside = set(members)
         rules = {number: self.rules[number] for number in members}
         for entry in entries:
-            reached = {number: self.rule([]) for number in members}  # what was read on the way from the entry there
+            reached = {number: self.rule([]) for number in members}  # the text read between the entry and it
             self.rules[reached[entry]].append(())
             ends: list[Alternative] = []
             for number, alternatives in rules.items():
@@ -272,8 +269,8 @@ class Cfg:
             self.rules[entry] = ends
 
     def _factor(self) -> None:
-        """Leave few alternatives to a rule: those that go on alike behind one character are one, with all of these
-        characters; of many, those that begin alike share their beginning."""
+        """Leave a rule few alternatives: merge those that differ in the first character only, and if many are left,
+        share common beginnings."""
         for number, alternatives in enumerate(self.rules):  # grows meanwhile
             check_time()
             merged = self._merged(alternatives)
@@ -306,7 +303,7 @@ class Cfg:
         return shared
 
     def _keep_reachable(self) -> None:
-        """Number the rules and terminals anew, without those that nothing names."""
+        """Renumber the rules and terminals that are in use."""
         numbers, waiting = {0: 0}, [0]
         for number in waiting:
             for each in self.rules[number]:
@@ -325,7 +322,7 @@ class Cfg:
 
 
 def _components(edges: Sequence[Sequence[int]]) -> list[int]:
-    """The strongly connected component of each node, named by one of its nodes (Tarjan's, without recursion)."""
+    """The strongly connected component of each node, named by one of its nodes (Tarjan, without recursion)."""
     component, index, low = [-1] * len(edges), [-1] * len(edges), [0] * len(edges)
     count, stack = 0, list[int]()
     for start in range(len(edges)):

@@ -4,7 +4,7 @@
     root   ::= "[" (number ("," number)*)? "]"
     number ::= [0-9]{1,3} | "\\x41" [^"\\n] .
 
-Knows the notation and where in the text it stands; what the rules mean together is `cfg.py`'s.
+It knows the notation and reports lines and columns; `cfg.py` knows what the rules mean together.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "e": "\x1b"}
-_ITSELF = frozenset("\\\"'/?[]^-$.*+(){}|")  # what a backslash may stand before and mean itself
+_ITSELF = frozenset("\\\"'/?[]^-$.*+(){}|")  # characters that a backslash escapes to themselves
 _TIMES = re.compile(r"\{\s*(\d+)\s*(,\s*(\d+|-1)?\s*)?\}")
 _COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _MACRO = re.compile(r"\b(TagDispatch|Token|ExcludeToken|TokenTagDispatch|Regex|Substring)[ \t]*\(")
@@ -52,7 +52,7 @@ class _Token(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A rule or a parenthesis whose end was not read yet."""
+    """A rule or a parenthesis that is not closed yet."""
 
     at: int
     alternatives: list[tuple[int, ...]]
@@ -65,7 +65,7 @@ def read_ebnf(source: str) -> Cfg:
 
 
 class _Reader:
-    """Reads one grammar, from left to right and without recursion."""
+    """Reads one grammar, left to right, without recursion."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -117,12 +117,12 @@ class _Reader:
         self._cfg.rules[rule] = [*self._open[0].alternatives, tuple(self._sequence)]
 
     def _read_element(self, token: _Token) -> None:
-        """Read what a sequence goes on with."""
+        """Read the next element of a sequence."""
         match token.kind:
             case "text":
                 codes = self._codes(token)
                 symbols = [self._cfg.terminal(((code, code),)) for _, code in codes]
-                self._append(symbols[0] if len(symbols) == 1 else self._group(symbols))
+                self._append(symbols[0] if len(symbols) == 1 else self._cfg.rule([tuple(symbols)]))
             case "chars":
                 self._append(self._cfg.terminal(self._class(token)))
             case "name":
@@ -167,7 +167,7 @@ class _Reader:
                 self._fail(token, f"{token.text} follows nothing that it could repeat")
 
     def _append(self, symbol: int) -> None:
-        """Add a symbol, with what says how often, to the sequence."""
+        """Add a symbol, with the count behind it, to the sequence."""
         self._cfg.check_size(1)
         token = self._peek()
         if token.text in _COUNTS and token.kind == "mark":
@@ -182,9 +182,6 @@ class _Reader:
         if (after.text in _COUNTS and after.kind == "mark") or after.kind == "times":
             self._fail(after, f"{after.text} follows {token.text}: put parentheses around what it repeats")
         self._sequence.append(symbol)
-
-    def _group(self, symbols: list[int]) -> int:
-        return self._cfg.rule([tuple(symbols)])
 
     def _times(self, token: _Token) -> tuple[int, int | None]:
         found = _TIMES.fullmatch(token.text)
@@ -287,7 +284,7 @@ class _Reader:
         return [*tokens, _Token("end", "the end of the grammar", at)]
 
     def _unreadable(self, at: int) -> str:
-        """What is wrong where no token begins."""
+        """The error where no token begins."""
         char = self._source[at]
         rest = self._source[at : at + 2]
         rule = self._source.rfind("::=", 0, at) + 1
