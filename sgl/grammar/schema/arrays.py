@@ -1,8 +1,6 @@
-"""Sets of JSON arrays: conjunctions of what schemas say about items by position, closed under intersection and, but
-for uniqueItems, complement.
+"""Sets of JSON arrays, closed under intersection and, without uniqueItems, under complement.
 
-Like objects, a conjunct keeps the groups of keywords that the schemas wrote, and `resolve` merges them
-position by position once the conjunct is final. Children are formulas. The evaluator calls all of this.
+A conjunct lists the keyword groups of its schemas; `Resolver` merges them position by position. Children are formulas.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ from sgl.grammar.schema.formula import FALSE, TRUE, Conjunct, Formula, Formulas,
 from sgl.grammar.shape import Array, Contains, Schema
 
 FEW_ITEMS: Final = 64
-"""uniqueItems over a tuple is written out if it leaves at most this many arrays."""
+"""uniqueItems over a tuple becomes a list of at most this many arrays."""
 MOST_NOTED: Final = 1000
-"""How many different strings minItems may ask for."""
+"""The most different strings that minItems may require."""
 ENOUGH_TEXTS: Final = 10_000
-"""No array has more different items than this, so it never runs out of so many strings."""
+"""No array has more items: so many strings never run out."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items:
-    """What one schema says about items: by position, and for all behind."""
+    """One schema's formulas of items: by position, and for the rest."""
 
     prefix: tuple[Formula, ...] = ()
     rest: Formula = TRUE
@@ -38,7 +36,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Of the items from `start` on, `low` to `high` belong to `value`."""
+    """`low` to `high` of the items from `start` on belong to `value`."""
 
     start: int
     value: Formula
@@ -46,14 +44,14 @@ class Count:
     high: int | None
 
     def is_void(self) -> bool:
-        """Whether its bounds exclude each other."""
+        """Whether its bounds contradict each other."""
         return self.high is not None and self.low > self.high
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayConjunct(Conjunct):
-    """Arrays of `low` to `high` items that satisfy all blocks and counts; `unique` is the pointer of a uniqueItems
-    that demands distinct items."""
+    """Arrays of `low` to `high` items that satisfy all blocks and counts; distinct items if `unique`, the pointer of
+    uniqueItems, is not None."""
 
     blocks: tuple[Items, ...] = ()
     low: int = 0
@@ -61,7 +59,7 @@ class ArrayConjunct(Conjunct):
     counts: tuple[Count, ...] = ()
     unique: str | None = None
     evaluated: tuple[int, Formula] = (0, FALSE)
-    """Of the items, how many first ones some keyword has looked at and the formula of others, for unevaluatedItems."""
+    """The length of the evaluated prefix and the formula of other evaluated items, for unevaluatedItems."""
 
     def demands(self) -> frozenset[object]:
         return frozenset((*self.blocks, *self.counts, *([] if self.unique is None else [self.unique])))
@@ -131,8 +129,8 @@ ANY_ARRAY: Final = ArrayConjunct()
 class Resolver:
     """Turns conjuncts into shapes, some of whose items may turn out to have no values.
 
-    `single_values` splits a formula into its values if it has finitely many, all scalars; `all_strings` gives the
-    bodies of its values if they are strings.
+    `single_values` lists the values of a formula, if they are finitely many scalars; `all_strings` is the language of
+    their bodies, if they are strings.
     """
 
     def __init__(
@@ -148,7 +146,7 @@ class Resolver:
         self.all_strings = all_strings
 
     def shapes(self, conjunct: ArrayConjunct) -> Iterator[Array]:
-        """One shape, unless distinct items are written out. Raises Undecidable."""
+        """One shape, or a list of arrays of distinct items. Raises Undecidable."""
         formulas = self.formulas
         counts = _merge_counts(conjunct.counts)
         length = max(
@@ -191,7 +189,7 @@ class Resolver:
     def _distinct(
         self, conjunct: ArrayConjunct, prefix: tuple[Formula, ...], rest: Formula, high: int | None
     ) -> Iterator[Array]:
-        """Arrays of distinct items, where the items have finitely many values or are strings."""
+        """Arrays of distinct items, which have finitely many values or are strings."""
         if prefix:
             yield from self._distinct_tuples(conjunct, prefix, rest)
             return
@@ -233,7 +231,7 @@ class Resolver:
 
 
 def _merge_counts(counts: tuple[Count, ...]) -> list[Count]:
-    """One count for each start and value, and none that holds anyway."""
+    """One count for each start and value, without those that always hold."""
     merged: dict[tuple[int, Formula], Count] = {}
     for count in counts:
         old = merged.get((count.start, count.value), count)

@@ -1,8 +1,6 @@
-"""Formulas over JSON values: what a schema says before it is worked out, as hash-consed Boolean expressions.
+"""Formulas: schemas as hash-consed Boolean expressions over sets of JSON values, before evaluation.
 
-A formula is a subschema, a set of plain values, a fact about objects or arrays, or a combination of formulas. Equal
-formulas of one compilation are one object, which is what makes recursive schemas finite. The evaluator works them
-out.
+Equal formulas of one compilation are one object, which makes recursive schemas finite.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ LITERAL, NUMBER, STRING, OBJECT, ARRAY = KINDS = range(5)
 """The kinds of JSON values; null, true and false are literals."""
 ALL_KINDS: Final = 31
 TAGS: Final = ("literal", "number", "string", "object", "array")
-"""What values of each kind are called in their frozen form."""
+"""The names of the kinds in frozen values."""
 
 CASES_LIMIT: Final = 256
-"""How many alternatives one object may have before the schema is refused as too large."""
+"""The most alternatives of one object."""
 WORK_LIMIT: Final = 3_000_000
-"""How many keys and blocks may be looked at to combine the alternatives of one formula: some seconds of work."""
+"""The most keys and blocks visited to combine the alternatives of one formula: some seconds of work."""
 
 Operator = Literal["true", "false", "leaf", "schema", "and", "or", "one", "not"]
 Frozen = tuple[str, object]
@@ -37,7 +35,7 @@ Frozen = tuple[str, object]
 
 @dataclass(slots=True, eq=False)
 class Formula:
-    """A set of JSON values by its definition: a leaf of some class, or a combination of `members`."""
+    """A definition of a set of JSON values: a leaf of some class, or a combination of `members`."""
 
     operator: Operator = "leaf"
     members: tuple[Formula, ...] = ()
@@ -54,7 +52,7 @@ class Values(Formula):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Unknown(Formula):
-    """What a dropped keyword left open."""
+    """A dropped keyword: any value may belong to it."""
 
     problem: Dropped
 
@@ -67,56 +65,56 @@ class OneOf(Formula):
 
 
 class Conjunct:
-    """Objects or arrays that satisfy several demands at once: a set of objects or arrays is a union of conjuncts."""
+    """The objects or arrays that satisfy several demands at once. Sets of either are unions of conjuncts."""
 
     blocks: tuple[object, ...]
-    """What schemas say about the values in it."""
+    """The keyword groups about its members."""
     low: int
     """The least number of keys or items."""
     high: int | None
     """The most."""
     evaluated: object
-    """The keys or items that some keyword has looked at, for unevaluated*."""
+    """The evaluated keys or items, for unevaluated*."""
 
     @abstractmethod
     def demands(self) -> frozenset[object]:
-        """Everything else that it asks for, as parts that can be compared."""
+        """Its other demands, comparable one by one."""
 
     @abstractmethod
     def is_void(self) -> bool:
-        """Whether its bounds exclude each other."""
+        """Whether its bounds contradict each other."""
 
     @abstractmethod
     def needed(self, formulas: Formulas, sides: tuple[Self, ...] = ()) -> Iterable[Formula]:
-        """The formulas of values that must be there; in a join of `sides`, those in which all have a say."""
+        """The formulas of required values; in a join of `sides`, of those that several constrain."""
 
     @abstractmethod
     def join(self, other: Self, formulas: Formulas) -> Self | None:
-        """What both share; None if that is plainly nothing."""
+        """The intersection; None if it is plainly empty."""
 
     @abstractmethod
     def outside(self, formulas: Formulas) -> tuple[Self, ...]:
-        """All others, as a union of conjuncts. Raises Undecidable where that is none."""
+        """The complement, as a union of conjuncts. Raises Undecidable."""
 
     @abstractmethod
     def with_unevaluated(self, formulas: Formulas, unevaluated: Formula) -> Self:
-        """The conjunct with everything that nothing has looked at held to a formula."""
+        """The conjunct with all that is not evaluated held to a formula."""
 
     @abstractmethod
     def not_looked_at(self) -> Self:
-        """The conjunct as if nothing had been looked at."""
+        """The conjunct with nothing evaluated."""
 
 
 Conjuncts = tuple[Conjunct, ...]
 
 
 def lower_of(left: int | None, right: int | None) -> int | None:
-    """The lower of two upper bounds, None being none."""
+    """The lower of two upper bounds; None is unbounded."""
     return right if left is None else left if right is None else min(left, right)
 
 
 class Undecidable(Exception):
-    """A conjunct asks for something that no shape expresses: the keyword, and the pointer if it is known."""
+    """A keyword of a conjunct that no shape expresses; `path` is its pointer, if known."""
 
     def __init__(self, keyword: str, reason: str, path: str | None = None) -> None:
         super().__init__(reason)
@@ -130,11 +128,11 @@ def _kinds_of_any(members: Iterable[Formula]) -> int:
 
 
 class TooManyConjuncts(GrammarTooLarge):
-    """The alternatives of one value multiply out of hand; lenient compilation may leave out the combinator."""
+    """The alternatives of one value multiply past a limit; lenient compilation may drop the combinator."""
 
 
 def too_many_conjuncts() -> TooManyConjuncts:
-    """The error for a product of alternatives past CASES_LIMIT."""
+    """The error past CASES_LIMIT."""
     return TooManyConjuncts(
         f"the combinators of this schema multiply to more than {CASES_LIMIT} alternatives",
         states=CASES_LIMIT,
@@ -147,24 +145,24 @@ FALSE: Final = Formula("false", kinds=0)
 
 
 class Formulas:
-    """Makes formulas, each once, simplified as far as costs nothing."""
+    """Makes formulas, each once, with cheap simplifications."""
 
     def __init__(self) -> None:
         self._made: dict[object, Formula] = {}
         self.blocks: dict[tuple[str, Formula], object] = {}
-        """Shared parts of objects, kept for whoever makes them."""
+        """Shared keyword groups of objects."""
         self._work = 0
 
     def start_work(self) -> None:
-        """Begin to work out another formula."""
+        """Start the count of work anew, for another formula."""
         self._work = 0
 
     def work(self, amount: int) -> None:
-        """Count work, in blocks and keys looked at. Raises TooManyConjuncts past the limit."""
+        """Count visited blocks and keys. Raises TooManyConjuncts past WORK_LIMIT."""
         check_time()
         self._work += amount
         if self._work > WORK_LIMIT:
-            self._work = 0  # what is left out instead may take as much again
+            self._work = 0  # lenient compilation may take as much again
             raise too_many_conjuncts()
 
     def value(self, value: object) -> Formula:
@@ -184,7 +182,7 @@ class Formulas:
         return found
 
     def both(self, *formulas: Formula) -> Formula:
-        """What all formulas share."""
+        """The conjunction."""
         flat: dict[Formula, None] = {}
         for formula in formulas:
             if formula is FALSE:
@@ -205,7 +203,7 @@ class Formulas:
         return self._combine("and", tuple(flat), kinds) if flat else TRUE
 
     def _sift_values(self, flat: dict[Formula, None]) -> dict[Formula, None]:
-        """Draw plain values together, and take out those that a sibling excludes."""
+        """Merge plain values, without those that a sibling excludes."""
         values: dict[Frozen, object] | None = None
         excluded: set[Frozen] = set()
         rest: dict[Formula, None] = {}
@@ -222,7 +220,7 @@ class Formulas:
         return {self.values(left): None, **rest}
 
     def either(self, *formulas: Formula) -> Formula:
-        """What belongs to any of the formulas."""
+        """The disjunction."""
         flat: dict[Formula, None] = {}
         merged: dict[Frozen, object] = {}
         for formula in formulas:
@@ -236,12 +234,12 @@ class Formulas:
         return self.either_in_full([*flat, self.values(merged)])
 
     def either_in_full(self, formulas: Iterable[Formula]) -> Formula:
-        """As `either`, but every alternative is kept even if another swallows it."""
+        """As `either`, without absorbing alternatives: each may have evaluated other keys."""
         alive = tuple(dict.fromkeys(formula for formula in formulas if formula is not FALSE))
         return self._combine("or", alive, _kinds_of_any(alive)) if alive else FALSE
 
     def exactly_one(self, *formulas: Formula, path: str) -> Formula:
-        """What belongs to one of the formulas and to no other; `path` is where they stand, for messages."""
+        """The values of exactly one formula; `path` is for messages."""
         alive = tuple(formula for formula in formulas if formula is not FALSE)
         if len(alive) < 2:
             return alive[0] if alive else FALSE
@@ -251,7 +249,7 @@ class Formulas:
         return found
 
     def negate(self, formula: Formula) -> Formula:
-        """Everything else."""
+        """The negation."""
         if formula is TRUE:
             return FALSE
         if formula is FALSE:
@@ -264,7 +262,7 @@ class Formulas:
         return found
 
     def without_negations(self, formula: Formula) -> Formula:
-        """A formula that holds wherever another does: what that excludes is left out."""
+        """A weaker formula: without what it excludes."""
         if formula.operator == "not":
             return TRUE
         if formula.operator not in ("and", "or"):
@@ -273,7 +271,7 @@ class Formulas:
         return self.both(*members) if formula.operator == "and" else self.either(*members)
 
     def _combine(self, operator: Literal["and", "or"], members: tuple[Formula, ...], kinds: int) -> Formula:
-        """The conjunction or union of different members, at least one."""
+        """A conjunction or disjunction of one member or more, all different."""
         if len(members) == 1:
             return members[0]
         key = (operator, frozenset(members))
@@ -284,9 +282,9 @@ class Formulas:
 
 
 def freeze(value: object) -> Frozen:
-    """A JSON value as something hashable that is equal for equal values: 1 and 1.0 are, 1 and true are not.
+    """A hashable form of a JSON value: 1 and 1.0 are equal, 1 and true are not.
 
-    Raises ValueError for numbers that are too large or no numbers, and TypeError for what is not JSON.
+    Raises ValueError for infinite or too large numbers, and TypeError for what is not JSON.
     """
     if isinstance(value, str):
         return ("string", value)
@@ -309,7 +307,7 @@ def freeze(value: object) -> Frozen:
 
 
 def frozen_values(values: Iterable[object]) -> dict[Frozen, object]:
-    """Values by their frozen form, in order and without repetition."""
+    """Values by their frozen form, in order, each once."""
     result: dict[Frozen, object] = {}
     for value in values:
         result.setdefault(freeze(value), value)

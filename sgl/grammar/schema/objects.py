@@ -1,8 +1,7 @@
-"""Sets of JSON objects: conjunctions of what schemas say about keys, closed under intersection and complement.
+"""Sets of JSON objects, closed under intersection and complement.
 
-A conjunct is kept as the list of blocks that the schemas wrote (properties, patterns, the rest), which makes merging
-free; `resolve` turns it into declared keys, disjoint key patterns and existence demands once it is final. Children
-are formulas. The evaluator calls all of this.
+A conjunct lists the keyword groups of its schemas (properties, patterns, the rest), so merging is free. `resolve` turns
+it into declared keys, disjoint key patterns and existence demands. Children are formulas.
 """
 
 from __future__ import annotations
@@ -31,17 +30,16 @@ from sgl.grammar.text.json import CANONICAL_BODY, string_body, string_of
 from sgl.time_limit import check_size
 
 FEW_KEYS: Final = 64
-"""A key pattern with at most this many keys is written out as declared keys."""
+"""A key pattern of at most this many keys becomes declared keys."""
 MOST_CELLS: Final = 64
-"""How many kinds of undeclared keys, by the patterns that they match, one object may have."""
+"""The most sets of undeclared keys that an object's patterns tell apart."""
 _SPLIT_WORK: Final = 4000
-"""What it costs to split a language of keys by a pattern, as work of `Formulas`."""
+"""The work of splitting a language of keys by a pattern, in units of `Formulas.work`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeywordGroup:
-    """What one schema says about values by their keys: by name, by pattern (all that match apply), and for the
-    rest."""
+    """One schema's keywords about values by key: by name, by pattern (all that match apply), and for the rest."""
 
     names: Mapping[str, Formula] = field(default_factory=dict)
     patterns: tuple[tuple[Expr, Formula], ...] = ()
@@ -49,7 +47,7 @@ class KeywordGroup:
     is_declaring: bool = False
     """Whether `properties` wrote the names."""
     is_about_others: bool = False
-    """Whether the schema speaks of keys that it does not name, if only to allow them."""
+    """Whether the schema says anything of other keys, if only that they are allowed."""
 
     def under(self, name: str, formulas: Formulas) -> Formula:
         """What the value of a key must be."""
@@ -63,26 +61,26 @@ class KeywordGroup:
 
 
 class Keys(NamedTuple):
-    """The keys whose canonical texts are in a language, but for some."""
+    """The keys whose canonical texts are in a language, without those of `but`."""
 
     language: Expr = CANONICAL_BODY
     but: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
-        """Whether a key is one of them."""
+        """Whether it contains a key."""
         return name not in self.but and (
             self.language is CANONICAL_BODY or matches(self.language, string_body(name))
         )
 
     def texts(self) -> Expr:
-        """The language of all of them."""
+        """Their language."""
         return difference(self.language, words(map(string_body, self.but))) if self.but else self.language
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectConjunct(Conjunct):
-    """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of
-    `exists` some key that matches with a value that does."""
+    """Objects that satisfy all blocks, have the required keys, `low` to `high` keys in all, and for each of `exists` a
+    matching key with a matching value."""
 
     blocks: tuple[KeywordGroup, ...] = ()
     required: tuple[str, ...] = ()
@@ -90,7 +88,7 @@ class ObjectConjunct(Conjunct):
     high: int | None = None
     exists: tuple[tuple[Keys, Formula], ...] = ()
     evaluated: Expr = EMPTY
-    """The keys that some keyword has looked at, for unevaluatedProperties."""
+    """The language of the evaluated keys, for unevaluatedProperties."""
 
     def demands(self) -> frozenset[object]:
         return frozenset((*self.blocks, *self.required, *self.exists))
@@ -106,14 +104,14 @@ class ObjectConjunct(Conjunct):
         names = list(self.required)
         for side in sides:
             named = side.named
-            if named is not None:  # what it only asks for is left to others
+            if named is not None:  # keys that a side only requires are constrained by others
                 names = [name for name in names if name in named or name not in side.required]
         formulas.work(len(self.blocks) * len(names))
         return (self.under(name, formulas) for name in names)
 
     @property
     def is_about_declared(self) -> bool:
-        """Whether keys are declared, and nothing at all is said of others."""
+        """Whether keys are declared and nothing is said of others."""
         if any(block.is_about_others or block.patterns or block.rest is not TRUE for block in self.blocks):
             return False
         declared = set(chain(*[block.names for block in self.blocks if block.is_declaring]))
@@ -121,7 +119,7 @@ class ObjectConjunct(Conjunct):
 
     @cached_property
     def named(self) -> frozenset[str] | None:
-        """The keys of which something is said; None if it is also said of undeclared ones."""
+        """The constrained keys; None if undeclared ones are constrained as well."""
         if any(block.patterns or block.rest is not TRUE for block in self.blocks):
             return None
         return frozenset(chain(*[block.names for block in self.blocks]))
@@ -134,7 +132,7 @@ class ObjectConjunct(Conjunct):
             names = _closed_names(blocks)
             if names is None:
                 break
-            # Only a key that a closed block names can meet the demand: none, one, or one of several.
+            # Only a key of the closed block can meet the demand.
             able = [name for name in names if keys.has(name) and not _clash(blocks, name, value, formulas)]
             if not able:
                 return None
@@ -158,7 +156,7 @@ class ObjectConjunct(Conjunct):
         for block in self.blocks:
             for violation in _violations(block, formulas):
                 (name,) = violation.required or (None,)
-                if name in absent:  # it may as well be missing
+                if name in absent:  # a missing key is a violation too
                     del absent[name]
                     violation = replace(violation, required=())
                 result.append(violation)
@@ -185,7 +183,7 @@ ANY_OBJECT: Final = ObjectConjunct()
 
 
 def _closed_names(blocks: Iterable[KeywordGroup]) -> list[str] | None:
-    """The keys that a block without patterns allows to have values, if there is such a block that allows no others."""
+    """The only possible keys, if a block without patterns allows no others."""
     closed = [block for block in blocks if block.rest is FALSE and not block.patterns]
     if not closed:
         return None
@@ -198,7 +196,7 @@ def _clash(blocks: Iterable[KeywordGroup], name: str, value: Formula, formulas: 
 
 
 def _one_key(name: str, value: Formula, formulas: Formulas) -> KeywordGroup:
-    """The block that speaks of one key only: the same one each time, so that conjuncts can be compared."""
+    """The block about one key: the same object each time, so that conjuncts can be compared."""
     key = (name, value)
     found = formulas.blocks.get(key)
     if found is None:
@@ -208,7 +206,7 @@ def _one_key(name: str, value: Formula, formulas: Formulas) -> KeywordGroup:
 
 
 def _violations(block: KeywordGroup, formulas: Formulas) -> Iterator[ObjectConjunct]:
-    """The ways in which an object can break a block: one key with a wrong value is enough."""
+    """The objects that violate a block: one key with a wrong value is enough."""
     for name in block.names:
         wrong = formulas.negate(block.under(name, formulas))
         if wrong is not FALSE:
@@ -234,8 +232,8 @@ def _without(names: list[str], keys: Expr) -> Expr:
 def resolve(
     conjunct: ObjectConjunct, formulas: Formulas, schema_of: Callable[[Formula], Schema]
 ) -> Iterator[Object]:
-    """The conjunct as shapes, some of whose values may turn out to have none: one shape, unless existence demands can
-    be met by several declared keys or patterns."""
+    """The shapes of a conjunct: one, unless several declared keys or patterns can meet an existence demand. Some may
+    turn out to have no values."""
     names: dict[str, Formula] = {}
     for block in conjunct.blocks:
         for name in block.names:
@@ -284,7 +282,7 @@ def resolve(
 
 
 def _joint(demands: list[tuple[Expr, Formula]], formulas: Formulas) -> Iterator[tuple[tuple[Expr, Formula], ...]]:
-    """Every way in which different keys, or one key for several of them, can meet existence demands."""
+    """The ways to meet existence demands by different keys, or by one key for several."""
     if not demands:
         yield ()
         return
@@ -298,7 +296,7 @@ def _joint(demands: list[tuple[Expr, Formula]], formulas: Formulas) -> Iterator[
 
 
 def _cells(conjunct: ObjectConjunct, names: list[str], formulas: Formulas) -> list[tuple[Expr, Formula]]:
-    """The undeclared keys in disjoint languages, each with what all blocks say about its values."""
+    """The undeclared keys in disjoint languages, each with the formula of its values."""
     patterns = list(dict.fromkeys(key for block in conjunct.blocks for key, _ in block.patterns))
     parts: list[tuple[Expr, frozenset[Expr]]] = [(CANONICAL_BODY, frozenset())]
     for pattern in patterns:
@@ -334,7 +332,7 @@ def _ways_to_exist(
     value: Formula,
     formulas: Formulas,
 ) -> list[tuple[str | Expr, Formula]]:
-    """The declared keys and the parts of undeclared ones that can meet an existence demand."""
+    """The declared keys and the languages of undeclared keys that can meet an existence demand."""
     ways: list[tuple[str | Expr, Formula]] = []
     for name, own in names.items():
         if keys.has(name) and formulas.both(own, value) is not FALSE:
@@ -349,7 +347,7 @@ def _ways_to_exist(
 
 
 def few_words(expr: Expr, limit: int) -> list[bytes] | None:
-    """All strings of a language if it has at most `limit` and they are short; None otherwise."""
+    """The strings of a language if it has at most `limit`, all short; else None."""
     found: list[bytes] = []
     stack = [(expr, b"")]
     steps = 0

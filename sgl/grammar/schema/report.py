@@ -1,7 +1,4 @@
-"""What becomes of a keyword that cannot be enforced: an error in strict compilation, a record in lenient.
-
-Everything that reads or works out schemas reports here; `Grammar.dropped` shows the records to the user.
-"""
+"""Keywords that cannot be enforced: errors in strict compilation, records of `Grammar.dropped` in lenient."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _LONGEST_PATH: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A keyword that is not enforced: `path` is the JSON pointer of the schema that holds it."""
+    """A keyword that is not enforced; `path` is the JSON pointer of its schema."""
 
     path: str
     keyword: str
@@ -25,7 +22,7 @@ class Dropped:
 
 
 class Report:
-    """Collects what is dropped, or refuses it."""
+    """Records dropped keywords, or refuses them."""
 
     def __init__(self, *, lenient: bool) -> None:
         self.lenient = lenient
@@ -33,17 +30,17 @@ class Report:
         self._same: dict[int, tuple[Location, Location]] = {}
 
     def same(self, first: Location, other: Location) -> None:
-        """Two places say the same: it is worked out at the first only, and holds for the other."""
+        """Two places say the same: records of the first hold for the other."""
         self._same[id(other.schema)] = (first, other)
 
     def records(self) -> tuple[Dropped, ...]:
-        """What is not enforced, at every place that says it."""
+        """The dropped keywords, at every place that says them."""
         found = dict(self.dropped)
         pairs = [(first.path(), other.path()) for first, other in self._same.values()] if found else []
         waiting = list(found)
         for record in waiting:
             for first, other in pairs:
-                # What equals a schema around it differs in what it defines, and stands there.
+                # A schema that equals one around it differs from that in its definitions.
                 is_within = record.path.startswith(first + "/") and not other.startswith(first + "/")
                 path = other + record.path[len(first) :]
                 if (record.path == first or is_within) and len(path) <= _LONGEST_PATH:
@@ -54,7 +51,7 @@ class Report:
         return tuple(found)
 
     def problem(self, path: str, keyword: str, reason: str, cause: Exception | None = None) -> Dropped:
-        """A keyword cannot be enforced. Raises UnsupportedSchema unless lenient."""
+        """Report a keyword that cannot be enforced. Raises UnsupportedSchema unless lenient."""
         if not self.lenient:
             raise UnsupportedSchema(
                 f"{keyword!r} at {path or '/'!r} cannot be enforced: {reason}", path=path, keyword=keyword
@@ -62,7 +59,7 @@ class Report:
         return self.note(path, keyword, reason)
 
     def note(self, path: str, keyword: str, reason: str) -> Dropped:
-        """Record something that is not enforced although it is no error."""
+        """Record a keyword that is not enforced although it is no error."""
         record = Dropped(path, keyword, reason)
         self.dropped[record] = None
         return record

@@ -1,8 +1,6 @@
-"""Sets of strings as JSON Schema constrains them: lengths in characters and regular languages, closed under the set
-operations.
+"""Sets of strings, by length in characters and by regular language, closed under the set operations.
 
-Lengths stay counters as long as nothing else is asked, so that a bound of any size costs nothing. The schema
-compiler builds these sets and asks for their shapes.
+A length alone stays a counter, so that a bound of any size costs nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +31,9 @@ from sgl.time_limit import OutOfTime
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """Strings of `low` to `high` characters of one kind whose canonical JSON text is in `body` (None: any).
+    """Strings of `low` to `high` characters of `char` whose canonical JSON text is in `body` (None: any).
 
-    `char` is the text of one character: JSON_CHAR stands for every character, however it is spelled.
+    JSON_CHAR is any character in any spelling.
     """
 
     char: Expr = JSON_CHAR
@@ -44,7 +42,7 @@ class Strings:
     body: Expr | None = None
 
     def language(self) -> Expr:
-        """The canonical texts of these strings, without quotes."""
+        """Their canonical texts, without quotes."""
         parts = [] if self.body is None else [self.body]
         if self.char is not JSON_CHAR:
             parts.append(repeat(self.char, self.low, self.high))
@@ -53,12 +51,12 @@ class Strings:
         return intersect(*parts) if parts else CANONICAL_BODY
 
     def is_empty(self) -> bool:
-        """Whether there is no such string. Raises TooManyConjuncts where that takes too long to find out."""
+        """Whether there is no such string. Raises TooManyConjuncts if that takes too long."""
         if self.high is not None and self.high < self.low:
             return True
         if self.body is None:
             return False
-        free = replace(self, low=0, high=None).language()  # bounds on the length multiply what has to be searched
+        free = replace(self, low=0, high=None).language()  # lengths multiply the search
         try:
             return is_empty(free) or is_empty(self.language())
         except OutOfTime:
@@ -69,7 +67,7 @@ class Strings:
             raise TooManyConjuncts(str(error), states=error.states, limit=error.limit) from error
 
     def _has_shortest_of(self, free: Expr) -> bool:
-        """Whether the shortest text without bounds on the length keeps to them; False where it is not found."""
+        """Whether the shortest text of any length keeps to the bounds; False if it is not found."""
         try:
             text = shortest(free)
         except OutOfTime:
@@ -79,7 +77,7 @@ class Strings:
         return text is not None and self.low <= len(string_of(text)) <= (self.high or len(text))
 
     def shape(self) -> Text | CountedString:
-        """As the automaton wants it."""
+        """As a shape."""
         if self.body is not None:
             return Text(concat(QUOTE, self.language(), QUOTE))
         if self == EVERY:
@@ -97,7 +95,7 @@ class Strings:
         return Strings(char, low, high, intersect(*bodies) if bodies else None)
 
     def outside(self) -> list[Strings]:
-        """Every other string."""
+        """The complement."""
         result = []
         if self.low > 0:
             result.append(Strings(high=self.low - 1))
@@ -113,10 +111,8 @@ EVERY: Final = Strings()
 
 @lru_cache(maxsize=1024)
 def pattern_strings(pattern: str) -> Strings:
-    """The strings in which a pattern matches somewhere. Raises RegexSyntaxError.
-
-    A pattern is read as ECMA-262 has it; what that refuses is tried as Python's, in which many schemas are written.
-    """
+    """The strings in which a pattern matches somewhere, by ECMA-262, or by Python's `re` if ECMA-262 refuses it: many
+    schemas are written so. Raises RegexSyntaxError."""
     try:
         counted = single_class_repeat(pattern)
         if counted is not None:
@@ -136,7 +132,7 @@ class StringSet:
     parts: tuple[Strings, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether any string belongs to the set; exact, since empty parts are dropped when they are made."""
+        """Whether any string belongs to the set; exact, since `make_strings` drops empty parts."""
         return bool(self.parts)
 
     def __and__(self, other: StringSet) -> StringSet:
@@ -156,12 +152,12 @@ class StringSet:
         return result
 
     def bodies(self) -> Expr:
-        """The canonical texts of all strings of the set, without quotes."""
+        """Their canonical texts, without quotes."""
         return union(*[part.language() for part in self.parts])
 
 
 def make_strings(parts: list[Strings]) -> StringSet:
-    """The union of the parts that have members, regular languages without lengths drawn together."""
+    """The union of the parts without empty ones; languages without lengths become one."""
     bodies: list[Expr] = []
     kept: dict[Strings, None] = {}
     for part in parts:
@@ -179,7 +175,7 @@ def make_strings(parts: list[Strings]) -> StringSet:
 
 
 def not_in(body: Expr) -> Expr:
-    """Every canonical text of a string that is not in a language."""
+    """The canonical texts of strings that are not in a language."""
     return intersect(CANONICAL_BODY, complement(body))
 
 
