@@ -1,7 +1,7 @@
 """The schema compiler: from a JSON Schema to the shapes of its values.
 
-Walks from the root over every formula that a value can reach, settles what cannot be enforced, finds out which
-formulas have values at all, and hands out shapes on demand. The grammar compiler calls `compile_schema`.
+It evaluates every formula that a value can reach, refuses or drops what cannot be enforced, finds the formulas that
+have values, and makes shapes on demand.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from sgl.grammar.text.numbers import number_text
 from sgl.time_limit import check_size
 
 MOST_FORMULAS: Final = 50_000
-"""How many different sets of values a schema may speak of, each with the sets that it is put together from."""
+"""The most formulas of a schema, each counted with its members."""
 
 MOST_COUNTED_KEYS: Final = 1000
-"""How many undeclared keys minProperties may ask for."""
+"""The most undeclared keys that minProperties may require."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledSchema:
-    """The values that a schema allows, and what of it is not enforced."""
+    """The values that a schema allows, and its keywords that are not enforced."""
 
     root: Schema
     dropped: tuple[Dropped, ...]
@@ -61,10 +61,10 @@ def compile_schema(
 ) -> CompiledSchema:
     """Compile a schema of any draft from 4 to 2020-12.
 
-    What cannot be enforced raises UnsupportedSchema, or is dropped if `lenient`. `any_spelling` also allows numbers
-    with exponents and trailing zeros. `closes_objects` leaves undeclared keys out of objects for which, all schemas
-    taken together, keys are declared and nothing is said of others. Raises GrammarTooLarge past the limits on size and
-    time, and GrammarError where no value at all satisfies the schema.
+    A keyword that cannot be enforced raises UnsupportedSchema, or is dropped if `lenient`. `any_spelling` allows
+    exponents and trailing zeros of numbers. `closes_objects` allows declared keys only in objects for which all schemas
+    together declare keys and say nothing of others. Raises GrammarTooLarge past the limits on size and time, and
+    GrammarError if no value satisfies the schema.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"a JSON Schema is an object or a boolean, not {type(schema).__name__}")
@@ -86,14 +86,14 @@ def compile_schema(
 
 @dataclass(slots=True, eq=False)
 class _Values:
-    """The values of one formula: a Schema."""
+    """The values of one formula, as a `Schema`."""
 
     formula: Formula
     compilation: _Compilation
     text: Expr = EMPTY
     counted: list[CountedString] = field(default_factory=list)
     nested: list[Object | Array] = field(default_factory=list)
-    """With children of which not all may have values."""
+    """Some of their children may have no values."""
     users: list[_Values] = field(default_factory=list)
     shapes: tuple[Shape, ...] | None = None
 
@@ -104,7 +104,7 @@ class _Values:
 
 
 class _Compilation:
-    """One walk over a document. `values` grows until it holds every formula that a value may be held to."""
+    """One walk over a document; `values` collects every formula that a value can reach."""
 
     def __init__(self, sets: Evaluator, any_spelling: bool, closes_objects: bool) -> None:
         self.sets = sets
@@ -136,7 +136,7 @@ class _Compilation:
         return found
 
     def _look_into(self, values: _Values) -> None:
-        """Work out the sets of a formula, and meet those of its children."""
+        """Evaluate a formula, and queue its children."""
         formula = values.formula
         self.sets.formulas.start_work()
         literals, numbers, strings = self._scalars(formula)
@@ -161,7 +161,7 @@ class _Compilation:
             child.users.append(values)
 
     def _set(self, formula: Formula, kind: int) -> KindSet:
-        """The values of one kind of a formula, and those that it excludes if that takes too many alternatives."""
+        """The values of one kind; with those that it excludes, if excluding takes too many alternatives."""
         try:
             return self.sets.of(formula, kind).value
         except TooManyConjuncts as error:
@@ -199,8 +199,7 @@ class _Compilation:
             return self._arrays(formula, replace(conjunct, counts=conjunct.counts[:-1]))
 
     def _refuse(self, formula: Formula, keyword: str | None, reason: str) -> None:
-        """Report a keyword, or else the combinator, of the place in the schema that a formula comes from, as near as is
-        known."""
+        """Report a keyword, or the combinator, of the schema that a formula comes from, as far as known."""
         places: list[Subschema] = []
         stack = [formula]
         while stack:
@@ -216,7 +215,7 @@ class _Compilation:
         self.sets.report.problem("" if place is None else place.location.path(), keyword, reason)
 
     def _single_values(self, formula: Formula) -> list[Formula] | None:
-        """A formula of finitely many scalars as formulas of one value each, or None."""
+        """One formula for each value, if they are finitely many scalars; else None."""
         formulas = self.sets.formulas
         literals, numbers, strings = self._scalars(formula)
         if self._set(formula, OBJECT) or self._set(formula, ARRAY) or numbers.ranges:
@@ -231,7 +230,7 @@ class _Compilation:
         return [formulas.value(value) for value in (*values, *sorted(numbers.values), *sorted(texts))]
 
     def _all_strings(self, formula: Formula) -> Expr | None:
-        """The bodies of the values of a formula if all are strings, else None."""
+        """The language of the bodies if all values are strings; else None."""
         if any(self._set(formula, kind) for kind in (LITERAL, NUMBER, OBJECT, ARRAY)):
             return None
         return self._scalars(formula)[2].bodies()
@@ -239,7 +238,7 @@ class _Compilation:
     # Which formulas have values
 
     def _find_inhabited(self) -> None:
-        """The least fixed point: a value is finite, so what needs itself to exist does not."""
+        """The least fixed point: values are finite, so a formula that needs itself has none."""
         waiting = list(self.values.values())
         while waiting:
             values = waiting.pop()
@@ -276,7 +275,7 @@ class _Compilation:
         return available >= low
 
     def _most_items(self, shape: Array) -> float | None:
-        """The largest number of items that such arrays can have; None if there are no such arrays."""
+        """The most items that such arrays can have; None if there are no such arrays."""
         length, contains = shape.min_items, shape.contains
         can_be = [item in self.inhabited for item in (*shape.prefix, shape.items)]
         if contains is not None:
@@ -301,7 +300,7 @@ class _Compilation:
     # Shapes
 
     def shapes(self, values: _Values) -> Iterator[Shape]:
-        """What `Schema.alternatives` promises."""
+        """As `Schema.alternatives`."""
         if values.text is not EMPTY:
             yield Text(values.text)
         yield from values.counted

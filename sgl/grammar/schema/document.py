@@ -1,7 +1,6 @@
-"""A schema document: drafts, resources with their base addresses, anchors, and where references lead.
+"""A schema document: drafts, resources with base addresses, anchors, references.
 
-It knows which keywords a draft has and where subschemas stand, not what they mean. The schema compiler asks it for
-locations; nothing is ever fetched.
+It knows the keywords of each draft and the places of subschemas, not their meaning. Nothing is ever fetched.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Where subschemas stand: as the value, in a list, in an object. `items` and `dependencies` may be of two kinds.
+# Keywords whose value is a schema, a list of schemas, or an object of schemas. Some may be of two kinds.
 ONE_SCHEMA: Final = _names(
     "additionalItems additionalProperties contains contentSchema else if items not propertyNames then "
     "unevaluatedItems unevaluatedProperties"
@@ -39,9 +38,9 @@ IN_PLACE: Final = (
     "oneOf", "anyOf", "not", "if", "dependentSchemas", "dependentRequired", "dependencies", "allOf", "$ref",
     "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems",
 )  # fmt: skip
-"""The keywords that apply other schemas to the same value, those first that rather multiply its alternatives."""
+"""The keywords that apply schemas to the same value; those likely to multiply alternatives come first."""
 
-# Schemas with one of these are alike to no other.
+# A schema with one of these equals no other.
 _OF_ITS_OWN: Final = _names("$id id $anchor $dynamicAnchor $recursiveAnchor $schema")
 
 _SINCE_4: Final = _names(
@@ -65,36 +64,35 @@ _KEYWORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a schema is written in. `is_declared` tells a $schema that names it from our default."""
+    """The draft of a schema. `is_declared`: by its $schema, not by default."""
 
     draft: int = LATEST
     is_declared: bool = False
 
     @property
     def keywords(self) -> frozenset[str]:
-        """The keywords that assert something or refer elsewhere; all others are annotations. Drafts from 2019 on
-        keep the older spellings `dependencies`, `additionalItems` and `items` as a list, as schemas in the wild
-        do."""
+        """The keywords that assert or refer; all others are annotations. Drafts from 2019 on keep the older
+        `dependencies`, `additionalItems` and lists of `items`, which real schemas use."""
         return _KEYWORDS[self.draft]
 
     @property
     def id_keyword(self) -> str:
-        """The keyword by which a schema names itself."""
+        """The keyword of a schema's own address."""
         return "id" if self.draft == 4 else "$id"
 
     @property
     def ref_hides_siblings(self) -> bool:
-        """Whether nothing beside a $ref counts."""
+        """Whether keywords beside $ref are ignored."""
         return self.draft <= 7
 
     @property
     def asserts_formats(self) -> bool:
-        """Drafts from 2019 on make `format` an annotation; we follow where a schema says that it is one of them."""
+        """Whether `format` asserts: not in drafts from 2019 on, if the schema declares one of them."""
         return not (self.is_declared and self.draft >= 2019)
 
 
 def dialect_of(schema: object) -> Dialect | None:
-    """What the schema's `$schema` says, the latest draft if it says nothing, None for one that we do not know."""
+    """The dialect of `$schema`, the latest draft without one, None for an unknown one."""
     if not isinstance(schema, dict) or not isinstance(schema.get("$schema"), str):
         return Dialect()
     draft = _DRAFTS.get(schema["$schema"].rstrip("#"))
@@ -103,7 +101,7 @@ def dialect_of(schema: object) -> Dialect | None:
 
 @dataclass(slots=True, eq=False)
 class Resource:
-    """A schema with an address of its own, and what is known of it."""
+    """A schema with its own address, and its anchors."""
 
     uri: str
     root: Location = field(init=False)
@@ -114,7 +112,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """A schema within a document: its value, the resource it belongs to, and the keys that lead to it."""
+    """A schema within a document, its resource, and the keys that lead to it."""
 
     schema: object
     resource: Resource
@@ -133,11 +131,11 @@ class Location:
 
 
 class UnresolvedReference(Exception):
-    """A reference that leads to nothing in this document."""
+    """A reference to nothing in this document."""
 
 
 class Document:
-    """A schema document and everything in it that a reference can reach."""
+    """A schema document and the targets of its references."""
 
     def __init__(self, schema: object, dialect: Dialect) -> None:
         resource = Resource("", dialect)
@@ -153,14 +151,14 @@ class Document:
         self._by_schema: dict[int, Resource] = {id(schema): resource}
 
     def child(self, location: Location, *tokens: str | int) -> Location:
-        """The subschema under the given keys of a schema."""
+        """The subschema under some keys of a schema."""
         value: object = location.schema
         for token in tokens:
             value = value[token]  # type: ignore[index]
         return self._at(value, location, tokens)
 
     def _at(self, schema: object, parent: Location, tokens: tuple[str | int, ...]) -> Location:
-        """A schema below another, in the resource that it opens itself or in the one around it."""
+        """A schema below another, in its own resource or in that around it."""
         resource = parent.resource
         if isinstance(schema, dict) and resource.dialect.id_keyword in schema:
             own = _own_address(schema, resource.dialect)
@@ -185,7 +183,7 @@ class Document:
         return resource
 
     def resolve(self, reference: str, location: Location) -> Location:
-        """Where a reference that stands in a schema leads. Raises UnresolvedReference."""
+        """The target of a reference. Raises UnresolvedReference."""
         if reference.startswith("#"):
             resource, fragment = location.resource, reference[1:]
         else:
@@ -212,7 +210,7 @@ class Document:
         return anchor
 
     def content(self, schema: object, resource: Resource) -> object:
-        """A key that two subschemas of a resource share if they say the same, whatever their annotations."""
+        """A key that subschemas of a resource share if they differ in annotations only."""
         key = (id(schema), resource.dialect)
         found = self._contents.get(key)
         if found is None:
@@ -221,7 +219,7 @@ class Document:
         return found
 
     def _form(self, schema: object, resource: Resource) -> object:
-        """What a schema asserts, with the numbers of its subschemas in their places."""
+        """The assertions of a schema, its subschemas replaced by their numbers."""
         if not isinstance(schema, dict) or not _OF_ITS_OWN.isdisjoint(schema):
             return ("id", id(schema)) if isinstance(schema, dict | list) else (type(schema), schema)
         form = []
@@ -261,7 +259,7 @@ class Document:
         return here
 
     def _index(self) -> None:
-        """Find every embedded resource and anchor, once, when a reference first asks for one."""
+        """Find all embedded resources and anchors, when a reference first needs one."""
         if self._indexed:
             return
         self._indexed = True
@@ -287,7 +285,7 @@ class Document:
 
 
 def subschemas(schema: dict[str, object]) -> Iterator[tuple[str | int, ...]]:
-    """The keys under which the subschemas of a schema stand."""
+    """The keys of the subschemas of a schema."""
     for keyword, value in schema.items():
         if isinstance(value, dict):
             if keyword in NAMED_SCHEMAS:
@@ -299,14 +297,14 @@ def subschemas(schema: dict[str, object]) -> Iterator[tuple[str | int, ...]]:
 
 
 def _plain(value: object) -> object:
-    """Plain data as something hashable; long lists stand for themselves."""
+    """A hashable form of plain data; long lists are compared by identity."""
     if isinstance(value, list):
         return tuple(map(_plain, value)) if len(value) <= 64 else ("id", id(value))
     return ("id", id(value)) if isinstance(value, dict) else (type(value), value)
 
 
 def _own_address(schema: object, dialect: Dialect) -> str | None:
-    """The address that a schema gives itself, unless it is only the name of an anchor."""
+    """The address that a schema gives itself, unless it is an anchor's name."""
     if not isinstance(schema, dict):
         return None
     own = schema.get(dialect.id_keyword)
@@ -318,7 +316,7 @@ def _own_address(schema: object, dialect: Dialect) -> str | None:
 
 
 def _join(base: str, reference: str) -> str:
-    """The absolute address of a reference; names that are no locators (urn:…) are taken as they stand."""
+    """The absolute address of a reference; names (urn:…) are kept."""
     try:
         if base.startswith("urn:") and ":" not in reference.split("/")[0]:
             return reference if reference else base

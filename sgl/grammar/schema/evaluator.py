@@ -1,7 +1,6 @@
-"""Works out formulas: which values of each kind belong to one, as a set of that kind.
+"""Evaluates formulas: the values of each kind in one, as a set of that kind.
 
-Every kind has sets closed under intersection, union and complement, so formulas are worked out member by member and
-kind by kind. The schema compiler asks for the sets of each formula that it reaches.
+The sets of a kind are closed under intersection, union and complement, so formulas are evaluated member by member.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from sgl.grammar.text.json import string_body
 from sgl.time_limit import check_time
 
 LOOK_AHEAD: Final = 4
-"""How many required keys and items deep a conjunct is searched for one that no value fits, before it is kept."""
+"""The depth, in required keys and items, to which a conjunct is searched for one without values."""
 
 
 class ReferenceLoop(Exception):
-    """A schema that refers to itself for the same value: it says nothing that could be worked out."""
+    """A schema that refers to itself for the same value, which means nothing."""
 
     def __init__(self, formula: Formula) -> None:
         super().__init__()
@@ -96,15 +95,15 @@ class Evaluator:
             case Formula(operator="not"):
                 value, problem = self._without(everything, formula.members[0], kind)
                 if self.reader.is_tracking and isinstance(value, tuple):
-                    value = tuple(conjunct.not_looked_at() for conjunct in value)  # nothing under a negation counts
+                    value = tuple(conjunct.not_looked_at() for conjunct in value)  # negations evaluate nothing
                 return Result(value, problem)
         return self._within(everything, formula, kind)
 
-    # Combinations of objects and arrays are worked out within a context, what the siblings leave: most alternatives
-    # end there at once.
+    # Combinations of objects and arrays are evaluated within a context, the set that their siblings leave: most
+    # alternatives end there at once.
 
     def _within(self, context: KindSet, formula: Formula, kind: int) -> Result:
-        """What of a context belongs to a formula."""
+        """The intersection of a context and a formula."""
         match formula.operator if kind >= OBJECT or context is EVERYTHING[kind] else "":
             case "schema":
                 assert isinstance(formula, Subschema)
@@ -160,7 +159,7 @@ class Evaluator:
     def _expanded(
         self, work: Callable[[KindSet, Formula, int], Result], context: KindSet, formula: Subschema, kind: int
     ) -> Result:
-        """What `work` leaves of a context by what a subschema expands to: all of it where that leads to itself."""
+        """`work` on the expansion of a subschema; the whole context if that leads back to itself."""
         key = (formula, kind)
         if key in self._in_progress:
             raise ReferenceLoop(formula)
@@ -196,7 +195,7 @@ class Evaluator:
             return Result(self._any_of(every, context, kind, is_limited=False).value, problem)
 
     def _alone(self, index: int, parts: list[tuple[Formula, Result]], formula: OneOf, kind: int) -> Result:
-        """What belongs to one branch of a oneOf and to no other."""
+        """The values of one branch of a oneOf that are in no other."""
         value, problem = parts[index][1]
         for member, other in parts[:index] + parts[index + 1 :]:
             if not self._meet(value, other.value, kind):
@@ -209,7 +208,7 @@ class Evaluator:
         return Result(value, problem)
 
     def _without(self, context: KindSet, formula: Formula, kind: int) -> Result:
-        """What of a context does not belong to a formula."""
+        """A context without a formula."""
         if not formula.kinds >> kind & 1:
             return Result(context)
         members = formula.members
@@ -243,7 +242,7 @@ class Evaluator:
         problem = None
         for conjunct in as_conjuncts(value):
             try:
-                if conjunct not in self._outsides:  # the same conjuncts each time, so that they can be compared
+                if conjunct not in self._outsides:  # one object each, so that they can be compared
                     self._outsides[conjunct] = conjunct.outside(self.formulas)
                 context = self._meet(context, self._outsides[conjunct], kind)
             except Undecidable as error:
@@ -275,7 +274,7 @@ class Evaluator:
     # Operations
 
     def _any_of(self, parts: Iterable[Result], context: KindSet, kind: int, *, is_limited: bool = True) -> Result:
-        """The union of parts of a context. Raises TooManyConjuncts where alternatives of the context multiply."""
+        """The union of parts of a context. Raises TooManyConjuncts if alternatives of the context multiply."""
         value, problem = NOTHING[kind], None
         size = _size(context)
         for part in parts:
@@ -286,7 +285,7 @@ class Evaluator:
         return Result(value, problem)
 
     def _are_told_apart(self, parts: list[KindSet]) -> bool:
-        """Whether every branch requires one key with values of its own: the usual discriminator, seen at once."""
+        """Whether all branches require one key with disjoint values: the usual discriminator."""
         conjuncts = [
             conjunct for part in parts for conjunct in as_conjuncts(part) if isinstance(conjunct, ObjectConjunct)
         ]
@@ -309,8 +308,8 @@ class Evaluator:
         return self._meet_cases(as_conjuncts(left), as_conjuncts(right))
 
     def _meet_cases(self, left: Conjuncts, right: Conjuncts) -> Conjuncts:
-        """The objects or arrays that belong to both sets, without conjuncts that are plainly empty."""
-        limit = max(CASES_LIMIT, len(left), len(right))  # what need not multiply is not limited
+        """The intersection of sets of objects or arrays, without plainly empty conjuncts."""
+        limit = max(CASES_LIMIT, len(left), len(right))  # only products are limited
         if len(left) * len(right) > limit * 64:
             raise too_many_conjuncts()
         result: list[Conjunct] = []
@@ -327,7 +326,7 @@ class Evaluator:
         return _widest(result) if len(left) > 1 < len(right) else tuple(dict.fromkeys(result))
 
     def _is_dead(self, conjunct: Conjunct, sides: tuple[Conjunct, ...] = ()) -> bool:
-        """Whether a conjunct, joined of two sides that are not, is plainly empty."""
+        """Whether a conjunct, joined of two sides that are not plainly empty, is."""
         return conjunct.is_void() or any(map(self.is_plainly_empty, conjunct.needed(self.formulas, sides)))
 
     def _join(self, left: KindSet, right: KindSet, kind: int) -> KindSet:
@@ -338,7 +337,7 @@ class Evaluator:
         return tuple(dict.fromkeys((*as_conjuncts(left), *as_conjuncts(right))))
 
     def is_plainly_empty(self, formula: Formula) -> bool:
-        """Whether a formula has no value, as far as a short look shows."""
+        """Whether a formula is seen to have no value, within LOOK_AHEAD."""
         if formula is TRUE or isinstance(formula, Values | Unknown | ObjectFormula):
             return False
         if formula is FALSE:
@@ -351,7 +350,7 @@ class Evaluator:
             try:
                 found = all(self._is_plainly_empty_of(formula, kind) for kind in KINDS)
             except (ReferenceLoop, TooManyConjuncts):
-                found = False  # what is wrong is told when the formula's own turn comes
+                found = False  # reported when the formula itself is evaluated
             finally:
                 self._depth -= 1
             self._plainly_empty[formula] = found
@@ -368,7 +367,7 @@ _WEIGHTS: Final = {"schema": 1, "or": 2, "one": 3, "not": 4}
 
 
 def _widest(conjuncts: list[Conjunct]) -> Conjuncts:
-    """The conjuncts without those that demand all that another one does, and more."""
+    """The conjuncts without those that demand more than another."""
     kept: list[tuple[frozenset[object], Conjunct]] = []
     marked = [(conjunct.demands(), conjunct) for conjunct in conjuncts]
     for demands, conjunct in sorted(marked, key=lambda pair: len(pair[0])):
@@ -384,11 +383,11 @@ def _widest(conjuncts: list[Conjunct]) -> Conjuncts:
 
 
 def _size(value: KindSet) -> int:
-    """How many alternatives a set of objects or arrays has; 0 for other sets."""
+    """The number of alternatives of a set of objects or arrays; 0 for other sets."""
     return len(value) if isinstance(value, tuple) else 0
 
 
 def as_conjuncts(value: KindSet) -> Conjuncts:
-    """The set, which is one of objects or arrays."""
+    """A set of objects or arrays, with its type."""
     assert isinstance(value, tuple)
     return value

@@ -1,7 +1,6 @@
 """What the keywords of one subschema say by themselves, as sets: one set for each kind of value.
 
-Keywords are checked as they are read; a malformed one is reported and left out. How keywords refer to other schemas
-for the same value is the reader's business. The evaluator calls this.
+A malformed keyword is reported and dropped. Keywords that apply schemas to the same value are the reader's.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from sgl.time_limit import OutOfTime
 
 
 class Scalars(Protocol):
-    """A set of literals, numbers or strings; false if it is empty. Only sets of one kind meet."""
+    """A set of literals, numbers or strings; false if empty. Operations take sets of one kind."""
 
     def __and__(self, other: Self, /) -> Self: ...
 
@@ -41,14 +40,14 @@ _T = TypeVar("_T")
 
 
 class Result(NamedTuple):
-    """The values of one kind in a formula; a superset of them if `problem` names something that was dropped."""
+    """The values of one kind in a formula; a superset if `problem`, a dropped keyword, is not None."""
 
     value: KindSet
     problem: Dropped | None = None
 
 
 class Keywords:
-    """The values of a subschema's keywords; `problem` is the first that was dropped.
+    """The values that a subschema's keywords allow; `problem` is the first dropped one.
 
     `strings_of` gives the strings of a formula, for propertyNames.
     """
@@ -65,7 +64,7 @@ class Keywords:
         self.problem: Dropped | None = None
 
     def set_of(self, kind: int) -> Result:
-        """The values of one kind that the keywords allow."""
+        """The allowed values of one kind."""
         names = self.types
         if names is None:
             self.malformed("type", f"{self.schema['type']!r} names no type of JSON values")
@@ -86,19 +85,19 @@ class Keywords:
         return Result(value, self.problem)
 
     def has(self, keyword: str) -> bool:
-        """Whether the keyword is there and means something in this draft."""
+        """Whether the keyword is present and part of this draft."""
         return keyword in self.keywords
 
     def raw(self, keyword: str) -> object:
-        """Its value as it stands; None where it is absent."""
+        """Its value; None if absent."""
         return self.schema[keyword] if keyword in self.keywords else None
 
     def malformed(self, keyword: str, reason: str, cause: Exception | None = None) -> None:
-        """The keyword cannot be enforced; go on without it, if at all."""
+        """Report a malformed keyword, and drop it if lenient."""
         self._note(self.report.problem(self.location.path(), keyword, reason, cause))
 
     def of_type(self, keyword: str, expected: type[_T], default: _T) -> _T:
-        """Its value, or the default where it is absent or malformed."""
+        """Its value; the default if absent or malformed."""
         value = self.raw(keyword)
         if value is None:
             return default
@@ -108,7 +107,7 @@ class Keywords:
         return value
 
     def count(self, keyword: str) -> int | None:
-        """A number that is not negative; None where it is absent or malformed."""
+        """A number from 0; None if absent or malformed."""
         value = self.raw(keyword)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -120,7 +119,7 @@ class Keywords:
         return value
 
     def strings(self, keyword: str) -> list[str]:
-        """A list of strings, empty where it is absent or malformed."""
+        """A list of strings, empty if absent or malformed."""
         value = self.of_type(keyword, list, [])
         if not all(isinstance(item, str) for item in value):
             self.malformed(keyword, "a list of names is expected")
@@ -128,7 +127,7 @@ class Keywords:
         return value
 
     def number(self, keyword: str) -> Fraction | None:
-        """An exact number; None where it is absent, malformed or a boolean."""
+        """An exact number; None if absent, malformed or a boolean."""
         value = self.raw(keyword)
         if value is None or isinstance(value, bool):
             return None
@@ -142,7 +141,7 @@ class Keywords:
             return None
 
     def pattern(self, keyword: str, pattern: object) -> Strings | None:
-        """The strings in which a pattern matches; None, and reported, where it cannot be compiled."""
+        """The strings in which a pattern matches; None, and reported, if it cannot be compiled."""
         if not isinstance(pattern, str):
             self.malformed(keyword, "a pattern is a string")
             return None

@@ -1,7 +1,7 @@
 """Reads a schema: each subschema becomes a formula over those that it holds and refers to.
 
-It knows how the drafts differ, what refers to what, and how keywords apply schemas to the value itself. What its
-other keywords say is for schema/keywords.py, how formulas combine for the evaluator, which calls both.
+It knows references and the keywords that apply schemas to the same value; `keywords.py` knows the others, and the
+evaluator combines formulas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sgl.grammar.schema.objects import KeywordGroup, ObjectConjunct
 from sgl.grammar.schema.report import Report
 
 Scope = frozenset[tuple[str, Location]]
-"""The dynamic scope, as far as it matters: the outermost resource's anchor for each dynamic name."""
+"""The dynamic scope: the outermost resource's anchor of each dynamic name."""
 
 TYPES: Final = {
     "null": 1 << LITERAL,
@@ -44,19 +44,19 @@ TYPES: Final = {
     "object": 1 << OBJECT,
     "array": 1 << ARRAY,
 }
-"""The names of types and the kinds, as a mask, that they are about."""
+"""The names of types, with the mask of their kind."""
 _EVERY_TYPE: Final = frozenset(TYPES)
 UNEVALUATED: Final = {OBJECT: "unevaluatedProperties", ARRAY: "unevaluatedItems"}
 MOST_BRANCHES_WITH_UNEVALUATED: Final = 8
 
 
 class NeedsTracking(Exception):
-    """The schema looks at what others have evaluated or at the dynamic scope: read it again with both tracked."""
+    """The schema depends on evaluated keys or on the dynamic scope: read it again with both tracked."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ObjectFormula(Formula):
-    """The objects of a conjunct, and everything that is no object."""
+    """The objects of a conjunct, and all other values."""
 
     conjunct: ObjectConjunct
 
@@ -85,7 +85,7 @@ class Reader:
         return found[0]
 
     def entered(self, location: Location, scope: Scope) -> Scope:
-        """The dynamic scope within a resource that is entered."""
+        """The dynamic scope after entering a resource."""
         names = {name for name, _ in scope}
         anchors = self.document.dynamic_anchors(location.resource)
         return scope | {(name, anchor) for name, anchor in anchors.items() if name not in names}
@@ -105,14 +105,14 @@ class Reader:
         return Subschema("schema", self, location, scope, keywords)
 
     def by_itself(self, location: Location, scope: Scope, keywords: frozenset[str]) -> Formula:
-        """What a subschema says by keywords that apply no schemas to the same value."""
+        """The formula of the keywords that apply no schemas to the same value."""
         both = self.formulas.both
         values = both(*[self._values(location, name) for name in ("const", "enum") if name in keywords])
         rest = keywords - {"const", "enum"}
         if not rest:
             return values
         own = Subschema("leaf", self, location, scope, rest)
-        # Which spellings of a number are integers is for its range to say, in draft 4.
+        # In draft 4 the range decides which spellings of a number are integers.
         tells_spellings = location.resource.dialect.draft == 4 and "number" not in (own.types or ())
         is_plain = rest <= {"type", "nullable"} and not (tells_spellings and own.kinds >> NUMBER & 1)
         if isinstance(values, Values) and own.types is not None and is_plain:
@@ -132,11 +132,11 @@ class Reader:
             return self.unknown(location, keyword, str(error), error)
 
     def unknown(self, location: Location, keyword: str, reason: str, cause: Exception | None = None) -> Formula:
-        """The formula of a keyword that cannot be enforced, which is reported."""
+        """Report a keyword that cannot be enforced; the formula of any value."""
         return Unknown(problem=self.report.problem(location.path(), keyword, reason, cause))
 
     def fact(self, *, absent: str | None = None, required: tuple[str, ...] = ()) -> Formula:
-        """That a key is absent, or that some are there: the same formula each time."""
+        """That a key is absent, or that keys are present: the same formula each time."""
         found = self._facts.get((absent, required))
         if found is None:
             blocks = () if absent is None else (KeywordGroup({absent: FALSE}),)
@@ -145,10 +145,10 @@ class Reader:
 
 
 class Subschema(Formula):
-    """What a schema object says by some of its keywords, in a dynamic scope.
+    """Some keywords of a schema object, in a dynamic scope.
 
-    With the operator "schema" some of them apply other schemas to the same value: it is then its `expansion`, and
-    what it says of the unevaluated. Else it is a leaf.
+    With the operator "schema" some of them apply schemas to the same value: it is its `expansion`, and its
+    unevaluated*. Else it is a leaf.
     """
 
     __slots__ = ("_expansion", "keywords", "location", "reader", "schema", "scope", "types")
@@ -164,7 +164,7 @@ class Subschema(Formula):
         self.keywords = keywords
         self._expansion: Formula | None = None
         self.types = self._types()
-        """The names of the types that `type` allows; None where it is malformed."""
+        """The allowed names of types; None if `type` is malformed."""
         kinds = ALL_KINDS if self.types is None else sum({TYPES[name] for name in self.types})
         super().__init__(operator, kinds=kinds)
 
@@ -181,22 +181,22 @@ class Subschema(Formula):
         return frozenset(names)
 
     def child(self, *tokens: str | int) -> Formula:
-        """The formula of the subschema under some keys."""
+        """The formula of a subschema, by its keys."""
         return self.reader.formula(self.reader.document.child(self.location, *tokens), self.scope)
 
     def unevaluated(self, kind: int) -> Formula | None:
-        """What it demands of keys or items that nothing else in it looks at."""
+        """The formula of unevaluated keys or items, if it has one."""
         keyword = UNEVALUATED.get(kind)
         return None if keyword is None or keyword not in self.keywords else self.child(keyword)
 
     def by_itself(self) -> Formula:
-        """What it says without applying other schemas to the same value."""
+        """The formula of its other keywords."""
         return self.reader.by_itself(
             self.location, self.scope, self.keywords.difference(IN_PLACE, ("then", "else"))
         )
 
     def expansion(self) -> Formula:
-        """It as the conjunction of its parts, but for unevaluated*."""
+        """The conjunction of its parts, without unevaluated*."""
         if self._expansion is None:
             applying = self.keywords.intersection(IN_PLACE)
             parts = [self.by_itself()]
@@ -237,7 +237,7 @@ class Subschema(Formula):
         formulas = self.reader.formulas
         if not self.reader.is_tracking:
             return formulas.either(*members)
-        # Every branch that holds counts as having looked at keys and items, so each set of branches is a conjunct.
+        # Every branch that holds evaluates keys and items, so each set of branches is a conjunct.
         if len(members) > MOST_BRANCHES_WITH_UNEVALUATED:
             return self._unknown("anyOf", "too many branches beside unevaluated*")
         sizes = range(1, len(members) + 1)
@@ -285,7 +285,7 @@ class Subschema(Formula):
 
 
 def _is_of(value: Frozen, types: frozenset[str]) -> bool:
-    """Whether a value in its frozen form is of one of some types."""
+    """Whether a frozen value is of one of some types."""
     tag, held = value
     if tag == "literal":
         return ("null" if held == "null" else "boolean") in types
