@@ -1,4 +1,4 @@
-"""Constraints in Lark's notation as llguidance reads it."""
+"""Constraints in Lark's notation, for llguidance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHITESPACE: dict[str, dict[str, Any]] = {
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
     "flexible": {"whitespace_pattern": r"( |\r?\n[ \t]{0,64})?"},
 }
-# A schema beside or behind one of these may declare what its neighbours do not: closing it could leave it no value.
+# Schemas beside or under one of these may declare other keys than their neighbours: closing them could allow no value.
 _MERGING = (
     "allOf",
     "not",
@@ -38,13 +38,12 @@ _SPEAKS_OF_KEYS = (
 
 
 def is_lark(source: str) -> bool:
-    """Whether a grammar is written in Lark's notation: it defines no rule by ::=, or it defines a rule `start`."""
+    """Whether a grammar is in Lark's notation: it has no ::=, or it defines a rule `start`."""
     return "::=" not in source or _START.search(source) is not None
 
 
 def lark_of_rules(rules: Cfg) -> str:
-    """Rules each of whose terminals is one character: llguidance reads a lexeme as far as it goes, and one character
-    goes nowhere, so that its parser decides everything."""
+    """Rules with terminals of one character each: llguidance's lexer is greedy, so its parser decides everything."""
     names = ["start", *(f"r{number}" for number in range(1, len(rules.rules)))]
     lines = [f"{_terminal_name(i)}: /{_class_of(chars)}/" for i, chars in enumerate(rules.terminals)]
     for name, alternatives in zip(names, rules.rules, strict=True):
@@ -97,7 +96,7 @@ def lark_of_constraint(kind: str, source: Any, whitespace: str, *, closes_object
 
 
 def _structure(structure: Structure, trigger: str, value: Any) -> str:
-    """What follows a trigger. A regex and its end tag are one lexeme: else the lexer would take the tag for text."""
+    """The text after a trigger. A regex and its end tag are one lexeme, or the lexer would take the tag for text."""
     rest = structure.begin[len(trigger) :]
     before = f"{json.dumps(rest)} " if rest else ""
     if structure.regex is not None:
@@ -106,7 +105,7 @@ def _structure(structure: Structure, trigger: str, value: Any) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """A schema whose objects have no undeclared keys where it says nothing of them."""
+    """A schema with `additionalProperties: false` wherever it says nothing of undeclared keys."""
     check_time()
     if isinstance(schema, list):
         return [_closed(item) for item in schema]

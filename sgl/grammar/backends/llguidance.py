@@ -1,7 +1,4 @@
-"""Constraints through llguidance, an optional extra: EBNF always, the others where `backend="llguidance"` asks for it.
-
-Its matchers walk tokens, not bytes, and know no token budget.
-"""
+"""Constraints through llguidance, an optional extra: EBNF always, the others with `backend="llguidance"`."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ _LARK_NESTING = re.compile(r"[:(\[]")
 _STACK_BYTES = 128 << 20  # 8 KB for each of MAX_RULES; what is not used takes no memory
 _STACK_SIZE = threading.Lock()  # is the process's, while a thread starts
 _MOST_SECONDS = 0.1
-"""CPU time of one mask, or of accepting one token. It grows from token to token where a text has ever more readings, so
-that the first which takes more takes little more."""
+"""CPU time of one mask, or of accepting one token. It grows with the readings of a text, so the first token past it is
+not far past it."""
 _LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "step_max_items": 100_000,  # in one mask. JSON and programming languages need 50,000
@@ -43,7 +40,7 @@ _OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # every way to cut forced tex
 
 
 class LlguidanceMatcher(BackendMatcher, TokenMatcher):
-    """A matcher over llguidance. What that gives up on is not accepted, and the text stays as it was."""
+    """A matcher over llguidance. A token that llguidance gives up on is not accepted, and changes nothing."""
 
     num_bytes = 0  # llguidance does not tell
 
@@ -51,8 +48,8 @@ class LlguidanceMatcher(BackendMatcher, TokenMatcher):
         """first: llguidance's matcher at the start of the text, never advanced."""
         super().__init__(vocabulary)
         self._first = first
-        self._current: Any = None  # `_found`, unless the text is to be read again for it
-        self._ids: list[int] = []  # what `_found` has consumed; `_steps` say how many each step brought
+        self._current: Any = None  # `_found`; None if the text must be read again
+        self._ids: list[int] = []  # consumed by `_found`; `_steps` holds the number of each step
 
     @property
     def _found(self) -> Any:
@@ -64,7 +61,7 @@ class LlguidanceMatcher(BackendMatcher, TokenMatcher):
         return self._current
 
     def accept(self, token_id: int) -> bool:
-        """As `TokenMatcher.accept`. Raises GrammarError where llguidance cannot tell."""
+        """As `TokenMatcher.accept`. Raises GrammarError if llguidance gives up."""
         began = thread_time()
         is_allowed = super().accept(token_id)
         if is_allowed and thread_time() - began > _MOST_SECONDS:
@@ -73,7 +70,7 @@ class LlguidanceMatcher(BackendMatcher, TokenMatcher):
         return is_allowed
 
     def accept_bytes(self, data: bytes) -> bool:
-        """As `TokenMatcher.accept_bytes`; False too where llguidance cannot tell."""
+        """As `TokenMatcher.accept_bytes`; False too if llguidance gives up."""
         try:
             return super().accept_bytes(data)
         except GrammarError:
@@ -97,15 +94,15 @@ class LlguidanceMatcher(BackendMatcher, TokenMatcher):
         self._go_back_by(num_tokens)
 
     def _go_back_by(self, num_tokens: int) -> None:
-        """Undo what `_found` consumed beyond `_ids`. llguidance cannot take back all that it reads: then it reads the
-        text again, once somebody asks for more of it; most have failed for good."""
+        """Undo what `_found` consumed beyond `_ids`. If llguidance cannot, it reads the text again when next used;
+        most failed matchers are not."""
         if num_tokens and not self._found.is_error():
             self._found.rollback(num_tokens)
         if self._found.is_error():
             self._current = None
 
     def mask(self, remaining: int | None = None) -> Int32Array:
-        """As `TokenMatcher.mask`, and always another array; `remaining` restricts nothing. Raises GrammarError."""
+        """As `TokenMatcher.mask`, a new array; `remaining` restricts nothing. Raises GrammarError."""
         row = self._row()[: self._vocabulary.words] & _with_bytes(self._vocabulary)
         if not self._is_finished and self.is_accepting():
             for token_id in self._vocabulary.eos_ids:
@@ -113,7 +110,7 @@ class LlguidanceMatcher(BackendMatcher, TokenMatcher):
         return row
 
     def _row(self) -> Int32Array:
-        """The mask of the vocabulary and of the tokens behind it. Raises GrammarError."""
+        """The mask with the tokens behind the vocabulary. Raises GrammarError."""
         row = np.zeros((self._vocabulary.size + _NUM_MORE + 31) // 32, np.int32)
         if not self._is_finished:
             began = thread_time()
@@ -149,7 +146,7 @@ class LlguidanceMatcher(BackendMatcher, TokenMatcher):
 
 
 def compile_ebnf(source: str, vocabulary: Vocabulary) -> LlguidanceMatcher:
-    """A matcher at the start of the text. Raises GrammarError, also where llguidance is not installed."""
+    """A matcher at the start of the text. Raises GrammarError, also if llguidance is not installed."""
     if is_lark(source):
         check_size(len(source), MAX_SOURCE, "the grammar has more than {} characters")
         check_size(len(_LARK_NESTING.findall(source)), MAX_RULES, "the grammar has more than {} rules and groups")
@@ -162,7 +159,7 @@ def compile_ebnf(source: str, vocabulary: Vocabulary) -> LlguidanceMatcher:
 def compile_llguidance(
     kind: str, source: Any, vocabulary: Vocabulary, whitespace: str, *, closes_objects: bool
 ) -> LlguidanceMatcher:
-    """As `compile_ebnf`, of any constraint. source: as `compile` takes it, choices checked."""
+    """As `compile_ebnf`, of any constraint; source: as of `compile`, choices checked."""
     if kind == "ebnf":
         return compile_ebnf(source, vocabulary)
     return _compile(lark_of_constraint(kind, source, whitespace, closes_objects=closes_objects), vocabulary)
@@ -181,8 +178,7 @@ def _compile(lark: str, vocabulary: Vocabulary) -> LlguidanceMatcher:
 
 
 def _on_a_deep_stack(function: Callable[[], T]) -> T:
-    """The result of a function that calls itself for each rule within a rule: on an ordinary stack, 3,000 of them end
-    the process."""
+    """The result of a function that recurses into nested rules: 3,000 of them overflow an ordinary stack."""
     with _STACK_SIZE:
         before = threading.stack_size(_STACK_BYTES)
         try:
@@ -197,7 +193,7 @@ def _on_a_deep_stack(function: Callable[[], T]) -> T:
 
 
 def _failure(found: Any) -> GrammarError:
-    """What llguidance gave up for."""
+    """The error that llguidance gave up with."""
     message = _error_of(found)
     if "Too many items" in message or "items; max is" in message:
         return _too_ambiguous()
@@ -210,12 +206,12 @@ def _too_ambiguous() -> GrammarTooLarge:
 
 
 def _error_of(found: Any) -> str:
-    """What llguidance says, without its own state."""
+    """llguidance's message without its state."""
     return str(found.get_error()).partition("\n<state>")[0].strip()
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer: the vocabulary, and behind it a token for each byte and the end of texts."""
+    """The tokenizer that llguidance expects: the vocabulary, then a token for each byte and one for the end."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         size = vocabulary.size
@@ -234,7 +230,7 @@ class _Tokens:
 
 @lru_cache(maxsize=4)
 def _with_bytes(vocabulary: Vocabulary) -> Int32Array:
-    """The tokens that have bytes, packed as a mask: Lark may name others, which no constraint allows."""
+    """The mask of tokens with bytes: Lark may name others, which no constraint allows."""
     bits = np.zeros(32 * vocabulary.words, np.bool_)
     bits[: vocabulary.size] = vocabulary.lengths > 0
     return np.packbits(bits, bitorder="little").view(np.int32)

@@ -1,6 +1,6 @@
-"""What the matchers of llguidance and of outlines-core share.
+"""The common part of the matchers of llguidance and outlines-core.
 
-Both walk tokens, not bytes: the vocabulary's, and behind them one token for each byte. Neither knows a token budget.
+Both read tokens, not bytes: the vocabulary's, then one token for each byte. Neither keeps to a token budget.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from sgl.grammar.vocabulary.tokens import Vocabulary
 
 
 class BackendMatcher(TokenMatcher):
-    """`TokenMatcher` over a backend that reads lists of tokens and can take them back."""
+    """A `TokenMatcher` over a backend that reads tokens and takes them back."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._steps: list[int] = []  # what `_go` noted of each accepted step
+        self._steps: list[int] = []  # one entry of `_go` for each accepted step
         self._is_finished = False
 
     @abstractmethod
     def _go(self, ids: list[int]) -> bool:
-        """Accept all of the tokens as one step, perhaps none, and note it in `_steps`; False changes nothing."""
+        """Accept all tokens, perhaps none, as one step, and append to `_steps`; False changes nothing."""
 
     @abstractmethod
     def _undo(self, steps: list[int]) -> None:
-        """Take back the last steps, given by what was noted of them."""
+        """Take back the last steps, given by their entries."""
 
     def accept(self, token_id: int) -> bool:
         if self._is_finished or not 0 <= token_id < self._vocabulary.size:

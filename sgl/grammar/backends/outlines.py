@@ -1,8 +1,7 @@
-"""Constraints through outlines-core: a regex becomes a finite automaton over the tokens of the whole vocabulary.
+"""Constraints through outlines-core: a regex becomes a finite automaton over all tokens of the vocabulary.
 
-outlines-core searches where we match in full, and it drops states behind a match. So each regex ends in a character of
-its own, U+10FFFF: a text matches where that one may follow, and never goes on with it there. interegular, which reads
-the same regexes as sets of texts, tells whether there is any text at all.
+outlines-core searches where we match in full, and drops states behind a match. So each regex ends in U+10FFFF: a text
+matches where that may follow, and never contains it. interegular decides whether there is any text.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _CONTINUES = range(0x80, 0xC0)  # bytes within a character
 
 
 def compile_outlines(kind: str, source: Any, vocabulary: Vocabulary, whitespace: str) -> OutlinesMatcher:
-    """A matcher at the start of the text. source: as `compile` takes it, choices checked. Raises GrammarError."""
+    """A matcher at the start of the text; source: as of `compile`, choices checked. Raises GrammarError."""
     match kind:
         case "json_schema":
             regex = schema_regex(source, whitespace)
@@ -57,7 +56,7 @@ def compile_outlines(kind: str, source: Any, vocabulary: Vocabulary, whitespace:
 
 @lru_cache(maxsize=4)
 def _tokens(vocabulary: Vocabulary) -> Any:
-    """The tokens, behind them one for each byte and one for `_END`."""
+    """The tokens, then one for each byte and one for `_END`."""
     ids: dict[bytes, list[int]] = {}
     end = _END.encode()
     for token_id, data in enumerate(vocabulary.token_bytes):
@@ -72,33 +71,33 @@ def _tokens(vocabulary: Vocabulary) -> Any:
 class _Next(NamedTuple):
     row: Int32Array
     following: list[int]
-    """The bytes that may come next."""
+    """The possible next bytes."""
 
 
 class _TokenFsm:
-    """The automaton of one constraint, shared by its matchers; masks are kept by state."""
+    """The automaton of one constraint, shared by its matchers, with a cache of masks by state."""
 
     def __init__(self, index: Any, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.start: int = index.get_initial_state()
         self.num_bytes = 2 * len(pickle.dumps(index)) + _MASK_BYTES
-        """About the size of the automaton, and of masks at most."""
+        """The approximate size of the automaton and of all masks it may cache."""
         self._index = index
         self._masks: OrderedDict[int, _Next] = OrderedDict()
         self._real: dict[int, bool] = {}
 
     def follow(self, state: int, token_id: int) -> int | None:
-        """Where a token leads, or None if it is not allowed."""
+        """The state after a token, or None if it is not allowed."""
         found: int | None = self._index.get_next_state(state, token_id)
         return found if found is not None and self._is_real(found) else None
 
     def is_accepting(self, state: int) -> bool:
-        """Whether a text may end here."""
+        """Whether a text may end in a state."""
         found = self._index.get_next_state(state, self.vocabulary.size + 256)
         return found is not None and bool(self._index.is_final_state(found))
 
     def next(self, state: int) -> _Next:
-        """What may follow; the mask is not to be written to."""
+        """The mask, read-only, and bytes that may follow."""
         found = self._masks.pop(state, None)
         if found is None:
             found = self._find(state)
@@ -123,7 +122,7 @@ class _TokenFsm:
         return _Next(row, following)
 
     def _is_real(self, state: int) -> bool:
-        """Whether a text leads here: it is no place within or behind `_END`."""
+        """Whether a text leads here: not within or behind `_END`."""
         known = self._real.get(state)
         if known is None:
             known = self._real[state] = not self._index.is_final_state(state) and self._goes_on(state)
@@ -132,7 +131,7 @@ class _TokenFsm:
     def _goes_on(self, state: int) -> bool:
         size = self.vocabulary.size
         if self.is_accepting(state) or self._index.get_next_state(state, size + 256) is not None:
-            return True  # no place within a character
+            return True  # not within a character
         for byte in range(256):
             after = self._index.get_next_state(state, size + byte)
             if after is not None and (byte not in _CONTINUES or self._is_real(after)):
@@ -142,7 +141,7 @@ class _TokenFsm:
 
 @lru_cache(maxsize=4)
 def _partial(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
-    """Tokens, and bytes behind them, that are not whole characters: they may lead into `_END`."""
+    """Tokens, and the bytes behind them, that end within a character: they may lead into `_END`."""
     found = np.zeros(max(32 * vocabulary.words, vocabulary.size + 258), np.bool_)
     for token_id, data in enumerate(vocabulary.token_bytes):
         if not data.isascii():
@@ -155,7 +154,7 @@ def _partial(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
 
 
 class OutlinesMatcher(BackendMatcher, TokenMatcher):
-    """Where a text stands in a token automaton. Of each step the state before it is noted."""
+    """A state of a token automaton. `_steps` holds the state before each step."""
 
     def __init__(self, fsm: _TokenFsm) -> None:
         super().__init__(fsm.vocabulary)
@@ -164,7 +163,7 @@ class OutlinesMatcher(BackendMatcher, TokenMatcher):
 
     @property
     def num_bytes(self) -> int:
-        """About the size of the automaton and its masks."""
+        """As of `_TokenFsm`."""
         return self._fsm.num_bytes
 
     def _go(self, ids: list[int]) -> bool:

@@ -1,8 +1,8 @@
 """JSON Schema to a regex by outlines-core, as far as that is faithful.
 
-outlines-core looks at the first keyword that it knows and ignores the rest, so a schema is first reduced to what it
-reads correctly, references put in place; all else is refused by name. What it then generates is valid, and often less
-than what the schema allows: objects hold no undeclared keys, and JSON of any shape is two levels deep.
+outlines-core reads the first keyword that it knows and ignores the rest. So a schema is first reduced to what it reads
+correctly, references inlined; all else is refused by name. Its texts are valid, but often not all that the schema
+allows: objects have no undeclared keys, and JSON of any shape is two levels deep.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _OF_TYPE = {
 }
 _ALONE = ("$ref", "allOf", "anyOf", "oneOf")
 _UNQUOTED = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\[\\/bfnrt])'
-"""A character of a string whose length is bounded, without quotes: outlines-core prepares for matches that begin
-anywhere, and where a quote may begin another, that takes twice as long with every character."""
-_MAX_SCHEMAS = 10_000  # references written out
-_MAX_ALGEBRA = 2000  # characters of a regex that interegular is asked about: it writes out every state
+"""A character of a string of bounded length, without quotes: outlines-core prepares for matches that begin anywhere,
+and where a quote may begin another, each character doubles the time."""
+_MAX_SCHEMAS = 10_000  # with references inlined
+_MAX_ALGEBRA = 2000  # characters of a regex for interegular, which makes every state
 
 
 def schema_regex(schema: Any, whitespace: str) -> str:
-    """The regex of a schema's JSON texts. Raises GrammarError, which names what cannot be enforced."""
+    """The regex of a schema's JSON texts. Raises GrammarError by the name of what cannot be enforced."""
     reader = _Reader(schema, _WHITESPACE[whitespace])
     return reader.regex(reader.read(schema, ()))
 
@@ -50,11 +50,11 @@ class _Reader:
         self.root = root
         self.whitespace = whitespace
         self.narrowed: list[str] = []
-        """By what some schema, as it was read, allows less than it says."""
+        """The features by which texts are fewer than the schema allows."""
         self._num_schemas = 0
 
     def regex(self, read: dict[str, Any], *, sort_keys: bool = False) -> str:
-        """Of a schema that was read."""
+        """The regex of a schema that was read."""
         try:
             return str(build_regex_from_schema(json.dumps(read, sort_keys=sort_keys), self.whitespace))
         except ValueError as error:
@@ -62,7 +62,7 @@ class _Reader:
             raise GrammarError(f'grammar_backend "outlines" cannot read the schema: {message}') from error
 
     def read(self, schema: Any, within: tuple[str, ...]) -> dict[str, Any]:
-        """A schema in the words that outlines-core reads correctly. within: the references that led here."""
+        """A schema in keywords that outlines-core reads correctly. within: the references that led here."""
         check_time()
         self._num_schemas += 1
         if self._num_schemas > _MAX_SCHEMAS:
@@ -106,7 +106,7 @@ class _Reader:
         return read[0] if len(read) == 1 else {"anyOf": read}
 
     def _check_disjoint(self, read: list[dict[str, Any]]) -> None:
-        """Raises GrammarError unless no value is one of two alternatives."""
+        """Raises GrammarError if a value belongs to two alternatives."""
         if self.narrowed:
             raise _refusal(f"oneOf over {self.narrowed[0]}")
         automata = self._automata(read)
@@ -130,7 +130,7 @@ class _Reader:
         return [read[number] for number in kept]
 
     def _automata(self, read: list[dict[str, Any]]) -> list[Any] | None:
-        """interegular's, of texts with sorted keys; None where that would take too long."""
+        """interegular's automata, of texts with sorted keys; None if they would take too long."""
         regexes = [self.regex(part, sort_keys=True) for part in read]
         if sum(map(len, regexes)) > _MAX_ALGEBRA:
             return None
@@ -261,7 +261,7 @@ def _types_of(value: Any) -> set[str]:
 
 
 def _check_text(text: str, where: str) -> None:
-    """Keys are spliced as they stand, and strings hold no other control characters than those with short escapes."""
+    """Refuse what outlines-core would not escape: keys are copied, strings escape only what has a short escape."""
     is_escaped = json.dumps(text, ensure_ascii=False) != f'"{text}"'
     if any(0x7F <= ord(char) <= 0x9F for char in text) or (is_escaped and where == "a key"):
         raise _refusal(f"control characters, quotes and backslashes in {where}")
@@ -270,7 +270,7 @@ def _check_text(text: str, where: str) -> None:
 
 
 def _at(root: Any, reference: Any) -> Any:
-    """What a reference within the document points to."""
+    """The target of a reference within the document."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise _refusal(f"the reference {reference!r}: it reads those that begin with #/")
     found = root

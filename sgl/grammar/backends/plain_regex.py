@@ -1,7 +1,7 @@
-"""Regexes as every engine reads them: our dialects parsed, and written again in the few signs that all agree on.
+"""Regexes of our dialects, rewritten in the few signs that all engines read alike.
 
-`\\d` means ASCII digits here and Unicode's there, lazy quantifiers change what some automata accept, and each dialect
-escapes in its own way. So classes are written out by their characters, everything else as groups and counts.
+`\\d` is ASCII here and Unicode there, lazy quantifiers change some automata, and escapes differ. So classes become
+lists of characters, and everything else groups and counts.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from sgl.grammar.regular.syntax import Chars, Choice, Dialect, End, Node, Repeti
 NOTHING = r"[^\s\S]"
 """A class that holds no character."""
 _SHORT_ESCAPES = {code: escape.decode() for code, escape in ESCAPED.items() if len(escape) == 2}
-# Neither as they stand nor as escapes: outlines-core's own strings cannot hold them.
+# Left out, bare and escaped: outlines-core's own strings cannot hold them.
 _CONTROLS: CharSet = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x9F))
 
 
 def refusal(backend: str, feature: str) -> GrammarError:
-    """A backend's refusal of a feature that it lacks, or gets wrong."""
+    """The error for a feature that a backend lacks or gets wrong."""
     return GrammarError(f'grammar_backend "{backend}" cannot enforce {feature}; grammar_backend "sgl" may')
 
 
 def plain_regex(
     pattern: str, backend: str, dialect: Dialect = "python", *, search: bool = False, json: bool = False
 ) -> str:
-    """The pattern in plain signs, matched in full: of the texts that it matches somewhere (`search`) or as a whole.
-    With `json`, of the JSON text of such strings, without quotes and without control characters that have no short
-    escape. Raises RegexSyntaxError, and GrammarError for assertions within it."""
+    """A plain regex, matched in full, of the texts that the pattern matches somewhere (`search`) or in full. With
+    `json`, of their JSON texts without quotes and without control characters that have no short escape. Raises
+    RegexSyntaxError, and GrammarError for assertions within it."""
     options = _options(parse(pattern, dialect))
     any_text = "" if not search else f"{_class(EVERY_CHAR, json=json)}*"
     found = []

@@ -1,6 +1,6 @@
-"""Sets of Unicode characters as sorted ranges, and how they turn into expressions over UTF-8 or JSON text.
+"""Sets of Unicode characters as sorted ranges, and their expressions over UTF-8 or JSON text.
 
-Surrogates are in no set: they have no UTF-8. Used by the regex parser and by the JSON text expressions.
+Surrogates are in no set: they have no UTF-8.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ESCAPED: dict[int, bytes] = {
     0x22: b'\\"',
     0x5C: b"\\\\",
 }
-"""The characters that JSON must escape, and their one canonical spelling here (Python's and JavaScript's)."""
+"""The characters that JSON must escape, in canonical spelling (Python's and JavaScript's)."""
 
 
 def normalise(ranges: Iterable[tuple[int, int]]) -> CharSet:
@@ -76,7 +76,7 @@ def fold_ascii(chars: CharSet) -> CharSet:
 
 
 def fold_case(chars: CharSet) -> CharSet:
-    """The set with every character that Unicode's simple case folding takes for one of it."""
+    """The set with all characters that Unicode's simple case folding takes for one of it."""
     return _with_classes(chars, _case_classes())
 
 
@@ -92,11 +92,11 @@ def _with_classes(chars: CharSet, classes: Iterable[tuple[int, ...]]) -> CharSet
 
 @lru_cache(maxsize=1)
 def _case_classes() -> tuple[tuple[int, ...], ...]:
-    """The characters that simple case folding takes for one another, each with at least one other."""
+    """The classes of characters that simple case folding takes for one another."""
     alike: dict[str, list[int]] = {}
     for code in range(_LAST_CASED + 1):
         char = chr(code)
-        # Where full folding writes several characters, simple folding is the lower case, if that is one.
+        # If full folding has several characters, simple folding is the lower case, if that is one.
         forms = [form for form in (char.casefold(), char.lower(), char) if len(form) == 1]
         alike.setdefault(forms[0], []).append(code)
     return tuple(tuple(codes) for codes in alike.values() if len(codes) > 1)
@@ -129,7 +129,7 @@ def utf8(chars: CharSet) -> Expr:
 
 @lru_cache(maxsize=4096)
 def json_text(chars: CharSet) -> Expr:
-    """One character of the set as it stands, canonically spelled, inside a JSON string."""
+    """One character of the set, canonically spelled inside a JSON string."""
     escapes = [literal(ESCAPED[code]) for first, last in chars for code in ESCAPED if first <= code <= last]
     controls: CharSet = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
     return union(utf8(negate(union_of(negate(chars), controls))), *escapes)

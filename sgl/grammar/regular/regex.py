@@ -1,7 +1,7 @@
-"""Regex patterns to expressions, over plain UTF-8 or over the JSON text of a string.
+"""Regex patterns to expressions over UTF-8, or over the JSON text of a string.
 
-A pattern becomes the language of whole texts that it matches: by search, as JSON Schema means it, or in full. It is
-compiled from its end, each part given the language of all that may follow: `$` and look-ahead are intersections.
+A pattern becomes the language of texts that it matches, by search, as in JSON Schema, or in full. It is compiled from
+its end, each part with the language of all that may follow: `$` and look-ahead are intersections.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sgl.grammar.regular.syntax import (
 _Pair = tuple[Expr, Expr]
 """Texts at the start of the whole text, and texts further on: `^` tells them apart."""
 UNROLL_LIMIT = 16
-"""How often a repeat of a part with an assertion in it is written out."""
+"""The most copies of a repeated part with an assertion in it."""
 
 
 @lru_cache(maxsize=1024)
@@ -43,17 +43,13 @@ def compile_regex(pattern: str, *, dialect: Dialect = "ecma", search: bool = Tru
 
 
 def single_class_repeat(pattern: str) -> tuple[Expr, int, int | None] | None:
-    """(character, low, high) if an ECMA pattern, searched, is one class of characters repeated over the whole text:
-    over the JSON text of a string.
-    """
+    """(character, low, high) if an ECMA pattern, searched, repeats one class over the whole text; over JSON text."""
     found = _class_repeat(parse(pattern, "ecma"), search=True)
     return None if found is None else (charset.json_text(found[0]), found[1], found[2])
 
 
 def counted_regex(pattern: str) -> tuple[Expr, int, int | None] | None:
-    """(character, low, high) if a Python pattern, matched in full, is one class of characters repeated a large
-    number of times: what is worth counting.
-    """
+    """(character, low, high) if a Python pattern, matched in full, repeats one class so often that counting pays."""
     found = _class_repeat(parse(pattern, "python"), search=False)
     if found is None or max(found[1], found[2] or 0) <= UNROLL_LIMIT:
         return None
@@ -74,7 +70,7 @@ def _class_repeat(node: Node, *, search: bool) -> tuple[charset.CharSet, int, in
 
 
 def _one_class(node: Node) -> charset.CharSet | None:
-    """The characters of a part that is one character: a class, or a choice of classes."""
+    """The characters of a class, or of a choice of classes; None for another part."""
     if isinstance(node, Chars):
         return node.chars
     if isinstance(node, Choice):
@@ -127,7 +123,7 @@ class _Compiler:
         raise AssertionError(f"{node} is pure")
 
     def plain(self, node: Node) -> Expr:
-        """A part without assertions, whatever follows."""
+        """A part without assertions."""
         match node:
             case Chars(chars):
                 return self.char(chars)
@@ -140,7 +136,7 @@ class _Compiler:
         raise AssertionError(f"{node} is an assertion")
 
     def joined(self, parts: tuple[Node, ...]) -> list[Expr]:
-        """The parts, runs of plain letters drawn together."""
+        """The parts; runs of plain letters become one literal."""
         result: list[Expr] = []
         for is_letter, run in groupby(parts, _is_letter):
             if is_letter:
@@ -165,14 +161,14 @@ class _Compiler:
 
 
 def _each(operation: Callable[..., Expr], *pairs: _Pair) -> _Pair:
-    """A pair worked out from others: once, if position matters to none of them."""
+    """An operation on both languages of pairs: once, if each pair has one language twice."""
     at_start, later = zip(*pairs, strict=True)
     found = operation(*at_start)
     return found, found if all(map(is_, at_start, later)) else operation(*later)
 
 
 def _is_letter(node: Node) -> bool:
-    """Whether it is one ASCII character that has the same text everywhere."""
+    """Whether it is one ASCII character, with the same text in JSON."""
     if not isinstance(node, Chars) or len(node.chars) != 1:
         return False
     first, last = node.chars[0]

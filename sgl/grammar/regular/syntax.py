@@ -1,8 +1,8 @@
-"""The regex dialects, parsed: pattern text to a small tree of character sets, repeats, assertions.
+"""A parser of regexes: from a pattern to a small tree of character sets, repeats and assertions.
 
-Two dialects: "ecma" (JSON Schema's `pattern`) and "python" (`re` with re.ASCII). They differ in what `.`, `\\s`,
-`$` and case mean and in a few escapes. What no byte automaton can express is refused by name: back-references,
-look-behind, word boundaries, atomic groups. Knows nothing of bytes; `regex.py` turns the tree into expressions.
+The dialects "ecma" (JSON Schema's `pattern`) and "python" (`re` with re.ASCII) differ in `.`, `\\s`, `$`, case and a
+few escapes. Features that no automaton expresses are refused by name: back-references, look-behind, word boundaries,
+atomic groups.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _HEX: Final = re.compile("[0-9A-Fa-f]*")
 
 
 def parse(pattern: str, dialect: Dialect) -> Node:
-    """The tree of a pattern. Raises RegexSyntaxError with the position of what cannot be read or expressed."""
+    """The tree of a pattern. Raises RegexSyntaxError with the position of the fault."""
     if len(pattern) > MAX_PATTERN_LEN:
         raise RegexSyntaxError(
             f"the pattern has {len(pattern)} characters and {MAX_PATTERN_LEN} is the limit", pattern=pattern[:100]
@@ -146,7 +146,7 @@ class _Parser:
         return False
 
     def expect(self, form: re.Pattern[str], otherwise: str, at: int) -> str:
-        """The first group of what comes next; an error where that has another form."""
+        """The first group of a form that must follow."""
         found = form.match(self.pattern, self.position)
         if found is None:
             self.fail(otherwise, at)
@@ -240,7 +240,7 @@ class _Parser:
         return atom
 
     def bounds(self) -> tuple[int, int | None] | None:
-        """The bounds behind an opening brace; None, with the position back, if it is a plain character here."""
+        """The bounds behind an opening brace; None, with nothing read, if it is a plain character."""
         found = _BOUNDS.match(self.pattern, self.position)
         low, comma, high = found.groups() if found else ("", "", "")
         if found is None or not (low or (high and not self.is_ecma)):

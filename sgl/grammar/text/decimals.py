@@ -1,8 +1,6 @@
-"""Sets of numbers as JSON Schema constrains them: ranges, multiples and single values, closed under the set
-operations.
+"""Sets of numbers: ranges, multiples and single values, closed under the set operations.
 
-Bounds are exact fractions, so 0.1 means a tenth. How such a set is written as JSON text is in text/numbers.py; the
-schema compiler calls both.
+Bounds are exact fractions: 0.1 is a tenth. `numbers.py` knows their JSON texts.
 """
 
 from __future__ import annotations
@@ -17,17 +15,16 @@ from functools import lru_cache
 from typing import Final
 
 FEW_VALUES: Final = 256
-"""A range of multiples with at most this many members is kept as single values."""
-
-
+"""A range of at most this many multiples becomes single values."""
 Exact = Fraction | int
-"""A number without rounding: an int where a schema lists it as one, since thousands may be listed."""
+"""A number without rounding; an int if a schema lists it as one, since thousands may be listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers between two bounds (None: unbounded) that are multiples of one number and of none of some
-    others."""
+    """The numbers between two bounds (None: unbounded) that are multiples of one number and of none of others.
+
+    `is_plain` integers have no point and no exponent."""
 
     low: Fraction | None = None
     high: Fraction | None = None
@@ -58,7 +55,7 @@ class NumberSet:
         return value in self.values or any(value in part for part in self.ranges)
 
     def __bool__(self) -> bool:
-        """Whether any number belongs to the set; exact, since empty ranges are dropped when they are made."""
+        """Whether any number belongs to the set; exact, since `make_set` drops empty ranges."""
         return bool(self.ranges or self.values)
 
     def __and__(self, other: NumberSet) -> NumberSet:
@@ -84,7 +81,7 @@ class NumberSet:
 
 
 def make_set(ranges: Iterable[Range], values: Iterable[Exact] = ()) -> NumberSet:
-    """The union of ranges and single values, with empty ranges dropped and small ones written out."""
+    """The union of ranges and single values; empty ranges are dropped, small ones become values."""
     kept: list[Range] = []
     single = set(values)
     for part in ranges:
@@ -105,7 +102,7 @@ def _only(value: Exact) -> Range:
 
 
 def meet(left: Range, right: Range) -> Range | None:
-    """What two ranges share; None if their bounds or multiples exclude each other at once."""
+    """The intersection of two ranges; None if their bounds contradict each other."""
     low, low_open = max(
         ((part.low, part.low_open) for part in (left, right) if part.low is not None), default=(None, False)
     )
@@ -129,7 +126,7 @@ def meet(left: Range, right: Range) -> Range | None:
 
 
 def _tighten(part: Range) -> Range | tuple[Fraction, ...]:
-    """The range with bounds that are members, or its members if it has few."""
+    """The range with its bounds moved to members, or its members if they are few."""
     step = part.multiple_of
     if step is None:
         if part.low is None or part.high is None or part.low < part.high:
@@ -156,7 +153,7 @@ def _tighten(part: Range) -> Range | tuple[Fraction, ...]:
 
 
 def _complement(part: Range) -> NumberSet:
-    """Every number that is not in a range."""
+    """The numbers outside a range."""
     result = []
     if part.low is not None:
         result.append(Range(high=part.low, high_open=not part.low_open))
@@ -170,7 +167,7 @@ def _complement(part: Range) -> NumberSet:
 
 
 def _gaps(values: list[Exact]) -> list[Range]:
-    """Everything between, below and above sorted values."""
+    """The ranges between, below and above sorted values."""
     bounds: list[Fraction | None] = [None, *map(Fraction, values), None]
     return [Range(low, high, low is not None, high is not None) for low, high in itertools.pairwise(bounds)]
 
@@ -185,15 +182,15 @@ def least_common_multiple(left: Fraction, right: Fraction) -> Fraction:
 
 @lru_cache(maxsize=1 << 15)
 def exact(value: int | float) -> Fraction:
-    """The number as it was written in the schema: floats by their shortest decimal text. Raises OverflowError for
-    infinities and ValueError for what is not a number or has more digits than a bound can sensibly have."""
+    """The number as the schema writes it: a float by its shortest decimal text. Raises OverflowError for infinities,
+    and ValueError for NaN and too many digits."""
     if isinstance(value, float):
         return Fraction(Decimal(repr(value)))
     return Fraction(sized(value))
 
 
 def sized(value: int) -> int:
-    """The number itself. Raises ValueError if it has more digits than a bound can sensibly have."""
+    """The number itself. Raises ValueError for too many digits."""
     if value.bit_length() > 4096:
         raise ValueError("more than 1,200 digits")
     return value

@@ -1,7 +1,6 @@
-"""The JSON texts of a set of numbers, as expressions that read digits and compare as they go.
+"""The JSON texts of a range of numbers, as expressions that compare digits as they read them.
 
-A text is followed by its place against each bound and its remainder for each multiple, so no range is ever expanded
-into alternatives. Called by the schema compiler for every constrained number.
+A state holds the comparison with each bound and the remainder for each multiple, so no range becomes alternatives.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from sgl.grammar.text.decimals import Exact, Range
 from sgl.time_limit import check_size
 
 MOST_DIGITS: Final = 15
-"""Every decimal fraction of so many digits is told from all others by doubles."""
+"""Doubles tell decimal fractions of so many digits apart."""
 START, ZERO, INTEGER, POINT, FRACTION = range(5)
-"""Phases of a text: nothing read, a leading zero, digits before the point, the point, digits behind it."""
+"""Phases: nothing read, a leading zero, digits before the point, the point, digits behind it."""
 SETTLED: Final = 2
-"""Instead of a comparison: the bound holds whatever follows."""
+"""In place of a comparison: the bound holds whatever follows."""
 _DEAD: Final = 3
 MAX_EXPONENT: Final = 308
 MIN_EXPONENT: Final = -324
 MOST_REMAINDERS: Final = 1000
-"""Of a multiple, where a search has to go through them to find what leads to one."""
+"""The most remainders of a multiple that must be searched."""
 _MOST_DECIMALS: Final = 20
-"""How many decimals of whole numbers may be shifted away by an exponent."""
+"""The most decimals of a whole number with an exponent."""
 
 
 def decimal_text(value: Exact) -> str:
-    """A decimal fraction without an exponent, in as few digits as possible."""
+    """A decimal fraction without an exponent, in the fewest digits."""
     if value.denominator == 1:
         return str(value.numerator)
     shift = decimals_of(value)
@@ -45,7 +44,7 @@ def decimal_text(value: Exact) -> str:
 
 
 def decimals_of(value: Exact) -> int:
-    """How many digits behind the point a decimal fraction needs."""
+    """The digits behind the point of a decimal fraction."""
     twos, fives, rest = 0, 0, value.denominator
     while rest % 2 == 0:
         rest //= 2
@@ -58,7 +57,7 @@ def decimals_of(value: Exact) -> int:
 
 
 class Digits(Compound):
-    """What is left of a number's text in some state of its form."""
+    """The rest of a number's text in a state of its form."""
 
     __slots__ = ("form", "state")
 
@@ -80,22 +79,21 @@ class Digits(Compound):
 
 
 class State(NamedTuple):
-    """What matters of the digits that were read."""
+    """What later digits depend on."""
 
     phase: int
     place: int
-    """Digits since the start or the point, as far as bounds and multiples ask for them."""
+    """Digits since the start or the point, as far as bounds and multiples need them."""
     against: tuple[int, ...]
-    """By bound: -1, 0, 1 while what was read is less than, equal to or greater than as many digits of it, SETTLED
-    when it holds whatever follows."""
+    """By bound: -1, 0, 1 if the digits read are less than, equal to or greater than as many of its own, or SETTLED."""
     digits: int
-    """All digits, where their number is limited."""
+    """All digits, if their number is limited."""
     remainders: tuple[int, ...]
-    """By multiple; -1 where the number can be none of it any more."""
+    """By multiple; -1 if the number can no longer be one."""
 
 
 class Form(ABC):
-    """One kind of texts of the numbers of a range of non-negative ones: nodes are made once per state."""
+    """One kind of texts of a range of non-negative numbers: one node for each state."""
 
     def __init__(self, part: Range) -> None:
         self.bounds = (
@@ -105,19 +103,19 @@ class Form(ABC):
         self._nodes: dict[State, Expr] = {}
 
     def node(self, state: State) -> Expr:
-        """What may follow in a state."""
+        """The expression of a state."""
         found = self._nodes.get(state)
         if found is None:
             found = self._nodes[state] = Digits(self, state)
         return found
 
-    @abstractmethod
     def accepts(self, state: State) -> bool:
         """Whether a number may end in a state."""
+        return False
 
-    @abstractmethod
     def is_dead(self, state: State) -> bool | None:
-        """Whether no number ends behind a state, or None where that takes a search."""
+        """Whether no number ends behind a state, or None if that takes a search."""
+        return None
 
     def shortest_text(self, state: State) -> bytes | None:
         """See `Compound.shortest_text`."""
@@ -129,9 +127,9 @@ class Form(ABC):
 
 
 class Bound:
-    """A bound by its digits before and behind the point, and by its significant digits and the exponent of the first.
+    """A bound: its digits before and behind the point, its significant digits and the exponent of the first.
 
-    Numbers are at least its value if `is_low`, else at most; there is no bound if that is None.
+    Lower if `is_low`, else upper; none if the value is None.
     """
 
     def __init__(self, value: Fraction | None, *, is_open: bool, is_low: bool) -> None:
@@ -144,15 +142,15 @@ class Bound:
         self.exponent = len(self.whole) - 1 - (len(digits) - len(digits.lstrip("0")))
 
     def is_met(self, order: int) -> bool:
-        """Whether a number meets it that is less than, equal to or greater than it."""
+        """Whether a number meets it that compares to it as `order`."""
         return not self.is_open if order == 0 else (order > 0) == self.is_low
 
     def _decided(self, order: int) -> int:
-        """Once a number will stay less or greater than it, or is equal to it so far."""
+        """The comparison with a number that stays less or greater, or is equal so far."""
         return 0 if order == 0 else SETTLED if self.is_met(order) else _DEAD
 
     def after_whole(self, against: int, place: int, digit: int) -> int:
-        """How the digits before the point stand to it after one more."""
+        """The comparison after one more digit before the point."""
         if against == SETTLED:
             return SETTLED
         if place >= len(self.whole):
@@ -161,15 +159,15 @@ class Bound:
         return self._decided(1) if against > 0 and place + 1 == len(self.whole) else against
 
     def after_point(self, against: int, place: int) -> int:
-        """How a number stands to it of which all digits before the point are read."""
+        """The comparison once all digits before the point are read."""
         return against if against == SETTLED else self._decided(-1 if place < len(self.whole) else against)
 
     def after_fraction(self, against: int, place: int, digit: int) -> int:
-        """How a number that equalled it so far stands to it after one more digit behind the point."""
+        """The comparison after one more digit behind the point."""
         return against if against == SETTLED else self._decided(compare(digit, self.fraction[place : place + 1]))
 
     def holds(self, against: int, phase: int, place: int) -> bool:
-        """Whether it holds for a number that ends here."""
+        """Whether a number may end here."""
         if against == SETTLED:
             return True
         if phase == FRACTION:
@@ -180,13 +178,13 @@ class Bound:
 
 
 def compare(digit: int, other: str) -> int:
-    """-1, 0 or 1 as a digit is less than, equal to or greater than another; none counts as 0."""
+    """-1, 0 or 1 as a digit is less than, equal to or greater than another; "" is 0."""
     value = int(other or 0)
     return (digit > value) - (digit < value)
 
 
 class Multiple(NamedTuple):
-    """A number has to be a multiple of `step` in units of its last decimal, or must not be one."""
+    """Numbers must, or must not, be multiples of `step`, in units of its last decimal."""
 
     step: int
     decimals: int
@@ -194,10 +192,10 @@ class Multiple(NamedTuple):
 
 
 class Plain(Form):
-    """Texts without an exponent: digits, and perhaps a point and more digits.
+    """Texts without an exponent.
 
-    Where multiples matter all digits are counted, since a reader that keeps numbers as doubles would round a longer
-    fraction to what is a multiple or is none.
+    With multiples, the number of digits is limited: readers that use doubles would round a longer fraction to a
+    multiple, or from one.
     """
 
     def __init__(self, part: Range, *, any_spelling: bool) -> None:
@@ -208,7 +206,7 @@ class Plain(Form):
             Multiple(int(step * 10 ** decimals_of(step)), decimals_of(step), is_wanted) for step, is_wanted in steps
         ]
         self.is_whole = len(steps) == 1 and self.multiples[0].is_wanted and self.multiples[0].decimals == 0
-        """A whole number is what all have to be a multiple of: arithmetic says what leads to one."""
+        """Numbers must be multiples of a whole number: arithmetic finds them."""
         if part.multiple_of is not None and not self.is_whole:
             most = MOST_REMAINDERS if len(steps) == 1 else MOST_REMAINDERS // 10
             what = "multipleOf with decimals has {} units of its last one at most; a whole number may be any"
@@ -236,7 +234,7 @@ class Plain(Form):
         return True
 
     def is_dead(self, state: State) -> bool | None:
-        """Multiples are found by arithmetic: a search would come by most of the remainders."""
+        """By arithmetic for multiples: a search would visit most remainders."""
         phase, place, (against_low, against_high), digits, remainders = state
         is_wanted = all(multiple.is_wanted for multiple in self.multiples)
         is_one = is_wanted and len(self.multiples) == 1
@@ -254,7 +252,7 @@ class Plain(Form):
         return False if all(10 ** (high - place) >= multiple.step for multiple in self.multiples) else None
 
     def shortest_text(self, state: State) -> bytes | None:
-        """By arithmetic, where there is a way: a search would come by most of the remainders."""
+        """By arithmetic if possible: a search would visit most remainders."""
         if not self.is_whole or state.phase not in (START, INTEGER):
             return None
         if state.phase == INTEGER:
@@ -272,7 +270,7 @@ class Plain(Form):
         return min(texts, key=lambda text: (len(text), text))
 
     def _whole_multiple(self, place: int, against_low: int, against_high: int, remainder: int) -> str | None:
-        """The first of the fewest digits before the point, perhaps none, that lead to a multiple within the bounds."""
+        """The first of the shortest strings of digits that lead to a whole multiple within the bounds."""
         low, high = self.bounds
         step = self.multiples[0].step
         start = max(place, 0 if against_low == SETTLED else len(low.whole))
@@ -295,7 +293,7 @@ class Plain(Form):
         return None
 
     def _reaches_multiple(self, place: int, digits: int, remainder: int) -> bool:
-        """Whether some more digits behind the point, within the limit on digits, lead to a multiple."""
+        """Whether more digits behind the point, within the limit, lead to a multiple."""
         step, decimals, _ = self.multiples[0]
         left = max(decimals - place, 0)
         free = min(left, MOST_DIGITS - digits) if self.counts_digits else left
@@ -347,7 +345,7 @@ class Plain(Form):
         return EMPTY if _DEAD in against else self.node(State(after, place, tuple(against), digits, tuple(left)))
 
     def _place_limit(self, against: list[int]) -> int:
-        """Beyond this many decimals one more zero changes nothing."""
+        """The decimals beyond which a zero changes nothing."""
         limits = [self.max_decimals or 0, *(multiple.decimals for multiple in self.multiples)]
         for bound, seen in zip(self.bounds, against, strict=True):
             limits.append(0 if seen == SETTLED else len(bound.fraction))
@@ -363,10 +361,10 @@ class Plain(Form):
 
 
 class Scientific(Form):
-    """Texts d.ddde±x with one digit other than 0 before the point; whole numbers only, if so asked, and then only
-    with as many decimals as the exponent shifts away. `exponents` gives the texts of a range of exponents.
+    """Texts d.ddde±x with one digit other than 0 before the point. `exponents` gives the texts of a range of exponents.
 
-    Comparisons are of the significant digits; the digits counted are decimals.
+    If `is_whole`, no more decimals than the exponent shifts away. Comparisons are of significant digits, and `digits`
+    counts decimals.
     """
 
     def __init__(self, part: Range, exponents: Callable[[int, int], Expr], *, is_whole: bool) -> None:
@@ -375,12 +373,6 @@ class Scientific(Form):
         self.is_whole = is_whole
         against = tuple(0 if bound.value else SETTLED for bound in self.bounds)
         self.start = self.node(State(START, 0, against, 0, ()))
-
-    def accepts(self, state: State) -> bool:
-        return False
-
-    def is_dead(self, state: State) -> bool | None:
-        return None
 
     def arcs(self, state: State) -> Arcs:
         phase = state.phase

@@ -1,8 +1,4 @@
-"""The string formats of JSON Schema as languages of JSON text.
-
-Each is the grammar of the standard that defines it, written as a regex; `format_text` compiles it once. The reader
-of schemas asks here.
-"""
+"""The string formats of JSON Schema: the grammar of each standard as a regex."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ KNOWN_BUT_UNDECIDABLE: Final = {
     "idn-hostname": "the validity of an internationalised domain depends on Unicode tables and on context",
     "regex": "nested groups make regular expressions a language that is not regular",
 }
-"""Formats of the standard that no lexeme can express, and why."""
+"""Standard formats that no regular language expresses, and why."""
 
 # Dates (RFC 3339, section 5.6). The year 0000 is left out: no calendar library reads it back.
 _YEAR = r"(?:0{3}[1-9]|0{2}[1-9]\d|0[1-9]\d{2}|[1-9]\d{3})"
@@ -113,13 +109,12 @@ FORMATS: Final = frozenset((*_PATTERNS, "time", "date-time"))
 
 
 LONGEST: Final = {"hostname": 253}
-"""The most characters that strings of a format have, where its language here does not say."""
+"""The most characters of a format, if its regex does not limit them."""
 
 
 @lru_cache(maxsize=64)
 def format_text(name: str) -> Expr | None:
-    """The canonical JSON texts, without quotes, of the strings of a format; None for a name that is no format
-    here."""
+    """The canonical JSON texts of a format's strings, without quotes; None for an unknown format."""
     if name == "time":
         return union(_regex(_TIME), *_leap_seconds())
     if name == "date-time":
@@ -134,8 +129,8 @@ def _regex(pattern: str) -> Expr:
 
 
 def _leap_seconds() -> list[Expr]:
-    """The texts of 23:59:60 UTC in local time. There are leap seconds since 1972, since when every offset is a
-    multiple of a quarter of an hour."""
+    """The texts of 23:59:60 UTC in local time. Since leap seconds began, in 1972, offsets are whole quarters of an
+    hour."""
     offsets: dict[int, list[bytes]] = {}
     for ahead in range(0, 24 * 60, 15):
         for sign, minutes in ((b"+", ahead), (b"-", -ahead)):

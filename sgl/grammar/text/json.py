@@ -1,7 +1,7 @@
-"""The lexical side of JSON: expressions for strings, numbers and white space, and the canonical text of a string.
+"""JSON's lexemes: expressions for strings, numbers and white space, and the canonical text of a string.
 
-Constrained strings, keys and enumerated values have one spelling: UTF-8 as it is, escapes only where JSON demands
-them. Unconstrained strings may spell a character in every legal way.
+Constrained strings, keys and enumerated values have one spelling: UTF-8, with the escapes that JSON requires.
+Unconstrained strings may use every legal spelling.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HEX: Final = byte_set(byte_range(0x30, 0x39) | byte_range(0x41, 0x46) | byte_ra
 
 
 def _hex_escape() -> Expr:
-    """One character as one \\uXXXX that is not a surrogate, or as a pair of surrogates."""
+    """One character as \\uXXXX, or as a pair of surrogates."""
     digits = {char: byte_set((1 << ord(char)) | (1 << ord(char.upper()))) for char in "abcdef"}
     not_d = byte_set(_mask("0123456789abcefABCEF"))
     below_8 = byte_set(_mask("01234567"))
@@ -34,11 +34,11 @@ def _mask(characters: str) -> int:
 
 QUOTE: Final = literal(b'"')
 CANONICAL_CHAR: Final = json_text(EVERY_CHAR)
-"""One character of a string in its one canonical spelling."""
+"""One character in canonical spelling."""
 CANONICAL_BODY: Final = repeat(CANONICAL_CHAR, 0, None)
-"""Every string in canonical spelling, without its quotes."""
+"""Every string in canonical spelling, without quotes."""
 JSON_CHAR: Final = union(CANONICAL_CHAR, concat(literal(b"\\"), byte_set(_mask('"\\/bfnrt'))), _hex_escape())
-"""One character of a string in any spelling."""
+"""One character in any spelling."""
 JSON_STRING: Final = concat(QUOTE, repeat(JSON_CHAR, 0, None), QUOTE)
 _DIGIT: Final = byte_set(_mask("0123456789"))
 JSON_INTEGER: Final = concat(
@@ -51,17 +51,17 @@ JSON_NUMBER: Final = concat(
 )
 MAX_BLANKS: Final = 64
 BLANK_BYTES: Final = _mask(" \t")
-# No other expression is this one: a lexeme that comes to it counts what follows.
+# An expression of its own: a lexeme that reaches it counts the blanks that follow.
 _BLANKS: Final = intern(Repeat, byte_set(BLANK_BYTES), 0, MAX_BLANKS, key=(Repeat, "blanks"))
 WHITESPACE: Final = {
     "compact": literal(b""),
     "flexible": union(repeat(literal(b" "), 0, 1), concat(repeat(literal(b"\r"), 0, 1), literal(b"\n"), _BLANKS)),
 }
-"""What may stand between two tokens of JSON: nothing, or one space, or a line break and at most 64 columns."""
+"""Texts between JSON's tokens: nothing, or one space, or a line break and at most 64 columns."""
 
 
 def behind_blanks(expr: Expr) -> Expr | None:
-    """What is left behind all blanks that may follow a line break; None for any other place."""
+    """The rest behind the blanks after a line break; None in any other expression."""
     if isinstance(expr, Concat):
         return expr.tail if expr.head is _BLANKS else None
     return EPSILON if expr is _BLANKS else None
@@ -71,9 +71,7 @@ _ESCAPES: Final = {char: escape.decode() for char, escape in ESCAPED.items()}
 
 
 def string_body(text: str) -> bytes:
-    """The canonical JSON text of a string, without quotes. A lone surrogate has no UTF-8 and raises
-    UnicodeEncodeError.
-    """
+    """The canonical JSON text of a string, without quotes. Raises UnicodeEncodeError for a lone surrogate."""
     return text.translate(_ESCAPES).encode()
 
 

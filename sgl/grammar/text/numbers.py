@@ -1,7 +1,4 @@
-"""The JSON texts of a set of numbers: ranges digit by digit, single values in the spellings that JSON writers use.
-
-The schema compiler calls `number_text` for every set of numbers.
-"""
+"""The JSON texts of a set of numbers: ranges digit by digit, single values in the spellings of JSON writers."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ from sgl.grammar.text.digits import Plain, Scientific, decimal_text
 from sgl.grammar.text.json import JSON_INTEGER, JSON_NUMBER
 
 LARGEST_PLAIN: Final = 10**21
-"""Single values from here on are written with an exponent where it is shorter."""
+"""Single values from here on have an exponent if that is shorter."""
 _SHORT: Final = 10**16
-"""Whole floats below are printed without an exponent."""
+"""Whole floats below have no exponent."""
 
 _MINUS: Final = literal(b"-")
 _ZEROS: Final = repeat(literal(b"0"), 0, None)
@@ -29,9 +26,9 @@ _TRAILING: Final = repeat(concat(literal(b"."), repeat(literal(b"0"), 1, None)),
 def number_text(numbers: NumberSet, *, any_spelling: bool) -> Expr:
     """The JSON texts of the numbers of a set.
 
-    With `any_spelling`, zeros may trail behind the point and exponents may be used in the normalised form that JSON
-    writers produce (one digit other than 0 before the point), but in ranges that ask for plain texts; without, a
-    number has one plain decimal text, except where the set has no bound at all.
+    With `any_spelling`, zeros may trail and exponents are allowed in the normalised form of JSON writers (one digit
+    other than 0 before the point), except in plain ranges. Without, a number has one plain decimal text, except in the
+    set of all numbers.
     """
     texts = []
     single: list[Exact] = []
@@ -76,7 +73,7 @@ def _values_text(values: Iterable[Exact], any_spelling: bool) -> Expr:
 
 
 def _float_text(value: Exact) -> str:
-    """How a JSON writer would print the value as a float, if a float holds it exactly; its plain text otherwise."""
+    """The value as JSON writers print the float, if one holds it exactly; else its plain text."""
     try:
         text = repr(float(value))
     except OverflowError:
@@ -115,7 +112,7 @@ def _magnitude_text(part: Range, any_spelling: bool) -> Expr:
 
 @lru_cache(maxsize=1024)
 def _exponent_text(least: int, most: int) -> Expr:
-    """The exponents least…most with or without a plus sign and one leading zero."""
+    """The exponents least…most, optionally with a plus sign and one leading zero."""
     if least > most:
         return EMPTY
     padding = repeat(literal(b"0"), 0, 1)
