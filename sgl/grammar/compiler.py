@@ -79,29 +79,21 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class Grammar:
     """A compiled constraint over one vocabulary, shared by requests.
 
     Its automaton grows as matchers walk it: matchers of one grammar must not run at the same time.
     """
 
-    def __init__(
-        self,
-        constraint: Constraint,
-        vocabulary: Vocabulary,
-        first: TokenMatcher,
-        dropped: tuple[Dropped, ...] = (),
-        automaton: Automaton | None = None,
-        masks: MaskCache | None = None,
-    ) -> None:
-        self.constraint = constraint
-        self.vocabulary = vocabulary
-        self.dropped = dropped
-        """The keywords that lenient mode did not enforce."""
-        self.automaton = automaton
-        """What the matchers walk; None for `ebnf`, which is llguidance's, and for other backends."""
-        self.masks = masks
-        self._first = first
+    constraint: Constraint
+    vocabulary: Vocabulary
+    _first: TokenMatcher
+    dropped: tuple[Dropped, ...] = ()
+    """The keywords that lenient mode did not enforce."""
+    automaton: Automaton | None = None
+    """What the matchers walk; None for `ebnf`, which is llguidance's, and for other backends."""
+    masks: MaskCache | None = None
 
     @property
     def num_bytes(self) -> int:

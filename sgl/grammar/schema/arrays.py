@@ -126,24 +126,16 @@ class ArrayConjunct(Conjunct):
 ANY_ARRAY: Final = ArrayConjunct()
 
 
+@dataclass(frozen=True, slots=True)
 class Resolver:
-    """Turns conjuncts into shapes, some of whose items may turn out to have no values.
+    """Turns conjuncts into shapes, some of whose items may turn out to have no values."""
 
-    `single_values` lists the values of a formula, if they are finitely many scalars; `all_strings` is the language of
-    their bodies, if they are strings.
-    """
-
-    def __init__(
-        self,
-        formulas: Formulas,
-        schema_of: Callable[[Formula], Schema],
-        single_values: Callable[[Formula], list[Formula] | None],
-        all_strings: Callable[[Formula], Expr | None],
-    ) -> None:
-        self.formulas = formulas
-        self.schema_of = schema_of
-        self.single_values = single_values
-        self.all_strings = all_strings
+    formulas: Formulas
+    schema_of: Callable[[Formula], Schema]
+    single_values: Callable[[Formula], list[Formula] | None]
+    """The values of a formula, if they are finitely many scalars."""
+    all_strings: Callable[[Formula], Expr | None]
+    """The language of the bodies of its values, if they are strings."""
 
     def shapes(self, conjunct: ArrayConjunct) -> Iterator[Array]:
         """One shape, or a list of arrays of distinct items. Raises Undecidable."""

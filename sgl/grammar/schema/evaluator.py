@@ -104,23 +104,23 @@ class Evaluator:
 
     def _within(self, context: KindSet, formula: Formula, kind: int) -> Result:
         """The intersection of a context and a formula."""
-        match formula.operator if kind >= OBJECT or context is EVERYTHING[kind] else "":
-            case "schema":
-                assert isinstance(formula, Subschema)
+        if kind < OBJECT and context is not EVERYTHING[kind]:
+            return self._meet_known(context, formula, kind)
+        match formula:
+            case Subschema(operator="schema"):
                 return self._within_schema(context, formula, kind)
-            case "and":
+            case OneOf():
+                return self._within_one(context, formula, kind)
+            case Formula(operator="and"):
                 problem = None
                 for member in sorted(formula.members, key=self._weight):
                     context, own = self._within(context, member, kind)
                     problem = problem or own
                 return Result(context, problem)
-            case "or":
+            case Formula(operator="or"):
                 parts = (self._within(context, member, kind) for member in formula.members)
                 return self._any_of(parts, context, kind)
-            case "one":
-                assert isinstance(formula, OneOf)
-                return self._within_one(context, formula, kind)
-            case "not" if not self.reader.is_tracking:
+            case Formula(operator="not") if not self.reader.is_tracking:
                 return self._without(context, formula.members[0], kind)
         return self._meet_known(context, formula, kind)
 

@@ -62,14 +62,7 @@ def _values_text(values: Iterable[Exact], any_spelling: bool) -> Expr:
                 whole.append(b"-0")
     if not any_spelling:
         return words([*whole, *broken, *scientific])
-    parts = []
-    if whole:
-        parts.append(concat(words(whole), _TRAILING))
-    if broken:
-        parts.append(concat(words(broken), _ZEROS))
-    if scientific:
-        parts.append(words(scientific))
-    return union(*parts)
+    return union(concat(words(whole), _TRAILING), concat(words(broken), _ZEROS), words(scientific))
 
 
 def _float_text(value: Exact) -> str:
