@@ -96,7 +96,7 @@ _REFUSED_GROUPS: Final = {
     "P=": "a back-reference",
 }
 _COUNTS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_BOUNDS: Final = re.compile(r"(\d*)(,?)(\d*)\}", re.ASCII)
+_QUANTIFIER: Final = re.compile(r"([*+?])|\{(\d*)(,?)(\d*)\}", re.ASCII)
 _GROUP_NAME: Final = re.compile(r"([^\W\d]\w*)>")
 _COMMENT: Final = re.compile(r"([^)]*)\)")
 _BRACES: Final = re.compile(r"\{([^}]*)\}")
@@ -191,6 +191,8 @@ class _Parser:
 
     def atom(self) -> Node | None:
         at = self.position
+        if self.quantifier() is not None:
+            self.fail("a quantifier has nothing to repeat", at)
         char = self.next()
         if char == "(":
             return self.group(at)
@@ -207,28 +209,17 @@ class _Parser:
             if self.position < len(self.pattern) and self.pattern[self.position] in "AZz" and not self.is_ecma:
                 return Start() if self.next() == "A" else End(before_newline=False)
             return self.chars(self.escape(in_class=False))
-        if char in "*+?" or (char == "{" and self.bounds() is not None):
-            self.fail("a quantifier has nothing to repeat", at)
         return self.chars(((ord(char), ord(char)),))
 
     def quantified(self, atom: Node, at: int) -> Node:
-        while self.position < len(self.pattern):
+        while True:
             start = self.position
-            char = self.pattern[start]
-            if char in "*+?":
-                self.position += 1
-                low, high = _COUNTS[char]
-            elif char == "{":
-                self.position += 1
-                bounds = self.bounds()
-                if bounds is None:
-                    self.position = start
-                    return atom
-                low, high = bounds
-                if high is not None and high < low:
-                    self.fail("the bounds of a repeat are reversed", start)
-            else:
+            bounds = self.quantifier()
+            if bounds is None:
                 return atom
+            low, high = bounds
+            if high is not None and high < low:
+                self.fail("the bounds of a repeat are reversed", start)
             if self.take("+"):
                 self.refuse("a possessive quantifier", start)
             self.take("?")  # lazy or greedy: the language is the same
@@ -237,16 +228,20 @@ class _Parser:
             atom = Repetition(atom, low, high)
             if self.position < len(self.pattern) and self.pattern[self.position] in "*+?":
                 self.fail("a quantifier follows a quantifier")
-        return atom
 
-    def bounds(self) -> tuple[int, int | None] | None:
-        """The bounds behind an opening brace; None, with nothing read, if it is a plain character."""
-        found = _BOUNDS.match(self.pattern, self.position)
-        low, comma, high = found.groups() if found else ("", "", "")
-        if found is None or not (low or (high and not self.is_ecma)):
+    def quantifier(self) -> tuple[int, int | None] | None:
+        """The bounds of a quantifier that comes next; None, with nothing read, if none does."""
+        found = _QUANTIFIER.match(self.pattern, self.position)
+        if found is None:
+            return None
+        sign, low, comma, high = found.groups(default="")
+        if sign:
+            self.position += 1
+            return _COUNTS[sign]
+        if not low and (self.is_ecma or not high):
             return None
         if len(low) > 9 or len(high) > 9:
-            self.fail("the bound of a repeat is too large")
+            self.fail("the bound of a repeat is too large", self.position + 1)
         self.position = found.end()
         least = int(low or 0)
         return least, (int(high) if high else None) if comma else least
