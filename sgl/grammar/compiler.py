@@ -273,14 +273,14 @@ def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: 
 
 
 def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped: list[Dropped], then: Node) -> Node:
-    compiled = compile_schema(
+    schema, not_enforced = compile_schema(
         source,
         lenient=constraint.lenient,
         any_spelling=constraint.whitespace == "flexible",
         closes_objects=constraint.additional_properties == "closed",
     )
-    dropped += compiled.dropped
-    return value_node(builder, compiled.root, then)
+    dropped += not_enforced
+    return value_node(builder, schema, then)
 
 
 def _regex_node(builder: Builder, pattern: str, then: Node, *, counts: bool = True) -> Node:

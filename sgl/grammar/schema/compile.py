@@ -48,18 +48,10 @@ MOST_COUNTED_KEYS: Final = 1000
 """The most undeclared keys that minProperties may require."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledSchema:
-    """The values that a schema allows, and its keywords that are not enforced."""
-
-    root: Schema
-    dropped: tuple[Dropped, ...]
-
-
 def compile_schema(
     schema: object, *, lenient: bool = False, any_spelling: bool = False, closes_objects: bool = False
-) -> CompiledSchema:
-    """Compile a schema of any draft from 4 to 2020-12.
+) -> tuple[Schema, tuple[Dropped, ...]]:
+    """The values that a schema of a draft from 4 to 2020-12 allows, and its keywords that are not enforced.
 
     A keyword that cannot be enforced raises UnsupportedSchema, or is dropped if `lenient`. `any_spelling` allows
     exponents and trailing zeros of numbers. `closes_objects` allows declared keys only in objects for which all schemas
@@ -80,7 +72,7 @@ def compile_schema(
             continue
         except UnicodeEncodeError as error:
             raise GrammarError(f"the schema holds half of a surrogate pair, which has no UTF-8: {error}") from error
-        return CompiledSchema(root, report.records())
+        return root, report.records()
     raise AssertionError("nothing asks for tracking while everything is tracked")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import combinations, product
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from sgl.grammar.regular.expr import words
 from sgl.grammar.schema.arrays import ANY_ARRAY, ArrayConjunct, Items
@@ -34,7 +34,7 @@ from sgl.grammar.schema.formula import (
     Values,
     too_many_conjuncts,
 )
-from sgl.grammar.schema.keywords import EVERY_LITERAL, EVERYTHING, NOTHING, Keywords, KindSet, Result, Scalars
+from sgl.grammar.schema.keywords import EVERY_LITERAL, EVERYTHING, NOTHING, Keywords, KindSet, Result
 from sgl.grammar.schema.objects import ANY_OBJECT, KeywordGroup, ObjectConjunct
 from sgl.grammar.schema.reader import UNEVALUATED, ObjectFormula, Reader, Subschema
 from sgl.grammar.schema.report import Dropped, Report
@@ -253,7 +253,7 @@ class Evaluator:
         """The members of one kind of a list of plain values."""
         held = [text for tag, text in formula.values if tag == TAGS[kind]]
         if kind == LITERAL:
-            return frozenset(held)
+            return frozenset(map(str, held))
         if kind == NUMBER:
             return make_set((), [number for number in held if isinstance(number, Fraction | int)])
         if kind == STRING:
@@ -304,7 +304,8 @@ class Evaluator:
         if right is EVERYTHING[kind]:
             return left
         if kind < OBJECT:
-            return cast(Scalars, left) & cast(Scalars, right)
+            both: KindSet = cast(Any, left) & right
+            return both
         return self._meet_cases(as_conjuncts(left), as_conjuncts(right))
 
     def _meet_cases(self, left: Conjuncts, right: Conjuncts) -> Conjuncts:
@@ -331,7 +332,8 @@ class Evaluator:
 
     def _join(self, left: KindSet, right: KindSet, kind: int) -> KindSet:
         if kind < OBJECT:
-            return cast(Scalars, left) | cast(Scalars, right)
+            either: KindSet = cast(Any, left) | right
+            return either
         if not self.reader.is_tracking and EVERYTHING[kind] in (left, right):
             return EVERYTHING[kind]
         return tuple(dict.fromkeys((*as_conjuncts(left), *as_conjuncts(right))))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Final, NamedTuple, Protocol, Self, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
 from sgl.grammar.regular.expr import union, words
@@ -22,16 +22,8 @@ from sgl.grammar.text.formats import KNOWN_BUT_UNDECIDABLE, LONGEST, format_text
 from sgl.grammar.text.json import CANONICAL_BODY, string_body
 from sgl.time_limit import OutOfTime
 
-
-class Scalars(Protocol):
-    """A set of literals, numbers or strings; false if empty. Operations take sets of one kind."""
-
-    def __and__(self, other: Self, /) -> Self: ...
-
-    def __or__(self, other: Self, /) -> Self: ...
-
-
-KindSet = Scalars | Conjuncts
+KindSet = frozenset[str] | NumberSet | StringSet | Conjuncts
+"""A set of values of one kind; false if empty."""
 EVERY_LITERAL: Final = frozenset(("null", "true", "false"))
 EVERYTHING: Final[tuple[KindSet, ...]] = (EVERY_LITERAL, EVERY_NUMBER, EVERY_STRING, (ANY_OBJECT,), (ANY_ARRAY,))
 NOTHING: Final[tuple[KindSet, ...]] = (frozenset(), NumberSet(), StringSet(), (), ())
