@@ -19,22 +19,14 @@ _WHITESPACE: dict[str, dict[str, Any]] = {
     "flexible": {"whitespace_pattern": r"( |\r?\n[ \t]{0,64})?"},
 }
 # Schemas beside or under one of these may declare other keys than their neighbours: closing them could allow no value.
-_MERGING = (
-    "allOf",
-    "not",
-    "if",
-    "then",
-    "else",
-    "dependentSchemas",
-    "dependencies",
-    "$dynamicRef",
-    "$recursiveRef",
-)
-_BESIDE = ("$ref", "anyOf", "oneOf")
-_SPEAKS_OF_KEYS = (
+_MERGING = {
+    *("allOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"),
+    *("$dynamicRef", "$recursiveRef"),
+}
+_BESIDE = {"$ref", "anyOf", "oneOf"}
+_SPEAKS_OF_KEYS = _BESIDE | {
     *("additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
-    *("$ref", "anyOf", "oneOf"),
-)
+}
 
 
 def is_lark(source: str) -> bool:
@@ -45,9 +37,9 @@ def is_lark(source: str) -> bool:
 def lark_of_rules(rules: Cfg) -> str:
     """Rules with terminals of one character each: llguidance's lexer is greedy, so its parser decides everything."""
     names = ["start", *(f"r{number}" for number in range(1, len(rules.rules)))]
-    lines = [f"{_terminal_name(i)}: /{_class_of(chars)}/" for i, chars in enumerate(rules.terminals)]
+    lines = [f"T{i}: /{_class_of(chars)}/" for i, chars in enumerate(rules.terminals)]
     for name, alternatives in zip(names, rules.rules, strict=True):
-        each = [" ".join([names[s] if s >= 0 else _terminal_name(~s) for s in one]) for one in alternatives]
+        each = [" ".join([names[s] if s >= 0 else f"T{~s}" for s in one]) for one in alternatives]
         lines.append(f"{name}: {' | '.join(each)}")
     return "\n".join(lines)
 
@@ -61,7 +53,7 @@ def lark_of_constraint(kind: str, source: Any, whitespace: str, *, closes_object
         if schema is False:
             raise GrammarError("the schema can match nothing at all")
         schema = {} if schema is True else schema
-        schema = _closed(schema) if closes_objects and not _has_any(schema, _MERGING) else schema
+        schema = _closed(schema) if closes_objects and not _merges(schema) else schema
         return f"%json {json.dumps({**schema, 'x-guidance': _WHITESPACE[whitespace]})}"
 
     match kind:
@@ -83,15 +75,10 @@ def lark_of_constraint(kind: str, source: Any, whitespace: str, *, closes_object
         lines += [f"trigger_{number}[lazy]: TEXT {json.dumps(trigger)}"]
         lines += [f"tag_{number}: trigger_{number} ({' | '.join(bodies)})"]
     tags = f"({' | '.join(f'tag_{number}' for number in range(len(tag.triggers)))})"
-    match tag.at_least_one, tag.stop_after_first:
-        case True, True:
-            start = tags
-        case True, False:
-            start = f"{tags}+ TEXT"
-        case False, True:
-            start = f"{tags} | TEXT"
-        case _:
-            start = f"{tags}* TEXT"
+    if tag.stop_after_first:
+        start = tags if tag.at_least_one else f"{tags} | TEXT"
+    else:
+        start = f"{tags}{'+' if tag.at_least_one else '*'} TEXT"
     return "\n".join([f"start: {start}", *lines])
 
 
@@ -113,25 +100,21 @@ def _closed(schema: Any) -> Any:
         return schema
     found = {key: value if key in ("enum", "const", "default") else _closed(value) for key, value in schema.items()}
     declared = schema.get("properties")
-    if isinstance(declared, dict) and not schema.keys() & set(_SPEAKS_OF_KEYS):
+    if isinstance(declared, dict) and not schema.keys() & _SPEAKS_OF_KEYS:
         required = schema.get("required", [])
         if isinstance(required, list) and all(key in declared for key in required):
             found["additionalProperties"] = False
     return found
 
 
-def _has_any(schema: Any, keys: tuple[str, ...]) -> bool:
+def _merges(schema: Any) -> bool:
     """Whether a schema merges others, anywhere."""
     if isinstance(schema, list):
-        return any(_has_any(item, keys) for item in schema)
+        return any(map(_merges, schema))
     if not isinstance(schema, dict):
         return False
-    is_beside = any(key in schema for key in _BESIDE) and len(schema.keys() - {"$defs", "definitions"}) > 1
-    return is_beside or any(key in schema for key in keys) or any(_has_any(v, keys) for v in schema.values())
-
-
-def _terminal_name(number: int) -> str:
-    return f"T{number}"
+    is_beside = bool(schema.keys() & _BESIDE) and len(schema.keys() - {"$defs", "definitions"}) > 1
+    return is_beside or bool(schema.keys() & _MERGING) or any(map(_merges, schema.values()))
 
 
 def _class_of(chars: CharSet) -> str:

@@ -245,19 +245,19 @@ def _values(known: dict[str, Any]) -> dict[str, Any]:
     return {"enum": [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]}
 
 
+_TYPES: dict[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    str: {"string"},
+    type(None): {"null"},
+    dict: {"object"},
+    list: {"array"},
+}
+
+
 def _types_of(value: Any) -> set[str]:
-    match value:
-        case bool():
-            return {"boolean"}
-        case int():
-            return {"integer", "number"}
-        case float():
-            return {"integer", "number"} if value.is_integer() else {"number"}
-        case str():
-            return {"string"}
-        case None:
-            return {"null"}
-    return {"object"} if isinstance(value, dict) else {"array"}
+    return _TYPES[int if isinstance(value, float) and value.is_integer() else type(value)]
 
 
 def _check_text(text: str, where: str) -> None:
