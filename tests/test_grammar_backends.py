@@ -375,6 +375,37 @@ def test_what_a_backend_cannot_enforce_is_refused_by_name(
         compiled(backend, BYTES, **constraint)
 
 
+MALFORMED: list[dict[str, Any]] = [
+    {"type": "array", "prefixItems": [{}], "minItems": "x"},
+    {"type": "array", "items": {"type": "integer"}, "minItems": "x"},
+    {"type": "array", "items": {"type": "integer"}, "maxItems": -1},
+    {"type": "array", "prefixItems": 5},
+    {"type": "object", "properties": 5},
+    {"type": "object", "properties": [1]},
+    {"type": "object", "properties": {"a": {}}, "required": 5},
+    {"type": "object", "properties": {"a": {}}, "required": [[1]]},
+    {"type": "object", "additionalProperties": 5},
+    {"type": "string", "pattern": 5},
+    {"type": "string", "format": []},
+    {"type": [["a"]]},
+    {"type": {}},
+    {"type": []},
+    {"type": "text"},
+    {"const": 1, "type": [[1]]},
+    {"enum": {"a": 1}},
+    {"anyOf": 5},
+    {"$ref": ["a"]},
+]
+
+
+@pytest.mark.parametrize("schema", MALFORMED, ids=str)
+@pytest.mark.parametrize("additional_properties", ["closed", "schema"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_malformed_schemas_are_refused(backend: str, additional_properties: Any, schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError):
+        compiled(backend, BYTES, json_schema=schema, additional_properties=additional_properties)
+
+
 def test_alternatives_that_exclude_each_other_are_one_of() -> None:
     found = compiled("outlines", BYTES, json_schema={"oneOf": [ONE, TWO, {"type": "null"}]})
     for text, is_allowed in ((b'{"k":1}', True), (b'{"k":2}', True), (b"null", True), (b'{"k":3}', False)):

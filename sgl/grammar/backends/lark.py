@@ -102,7 +102,7 @@ def _closed(schema: Any) -> Any:
     declared = schema.get("properties")
     if isinstance(declared, dict) and not schema.keys() & _SPEAKS_OF_KEYS:
         required = schema.get("required", [])
-        if isinstance(required, list) and all(key in declared for key in required):
+        if isinstance(required, list) and all(isinstance(key, str) and key in declared for key in required):
             found["additionalProperties"] = False
     return found
 

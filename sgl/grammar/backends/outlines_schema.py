@@ -78,6 +78,8 @@ class _Reader:
         if not known:
             self.narrowed.append("JSON of any shape")
             return {}
+        for key, value in known.items():
+            _check_form(key, value)
         for key in _ALONE:
             if key in known:
                 if len(known) > 1:
@@ -92,8 +94,6 @@ class _Reader:
             if value in within:
                 raise _refusal(f"recursion ($ref {value})")
             return self.read(_at(self.root, value), (*within, value))
-        if not isinstance(value, list) or not value:
-            raise GrammarError(f"{key} is a list of at least one schema")
         if key == "allOf" and len(value) > 1:
             raise _refusal("allOf of several schemas")
         before, self.narrowed = self.narrowed, []
@@ -145,9 +145,6 @@ class _Reader:
             types = [kind for kind, keys in _OF_TYPE.items() if keys & asked]
             self.narrowed.append("schemas without a type")
         types = types if isinstance(types, list) else [types]
-        for kind in types:
-            if kind not in _OF_TYPE:
-                raise GrammarError(f"there is no type {kind!r}")
         read = [self._one_type(kind, {key: known[key] for key in asked & _OF_TYPE[kind]}, within) for kind in types]
         return read[0] if len(read) == 1 else {"anyOf": read}
 
@@ -172,10 +169,6 @@ class _Reader:
     def _check_string(self, known: dict[str, Any]) -> None:
         if len(known.keys() & {"pattern", "format"}) + bool(known.keys() & {"minLength", "maxLength"}) > 1:
             raise _refusal(" beside ".join(sorted(known)))
-        if any(type(known.get(key, 0)) is not int or known.get(key, 0) < 0 for key in ("minLength", "maxLength")):
-            raise GrammarError("minLength and maxLength are whole numbers from 0")
-        if not isinstance(known.get("pattern", ""), str):
-            raise GrammarError("pattern is a string")
         if known.get("format", "uuid") != "uuid":  # others let invalid texts through
             raise _refusal(f"the format {known['format']!r}")
         if "format" in known:
@@ -223,14 +216,38 @@ class _Reader:
         }
 
 
+def _check_form(key: str, value: Any) -> None:
+    """Raises GrammarError for a malformed keyword."""
+    match key:
+        case "minLength" | "maxLength" | "minItems" | "maxItems":
+            is_right, form = type(value) is int and value >= 0, "one of the whole numbers from 0"
+        case "pattern" | "format":
+            is_right, form = isinstance(value, str), "a string"
+        case "properties":
+            is_right, form = isinstance(value, dict), "an object"
+        case "allOf" | "anyOf" | "oneOf" | "prefixItems" | "enum":
+            is_right, form = isinstance(value, list) and bool(value), "a list of at least one"
+        case "required":
+            is_right, form = (
+                isinstance(value, list) and all(isinstance(name, str) for name in value),
+                "a list of keys",
+            )
+        case "type":
+            names = value if isinstance(value, list) else [value]
+            is_right = bool(names) and all(isinstance(name, str) and name in _OF_TYPE for name in names)
+            form = "the name of a type, or a list of some"
+        case _:
+            return
+    if not is_right:
+        raise GrammarError(f"{key} is {form}, not {value!r:.100}")
+
+
 def _values(known: dict[str, Any]) -> dict[str, Any]:
     for key in sorted(known.keys() - {"enum", "const", "type"}):
         raise _refusal(f"{key} beside enum or const")
     values = [known["const"]] if "const" in known else known["enum"]
     if "const" in known and "enum" in known:
         raise _refusal("enum beside const")
-    if not isinstance(values, list) or not values:
-        raise GrammarError("enum is a list of at least one value")
     if "type" in known:
         types = known["type"] if isinstance(known["type"], list) else [known["type"]]
         values = [value for value in values if _types_of(value) & set(types)]
