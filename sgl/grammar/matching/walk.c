@@ -7,6 +7,7 @@ enum { INC_CHAR = 1, RESET_CHAR = 2, INC_ITEM = 4 };
 enum { FIXED = -1 };                                /* a count that does not go on from one at the place */
 enum { DONE, EXPAND, RETURN, FRAMES, GROUPS, TIME, PLAIN }; /* why sgl_walk returns; all but DONE are called again */
 enum { ASK, NONE, ALLOWED, STAYS };                         /* what plain characters do in a state, see Walker */
+static const int64_t ENDLESS = 1ll << 60;
 enum { FEW = 2, EXPANDING = 32 }; /* EXPANDING: about so many steps */
 
 typedef struct { int32_t end, token, depth_byte; } Node;
@@ -40,6 +41,7 @@ typedef struct {
     int32_t on_place, unused; /* 1 + the last of the frames opened on the place's own, or 0 */
     int64_t next_start, node, end, back, back_end; /* behind a walk through the rest, if back is not 0 */
     int64_t state, symbol, result; /* what is asked for */
+    int64_t fresh, low, high, num_rows; /* whether the walk is to begin; the plan's counts of characters; of states */
     int64_t (*expand)(void *, int64_t, const int32_t *), (*find_plain)(void *, int64_t); /* of subsets.c, or 0 */
     void *subsets;
 } Walk;
@@ -90,8 +92,17 @@ static int32_t group(Walk *w, const At *a, int32_t token) {
     return (int32_t)w->num_groups++;
 }
 
+static void begin(Walk *w) {
+    for (int64_t i = 0; i < w->num_rows; i++) w->seen[i] = 0;
+    for (int64_t i = 1; i < w->num_stack + 2; i++) w->bounds[i][0] = 0, w->bounds[i][1] = ENDLESS;
+    w->bounds[0][0] = w->low, w->bounds[0][1] = w->high;
+    w->num_frames = w->num_groups = w->num_closed = w->on_place = 0;
+    w->next_start = w->node = w->end = w->back = w->fresh = 0;
+}
+
 /* Walk on, for `steps` nodes at most. */
 int64_t sgl_walk(Walk *w, int64_t steps) {
+    if (w->fresh) begin(w);
     int64_t i = w->node, end = w->end, why = DONE;
     for (;;) {
         if (i == end && w->back) {

@@ -60,6 +60,7 @@ class _Walk(ctypes.Structure):
             (_LONG, "max_frames num_frames max_groups num_groups num_closed"),
             (_INT, "on_place unused"),
             (_LONG, "next_start node end back back_end state symbol result"),
+            (_LONG, "fresh low high num_rows"),
             (_POINTER, "expand find_plain subsets"),
         )
         for name in names.split()
@@ -92,6 +93,7 @@ class Walker:
             bounds=np.zeros((longest + 2, 2), np.int64),
             frames=np.zeros((32, 6), np.int32),
             groups=np.zeros((32, 5), np.int32),
+            regions=np.zeros((4, 2), np.int64),
             seen=np.zeros(0, np.int32),
             plain=np.zeros(0, np.int32),
         )
@@ -139,23 +141,24 @@ class Walker:
         while frame is not None and number < len(stack):
             stack[number] = frame.symbol, frame.item_count
             frame, number = frame.parent, number + 1
-        arrays["bounds"][: number + 2] = ANY_COUNT
-        arrays["bounds"][0] = plan.chars
-        arrays["seen"][:] = 0
-        regions = np.array(plan.regions, np.int64)
-        group_of = np.full(self._vocabulary.size, -1, np.int32) if grouped else None
+        regions = arrays["regions"]
+        if len(plan.regions) > len(regions):
+            self._keep(regions=(regions := np.zeros((2 * len(plan.regions), 2), np.int64)))
+        for i, region in enumerate(plan.regions):
+            regions[i] = region
         plain = self._vocabulary.plain_tokens
         self._keep(nodes=plan.trie.nodes, plain_before=None if plan.trie is plain.rest else plain.before)
-        self._keep(starts=plan.starts, regions=regions, mask=plan.row, group_of=group_of)
-        fields.num_starts, fields.num_regions, fields.num_stack = len(plan.starts), len(regions), number
+        self._keep(starts=plan.starts, mask=plan.row)
+        group_of = np.full(self._vocabulary.size, -1, np.int32) if grouped else None
+        self._keep(group_of=group_of)
+        fields.num_starts, fields.num_regions, fields.num_stack = len(plan.starts), len(plan.regions), number
         fields.chars, fields.items = place.char_count, place.item_count
-        fields.num_frames = fields.num_groups = fields.num_closed = fields.on_place = 0
-        fields.next_start = fields.node = fields.end = fields.back = 0
+        fields.low, fields.high = plan.chars
+        fields.fresh = 1
         while True:
             if tables.entries is not arrays.get("entries") or tables.returns is not arrays.get("returns"):
                 self._point_to(tables)
             why = run(address, _STEPS)
-            self._automaton.subsets.take_over()
             if why == _DONE:
                 break
             if why == _EXPAND:
@@ -170,23 +173,28 @@ class Walker:
                 arrays["plain"][fields.state] = self._plain(fields.state)
             else:
                 check_time()
-        arrays["seen"][plan.seen] = 1
+        self._automaton.subsets.take_over()
+        if plan.seen:
+            arrays["seen"][plan.seen] = 1
         chars, *items = arrays["bounds"][: fields.num_closed + 2].tolist()
         return Mask(
             row=plan.row,
             chars=tuple(chars),
             items=list(map(tuple, items)),
-            seen=np.flatnonzero(arrays["seen"]).astype(np.int32),
-            opened=list(map(tuple, arrays["frames"][: fields.num_frames, :2].tolist())),
+            seen=arrays["seen"].nonzero()[0].astype(np.int32),
+            opened=list(map(tuple, arrays["frames"][: fields.num_frames, :2].tolist()))
+            if fields.num_frames
+            else [],
             longest_word=plan.longest_word,
             group_of=group_of,
-            firsts=arrays["groups"][: fields.num_groups, 3].tolist(),
+            firsts=arrays["groups"][: fields.num_groups, 3].tolist() if grouped else [],
         )
 
     def _point_to(self, tables: Tables) -> None:
         self._keep(entries=tables.entries, symbols=tables.symbols, guards=tables.guards, returns=tables.returns)
         self._keep(classes=tables.classes)
         self._fields.width, self._fields.results = tables.entries.shape[1], tables.returns.shape[1]
+        self._fields.num_rows = len(tables.entries)
         self._grow("seen", len(tables.entries))
         self._grow("plain", len(tables.entries))
 
@@ -203,8 +211,8 @@ class Walker:
         """Let fields point to arrays."""
         for name, array in arrays.items():
             if array is None:
-                self._arrays.pop(name, None)
-                setattr(self._fields, name, None)
+                if self._arrays.pop(name, None) is not None:
+                    setattr(self._fields, name, None)
             elif self._arrays.get(name) is not array:
                 assert array.flags.c_contiguous
                 self._arrays[name] = array

@@ -88,8 +88,8 @@ class Plan:
 
 def whole(vocabulary: Vocabulary, place: Place) -> Plan:
     """Everything is walked."""
-    starts = np.array([[1, len(vocabulary.trie), 0]], np.int32)
-    return Plan(vocabulary.trie, starts, [(ENDLESS, place.state)], np.zeros(vocabulary.words, np.int32))
+    trie = vocabulary.trie
+    return Plan(trie, trie.all_nodes, [(ENDLESS, place.state)], np.zeros(vocabulary.words, np.int32))
 
 
 def make_plan(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Plan:

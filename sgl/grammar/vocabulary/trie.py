@@ -54,6 +54,9 @@ class Trie:
             parent = self._parent[here] = above[np.searchsorted(above, here) - 1]
             self.end[here] = np.minimum(np.append(here[1:], size), self.end[parent])
 
+        self.all_nodes: Int32Array = np.array([[1, size, 0]], np.int32)
+        """The `starts` of a plan (`walk_plan.py`) that has everything walked."""
+
     def __len__(self) -> int:
         return len(self.byte)
 
