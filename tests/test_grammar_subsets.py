@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from sgl.grammar import compiler
 from sgl.grammar.automaton import subsets
 from sgl.grammar.automaton.nfa import Builder, KeyOrder, Node
 from sgl.grammar.automaton.pushdown import OPEN_BRACE, Automaton
+from sgl.grammar.automaton.shortest_end import ShortestEnds
 from sgl.grammar.automaton.subsets import Subsets
 from sgl.grammar.automaton.subsets_reference import SubsetsReference
 from sgl.grammar.automaton.tables import (
@@ -63,8 +65,8 @@ def both(make: Callable[[], tuple[Builder, Node]]) -> tuple[Automaton, Automaton
     return fast, slow
 
 
-def check_equal(fast: Automaton, slow: Automaton, max_pairs: int = MAX_PAIRS) -> int:
-    """Walk both side by side from the start, frames behind all that can be open; returns how many pairs were met."""
+def check_equal(fast: Automaton, slow: Automaton, max_pairs: int = MAX_PAIRS) -> dict[int, int]:
+    """Walk both side by side from the start, frames behind all that can be open; returns the pairs that were met."""
     paired: dict[int, int] = {}
     waiting: list[tuple[int, int]] = []
     symbols: dict[int, int] = {}
@@ -120,7 +122,7 @@ def check_equal(fast: Automaton, slow: Automaton, max_pairs: int = MAX_PAIRS) ->
             for result, like_it in results.items():
                 if max(fast.results[result]) < len(fast.callers[symbol]):
                     pair(fast.returned(symbol, result), slow.returned(its, like_it))
-    return len(seen)
+    return paired
 
 
 @given(st.integers(0, 1 << 32), st.sampled_from(["schema", "any"]), st.sampled_from(["compact", "flexible"]))
@@ -131,7 +133,7 @@ def test_shapes_become_the_same_automaton(seed: int, order: KeyOrder, whitespace
         builder = Builder(WHITESPACE[whitespace], order)
         return builder, value_node(builder, schema, builder.end)
 
-    assert check_equal(*both(make)) > 1
+    assert len(check_equal(*both(make))) > 1
 
 
 @pytest.mark.parametrize("order", ["schema", "any"])
@@ -143,7 +145,7 @@ def test_schemas_become_the_same_automaton(schema: Any, order: KeyOrder) -> None
         builder = Builder(WHITESPACE["flexible"], order)
         return builder, compiler._start_node(builder, schema, constraint, [])
 
-    assert check_equal(*both(make), max_pairs=1_000) > 10
+    assert len(check_equal(*both(make), max_pairs=1_000)) > 10
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_patterns_become_the_same_automaton(pattern: str) -> None:
         builder = Builder(WHITESPACE["compact"], "schema")
         return builder, builder.after(expr, builder.end)
 
-    assert check_equal(*both(make)) > 3
+    assert len(check_equal(*both(make))) > 3
 
 
 def test_too_many_states_raise_again_and_again() -> None:
@@ -178,3 +180,21 @@ def test_too_many_states_raise_again_and_again() -> None:
             automaton.expand(499)
         assert caught.value.limit == 500
         assert automaton.tables.entries[499, 0] == UNKNOWN
+
+
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(schema)[:40])
+def test_the_ends_of_states_are_the_same(schema: Any, order: KeyOrder) -> None:
+    constraint = compiler.Constraint("json_schema", "", "flexible", False, order)
+
+    def make() -> tuple[Builder, Node]:
+        builder = Builder(WHITESPACE["flexible"], order)
+        return builder, compiler._start_node(builder, schema, constraint, [])
+
+    fast, slow = both(make)
+    paired = check_equal(fast, slow, max_pairs=500)
+    ones, others = (np.array(side, np.int32) for side in zip(*paired.items(), strict=True))
+    mine, its = ShortestEnds(fast), ShortestEnds(slow)
+    assert (mine.most_within(ones) == its.most_within(others)).all()
+    for i in range(len(ones)):
+        assert mine.most_from(ones[i : i + 1]) == its.most_from(others[i : i + 1])

@@ -202,8 +202,10 @@ class _Reach:
         """How far the ends of texts can be. To be called when all has run."""
         finish, num_symbols = ShortestEnds(self.automaton), self.automaton.tables.num_symbols
         states: dict[Level, dict[int, int]] = {}  # and what suffices to end the level there
-        for level, state in self.seen:
-            states.setdefault(level, {})[state] = finish.most_within(state)
+        seen = list(self.seen)
+        sizes = finish.most_within(np.array([state for _, state in seen], np.int32)).tolist()
+        for (level, state), size in zip(seen, sizes, strict=True):
+            states.setdefault(level, {})[state] = size
         most_within = max(max(its_states.values()) for its_states in states.values())
         behind, ahead_behind = [0] * num_symbols, [0] * num_symbols
         calls: dict[Level, set[Level]] = {level: set() for level in states}

@@ -9,10 +9,11 @@ enum { DEAD = -1, UNKNOWN = -2, SHIFT = 26, INC_CHAR = 1, RESET_CHAR = 2, MAX_BL
 enum { DONE, NEEDS, BRACKETS, ROOM, TOO_MANY, NO_MEMORY };  /* how a call ended; but for DONE it is made again */
 enum { STAY, PUSH, POP };                                   /* of a move */
 enum { NODE, OPENING, CLOSING };                            /* of a target */
-enum { LEXEME, BLANKS, GUARD, KEYS, OTHER };                      /* of a thread */
+enum { LEXEME, BLANKS, GUARD, KEYS, COUNTED, GUARDED, OTHER };                      /* of a thread */
 enum { ACCEPTS = 1, READS_UNIQUE = 2 };                     /* flags of one */
+enum { COUNTED_OUT = 2 };                                   /* region of a counted text: no more characters */
 enum { LOOPS = 2 };                                         /* plain characters lead from an expression to itself */
-enum { ARCS, THREADS, MOVES, BEHIND };                              /* what is needed, of an expression, a target, a thread, a
+enum { ARCS, THREADS, MOVES, BEHIND, SHORTEST, BEHIND_TARGET, FROM_THREAD };                              /* what is needed, of an expression, a target, a thread, a
                                                              * word */
 enum { LONG_TEXT = 64, NONE = -1, NOT_PLAIN = -1 };
 static const int64_t ENDLESS = 1ll << 60;
@@ -20,14 +21,14 @@ static const int64_t ENDLESS = 1ll << 60;
 typedef struct { uint64_t bits[4]; } Bytes;                        /* a set of them */
 typedef struct { Bytes mask; int64_t rest; } Arc;                  /* rest: an expression */
 typedef struct { Bytes mask; int32_t kind, operation, first, number, target, origin; } Move; /* threads; or a target */
-/* One with a length is a text before its tail, next what is left of it behind a byte; one with `words` is another one
- * without what begins with a word. All numbers of other things are NONE where there is none. */
-typedef struct { int32_t nullable, indented, text, length, next, tail, num_arcs, plain, words, is_list; int64_t arcs; } Expr;
+/* One with a length is a text before its tail; one with `words` is another one without what begins with a word. All numbers of other things are NONE where there is none. */
+typedef struct { int32_t nullable, indented, text, length, tail, num_arcs, plain, words, is_list; int64_t arcs, shortest; } Expr;
 typedef struct { int32_t expr, low, high, depth; } Words; /* they have been read up to the depth */
 typedef struct { int64_t text; int32_t length, expr, target; } Word; /* of a declared key: what stands behind it */
-typedef struct { int32_t kind, operation, num_threads; int64_t threads; } Target;
-typedef struct { int32_t kind, flags, expr, target, depth, num_moves; int64_t moves, plain_limit; } Thread; /* expr of a guard: its number; target: the
+typedef struct { int32_t kind, operation, num_threads; int64_t threads, most; } Target;
+typedef struct { int32_t kind, flags, expr, target, depth, num_moves; int64_t moves, plain_limit, most; } Thread; /* expr of a guard: its number; target: the
  * blanks that it stands behind, if any */
+typedef struct { int32_t character, low, high, target; int64_t plain_limit; } Counted; /* expressions; high may be NONE */
 typedef struct { int32_t counter, limit, num_below, num_at; int64_t below, at; } Guard;
 typedef struct { int64_t members; int32_t number; } State;
 typedef struct { int32_t what, which; } Need;
@@ -42,7 +43,7 @@ typedef struct {
     /* known to subsets.py, in this order */
     int32_t *entries, *symbols, *guard_rows;
     uint8_t *accepting, *unique, *classes;
-    int64_t num_rows, width, max_states, num_states, num_classes, version, has_guards, has_unique;
+    int64_t num_rows, width, max_states, num_states, num_classes, has_guards, has_unique;
     Need *needed;
     int64_t num_needed;
     Bracket *bracket;
@@ -52,7 +53,7 @@ typedef struct {
     int64_t num_members;
     int32_t kind, expr, target, length; /* of the thread or the expression that was asked for */
     const uint8_t *text;
-    int64_t plain_limit;
+    int64_t plain_limit, asked, why; /* the row that was asked for last, and how that ended */
     /* known here alone */
     jmp_buf out;
     Bytes members_of[256]; /* of a class */
@@ -65,6 +66,7 @@ typedef struct {
     POOL(int32_t) lists; /* of threads */
     POOL(Move) moves, here;
     POOL(Guard) guards;
+    POOL(Counted) counted;
     POOL(State) states;
     POOL(uint64_t) members, chosen;
     POOL(int32_t) entered, unsplit;
@@ -137,13 +139,14 @@ static Bytes without(const Bytes *a, const Bytes *b) {
     return found;
 }
 
-/* One of keys: among the words from expr up to target, read up to a depth. */
+/* One of keys: among the words from expr up to target, read up to a depth. A counted one: the rest of a character or
+ * NONE, which text, and its region; one that is guarded only owns the guard there. */
 static int32_t thread_of(Subsets *s, int kind, int32_t expr, int32_t target, int32_t depth) {
     index_room(s, &s->by_parts);
     uint32_t hash = mixed(mixed((uint64_t)depth << 8 | kind, (uint32_t)expr), (uint32_t)target);
     FIND(s->by_parts, hash, slot, i, s->threads.at[i].kind == kind && s->threads.at[i].expr == expr && s->threads.at[i].target == target && s->threads.at[i].depth == depth)
     if (!slot->item) {
-        PUT(s->threads, (Thread){kind, 0, expr, target, depth, 0, 0, NOT_PLAIN});
+        PUT(s->threads, (Thread){kind, 0, expr, target, depth, 0, 0, NOT_PLAIN, NONE});
         *slot = (Slot){hash, (int32_t)s->threads.number}, s->by_parts.number++;
     }
     return slot->item - 1;
@@ -158,12 +161,12 @@ static int32_t text_of(Subsets *s, int64_t text, int32_t length, int32_t tail) {
         index_room(s, &s->by_text);
         FIND(s->by_text, hash, slot, i, s->exprs.at[i].length == length && s->exprs.at[i].tail == tail && !memcmp(s->texts.at + s->exprs.at[i].text, s->texts.at + text, length))
         if (!slot->item) {
-            PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, NONE, 0, 0});
+            PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, tail, NONE, 0, NONE, 0, 0, NONE});
             *slot = (Slot){hash, (int32_t)s->exprs.number}, s->by_text.number++;
         }
         return slot->item - 1;
     }
-    PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, NONE, tail, NONE, 0, NONE, 0, 0});
+    PUT(s->exprs, (Expr){0, NONE, (int32_t)text, length, tail, NONE, 0, NONE, 0, 0, NONE});
     return (int32_t)s->exprs.number - 1;
 }
 
@@ -173,7 +176,7 @@ static int32_t without_words(Subsets *s, Words w) {
     FIND(s->by_words, hash, slot, i, !memcmp(&s->word_sets.at[s->exprs.at[i].words], &w, sizeof w))
     if (!slot->item) {
         RESERVE(s->word_sets, 1);
-        PUT(s->exprs, (Expr){0, NONE, 0, 0, NONE, NONE, NONE, 0, (int32_t)s->word_sets.number, 0, 0});
+        PUT(s->exprs, (Expr){0, NONE, 0, 0, NONE, NONE, 0, (int32_t)s->word_sets.number, 0, 0, NONE});
         s->word_sets.at[s->word_sets.number++] = w;
         *slot = (Slot){hash, (int32_t)s->exprs.number}, s->by_words.number++;
     }
@@ -235,44 +238,43 @@ static void need_start(Subsets *s, int32_t expr, int32_t target) {
     if (s->exprs.at[expr].nullable && t->kind == NODE && t->num_threads < 0) need(s, THREADS, target);
 }
 
+/* Whether the arcs of an expression are known; else they are asked for. */
+static int has_arcs(Subsets *s, int32_t expr) {
+    Expr e = s->exprs.at[expr];
+    if (e.num_arcs >= 0) return 1;
+    if (e.length) {
+        Arc arc = {only(s->texts.at[e.text]), text_of(s, e.text + 1, e.length - 1, e.tail)};
+        PUT(s->arcs, arc);
+        s->exprs.at[expr].arcs = s->arcs.number - 1, s->exprs.at[expr].num_arcs = 1;
+    } else if (e.words >= 0) {
+        if (!has_arcs(s, s->word_sets.at[e.words].expr)) return 0;
+        find_arcs(s, expr);
+    } else {
+        need(s, ARCS, expr);
+        return 0;
+    }
+    return 1;
+}
+
 /* Ask for what a thread's moves are made of. */
 static void need_moves(Subsets *s, int32_t number) {
-    const Thread *t = &s->threads.at[number];
-    if (t->kind == OTHER && t->num_moves < 0) need(s, MOVES, number);
-    if (t->kind == BLANKS) need_start(s, t->expr, t->target);
-    if (t->kind == KEYS)
-        for (int32_t low = t->expr, high; low < t->target; low = high) {
-            high = alike(s, low, t->target, t->depth);
+    Thread t = s->threads.at[number];
+    if (t.kind == OTHER && t.num_moves < 0) need(s, MOVES, number);
+    if (t.kind == BLANKS) need_start(s, t.expr, t.target);
+    if (t.kind == KEYS)
+        for (int32_t low = t.expr, high; low < t.target; low = high) {
+            high = alike(s, low, t.target, t.depth);
             if (high == low + 1 && s->words.at[low].target < 0) need(s, BEHIND, low);
         }
-    if (t->kind != LEXEME) return;
-    int32_t expr = t->expr, target = t->target;
-    Expr e = s->exprs.at[expr];
-    if (e.num_arcs < 0 && e.words >= 0) {
-        int32_t whole = s->word_sets.at[e.words].expr;
-        if (s->exprs.at[whole].num_arcs < 0) {
-            need(s, ARCS, whole);
-            return;
-        }
-        find_arcs(s, expr);
-        e = s->exprs.at[expr];
+    if (t.kind == COUNTED) {
+        has_arcs(s, t.expr < 0 ? s->counted.at[t.target].character : t.expr);
+        need_start(s, 0, s->counted.at[t.target].target);
     }
-    if (e.length) {
-        if (e.next < 0) {
-            int32_t next = text_of(s, e.text + 1, e.length - 1, e.tail);
-            s->exprs.at[expr].next = e.next = next;
-        }
-        if (e.length == 1) {
-            int32_t indented = s->exprs.at[e.next].indented;
-            need_start(s, indented < 0 ? e.next : indented, target);
-        }
-    } else if (e.num_arcs < 0) {
-        need(s, ARCS, expr);
-    } else {
-        for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++) {
-            int32_t rest = (int32_t)s->arcs.at[i].rest, indented = s->exprs.at[rest].indented;
-            need_start(s, indented < 0 ? rest : indented, target);
-        }
+    if (t.kind != LEXEME || !has_arcs(s, t.expr)) return;
+    Expr e = s->exprs.at[t.expr];
+    for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++) {
+        int32_t rest = (int32_t)s->arcs.at[i].rest, indented = s->exprs.at[rest].indented;
+        need_start(s, indented < 0 ? rest : indented, t.target);
     }
 }
 
@@ -296,38 +298,58 @@ static void put_lexeme_move(Subsets *s, Bytes mask, int32_t rest, int32_t target
     PUT(s->here, move);
 }
 
-/* The guard behind one more blank. */
-static int32_t blank_guard(Subsets *s, int32_t number) {
-    Thread *t = &s->threads.at[number];
-    if (!t->num_moves) {
-        int64_t first = s->entered.number;
-        PUT(s->entered, number);
-        enter(s, t->expr, t->target);
-        int32_t length = (int32_t)(s->entered.number - first);
-        RESERVE(s->lists, length);
+/* The guard of a count behind which there are the entered threads from `first` up to `at` below a limit, and the rest at
+ * it. Made once for its owner. */
+static int32_t guard_of(Subsets *s, int32_t owner, int32_t limit, int64_t first, int64_t at) {
+    if (!s->threads.at[owner].num_moves) {
+        int64_t number = s->entered.number - first, list = s->lists.number;
+        RESERVE(s->lists, number);
         RESERVE(s->guards, 1);
         RESERVE(s->threads, 1);
-        t = &s->threads.at[number];
-        int64_t list = s->lists.number;
-        memcpy(s->lists.at + list, s->entered.at + first, length * sizeof(int32_t));
-        s->lists.number += length, s->entered.number = first;
-        s->guards.at[s->guards.number++] = (Guard){0, MAX_BLANKS, length, length - 1, list, list + 1};
-        s->threads.at[s->threads.number++] = (Thread){GUARD, 0, (int32_t)s->guards.number - 1, number, 0, 0, 0, NOT_PLAIN};
-        t->num_moves = 1, t->moves = s->threads.number - 1;
+        memcpy(s->lists.at + list, s->entered.at + first, number * sizeof(int32_t));
+        s->lists.number += number;
+        s->guards.at[s->guards.number++] = (Guard){0, limit, (int32_t)(at - first), (int32_t)(number + first - at), list, list + at - first};
+        s->threads.at[s->threads.number++] = (Thread){GUARD, 0, (int32_t)s->guards.number - 1, owner, 0, 0, 0, NOT_PLAIN, NONE};
+        s->threads.at[owner].num_moves = 1, s->threads.at[owner].moves = s->threads.number - 1;
     }
-    return (int32_t)t->moves;
+    s->entered.number = first;
+    return (int32_t)s->threads.at[owner].moves;
+}
+
+/* Put the threads among the entered that stand in a counted text with `rest` of a character to come. */
+static void enter_counted(Subsets *s, int32_t rest, int32_t counted, int region) {
+    if (rest || region != COUNTED_OUT) PUT(s->entered, thread_of(s, COUNTED, rest ? rest : NONE, counted, region));
+    if (!rest && region) enter(s, 0, s->counted.at[counted].target);
+}
+
+static void put_counted_moves(Subsets *s, Thread t, int32_t origin) {
+    Counted text = s->counted.at[t.target];
+    if (t.expr < 0 && t.depth == COUNTED_OUT) return;
+    Expr e = s->exprs.at[t.expr < 0 ? text.character : t.expr];
+    int32_t limit = t.expr >= 0 ? NONE : t.depth ? text.high : text.low;
+    int at_limit = text.high >= 0 && limit >= text.high ? COUNTED_OUT : limit >= text.low;
+    for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++) {
+        Arc arc = s->arcs.at[i];
+        int32_t rest = (int32_t)arc.rest, first = (int32_t)s->entered.number;
+        enter_counted(s, rest, t.target, t.depth);
+        if (limit >= 0) {
+            int64_t at = s->entered.number;
+            enter_counted(s, rest, t.target, at_limit);
+            int32_t guard = guard_of(s, thread_of(s, GUARDED, rest, t.target, t.depth), limit, first, at);
+            PUT(s->entered, guard);
+        }
+        PUT(s->here, (Move){arc.mask, STAY, limit < 0 ? 0 : INC_CHAR, first, (int32_t)s->entered.number - first, NONE, origin});
+    }
 }
 
 static void put_moves(Subsets *s, int32_t number, int32_t origin) {
     Thread t = s->threads.at[number];
     if (t.kind == LEXEME) {
         Expr e = s->exprs.at[t.expr];
-        if (e.length) {
-            put_lexeme_move(s, only(s->texts.at[e.text]), e.next, t.target, origin);
-        } else {
-            for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++)
-                put_lexeme_move(s, s->arcs.at[i].mask, (int32_t)s->arcs.at[i].rest, t.target, origin);
-        }
+        for (int64_t i = e.arcs; i < e.arcs + e.num_arcs; i++)
+            put_lexeme_move(s, s->arcs.at[i].mask, (int32_t)s->arcs.at[i].rest, t.target, origin);
+    } else if (t.kind == COUNTED) {
+        put_counted_moves(s, t, origin);
     } else if (t.kind == KEYS) {
         for (int32_t low = t.expr, high; low < t.target; low = high) {
             Word word = s->words.at[low];
@@ -342,7 +364,12 @@ static void put_moves(Subsets *s, int32_t number, int32_t origin) {
         }
     } else if (t.kind == BLANKS) {
         Bytes mask = {{1ull << ' ' | 1ull << '\t'}};
-        int32_t guard = blank_guard(s, number);
+        int64_t first = s->entered.number;
+        PUT(s->entered, number);
+        enter(s, t.expr, t.target);
+        int64_t at = s->entered.number;
+        enter(s, t.expr, t.target);
+        int32_t guard = guard_of(s, number, MAX_BLANKS, first, at);
         PUT(s->entered, guard);
         PUT(s->here, (Move){mask, STAY, INC_CHAR, (int32_t)s->entered.number - 1, 1, NONE, origin});
     } else {

@@ -180,12 +180,10 @@ class Counted(Thread):
         elif region < 2:
             limit = text.limit(region)
             for mask, rest in text.char.arcs():
-                below = text.inside(rest, region)
                 if limit is None:
-                    moves.append((mask, Stay(below, PLAIN)))
+                    moves.append((mask, Stay(text.inside(rest, region), PLAIN)))
                 else:
-                    at = text.inside(rest, text.region_at(limit))
-                    moves.append((mask, Stay((text.builder.one(Guard, CHARS, limit, below, at),), INC_CHAR)))
+                    moves.append((mask, Stay((text.guard(rest, region, limit),), INC_CHAR)))
         return tuple(moves)
 
 
@@ -260,6 +258,11 @@ class CountedText(Node):
             return (self.builder.one(Counted, self, rest, region),)
         here = () if region == 2 else (self.builder.one(Counted, self, None, region),)
         return here if region == 0 else (*here, *self.then.threads())
+
+    def guard(self, rest: Expr, region: int, limit: int) -> Guard:
+        """What is stopped at behind the first byte of a character that may be the last of a region."""
+        at = self.inside(rest, self.region_at(limit))
+        return self.builder.one(Guard, CHARS, limit, self.inside(rest, region), at)
 
     def region_at(self, count: int) -> int:
         """How `count` characters stand to the bounds."""

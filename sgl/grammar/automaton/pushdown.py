@@ -175,7 +175,6 @@ class Automaton:
                 for thread in node.threads()
             )
             self.tables.returns[symbol, result] = found
-            self.tables.version += 1
         return found
 
     def plain_limits(self) -> npt.NDArray[np.int64]:

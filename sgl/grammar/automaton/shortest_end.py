@@ -30,6 +30,7 @@ from sgl.grammar.automaton.objects import AfterProperty, DeclaredKeys, KeyNode, 
 from sgl.grammar.automaton.place import NONE_SEEN, Place, SeenTexts
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText
+from sgl.grammar.automaton.subsets_reference import Int32Array, Int64Array
 from sgl.grammar.automaton.values import ValueNode
 from sgl.grammar.regular.expr import Expr, difference, words
 from sgl.grammar.regular.rope import MAX_TEXT, Rope, rope, shorter, times
@@ -57,7 +58,7 @@ class ShortestEnds:
         self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}
         """The same of arrays and `_next_items`."""
         self._most_known: dict[Thread | Node, int] = {}
-        self._most_from: dict[int, int] = {}
+        self._most_behind: dict[int, int] = {}
         self.longest: tuple[str, int] | None = None
         """The keyword that asked for the longest text, and how much it asks for."""
         self._seen_texts = NONE_SEEN
@@ -68,28 +69,21 @@ class ShortestEnds:
         with _bounded_depth():
             return self._end(place)
 
-    def most_within(self, state: int) -> int:
-        """How many bytes suffice, whatever was counted, to end the frame that a state stands in."""
-        ends: dict[int, Rope] = {}
-        self._seen_texts = NONE_SEEN
-        with _bounded_depth():
-            for origin, thread in self.automaton.members(state):
-                _keep_shorter(ends, origin, self._thread(thread, 0, 0))
-        return max((end.size for end in ends.values()), default=0)
+    def most_within(self, states: Int32Array) -> Int64Array:
+        """How many bytes suffice, whatever was counted, to end the frame that each state stands in."""
+        return self.automaton.subsets.most(states, self._most, within=True)
 
-    def most_from(self, state: int) -> int:
-        """The same, whichever of the readings that stand there is the only one to go on."""
-        found = self._most_from.get(state)
-        if found is None:
-            found = max((self._most(thread) for _, thread in self.automaton.members(state)), default=0)
-            self._most_from[state] = found
-        return found
+    def most_from(self, states: Int32Array) -> int:
+        """The most of these, whichever of the readings that stand there is the only one to go on."""
+        return int(self.automaton.subsets.most(states, self._most, within=False).max(initial=0))
 
     def most_behind(self, symbol: int) -> int:
         """The same behind a frame that was pushed as `symbol`, of the frame around it."""
-        return max(
-            (self._most(node) for callers in self.automaton.callers[symbol] for _, node in callers), default=0
-        )
+        found = self._most_behind.get(symbol)
+        if found is None:
+            nodes = [node for callers in self.automaton.callers[symbol] for _, node in callers]
+            found = self._most_behind[symbol] = max(map(self._most, nodes), default=0)
+        return found
 
     def _most(self, begun: Thread | Node) -> int:
         found = self._most_known.get(begun)

@@ -17,6 +17,8 @@ from sgl.grammar.automaton.nfa import (
     Blanks,
     Builder,
     Closing,
+    Counted,
+    CountedText,
     Finished,
     Guard,
     InLexeme,
@@ -28,7 +30,7 @@ from sgl.grammar.automaton.nfa import (
     UniqueText,
 )
 from sgl.grammar.automaton.objects import DeclaredKeys
-from sgl.grammar.automaton.plain import thread_limit
+from sgl.grammar.automaton.plain import NEVER_REACHED, thread_limit
 from sgl.grammar.automaton.subsets_reference import begins_with_list
 from sgl.grammar.regular.byteset import bytes_of, lowest
 from sgl.grammar.regular.expr import (
@@ -48,7 +50,7 @@ from sgl.grammar.regular.expr import (
 from sgl.grammar.text.json import behind_blanks
 
 NONE: Final = -1
-LEXEME, BLANKS, GUARD, KEYS = range(4)
+LEXEME, BLANKS, GUARD, KEYS, COUNTED, GUARDED = range(6)
 _NODE, _OPENING, _CLOSING = range(3)
 _ACCEPTS, _READS_UNIQUE = 1, 2
 
@@ -66,6 +68,8 @@ class Numbers:
         self._thread_numbers: dict[Thread, int] = {}
         self.words: list[tuple[bytes, DeclaredKeys | None, int]] = []
         """All keys, each with its closing quote; for declared ones the thread at their start, and where among them."""
+        self._texts: list[CountedText] = []
+        self._text_numbers: dict[CountedText, int] = {}
         self.expr(EPSILON)
 
     def check(self, answer: int) -> int:
@@ -128,6 +132,18 @@ class Numbers:
             self._target_numbers[target] = found
         return found
 
+    def counted(self, text: CountedText) -> int:
+        """Its number in C."""
+        found = self._text_numbers.get(text)
+        if found is None:
+            high = NONE if text.high is None else text.high
+            parts = self.expr(text.char), min(text.low, NEVER_REACHED), min(high, NEVER_REACHED)
+            limit = thread_limit(self._builder.one(Counted, text, None, 0))
+            found = self.check(self._library.sgl_add_counted(self._address, *parts, self.target(text.then), limit))
+            self._texts.append(text)
+            self._text_numbers[text] = found
+        return found
+
     def thread(self, thread: Thread) -> int:
         """Its number in C."""
         found = self._thread_numbers.get(thread)
@@ -142,6 +158,10 @@ class Numbers:
                 behind = self.expr(thread.plan.after_quote)
                 low, high = self._add_words([(thread.names[i][0], thread, i) for i in places], behind)
                 found = self.check(library.sgl_intern(self._address, KEYS, low, high, thread.depth))
+            elif isinstance(thread, Counted):
+                rest = NONE if thread.rest is None else self.expr(thread.rest)
+                text = self.counted(thread.text)
+                found = self.check(library.sgl_intern(self._address, COUNTED, rest, text, thread.region))
             elif isinstance(thread, Guard):
                 threads = self.list((*thread.below, *thread.at))
                 numbers = len(thread.below), len(thread.at)
@@ -161,9 +181,10 @@ class Numbers:
             self._library.sgl_show_thread(self._address, number)
             kind, expr, target = self._fields.kind, self._fields.expr, self._fields.target
             if kind == GUARD:
-                move = self.thread_of(target).moves()[0][1]
-                assert isinstance(move, Stay)
-                found = move.threads[0]
+                found = self._guard_of(target)
+            elif kind == COUNTED:
+                text, region = self._texts[target], self._fields.length
+                found = self._builder.one(Counted, text, None if expr == NONE else self.expr_of(expr), region)
             elif kind == KEYS:
                 _, keys, low = self.words[expr]
                 assert keys is not None
@@ -174,6 +195,22 @@ class Numbers:
                 found = self._builder.one(made, self._builder, self.expr_of(expr), self.targets[target])
             self.threads[number] = found
             self._thread_numbers[found] = number
+        return found
+
+    def _guard_of(self, owner: int) -> Guard:
+        """The guard that one is stopped at behind the next blank, or behind the next byte of a counted text."""
+        self._library.sgl_show_thread(self._address, owner)
+        if self._fields.kind == BLANKS:
+            move = self.thread_of(owner).moves()[0][1]
+            assert isinstance(move, Stay)
+            [guard] = move.threads
+            assert isinstance(guard, Guard)
+            return guard
+        rest, region = self._fields.expr, self._fields.length
+        text = self._texts[self._fields.target]
+        limit = text.limit(region)
+        assert limit is not None
+        found: Guard = text.guard(self.expr_of(rest), region, limit)
         return found
 
     def expr_of(self, number: int) -> Expr:

@@ -2,6 +2,7 @@
  * filled on first use. Does what subsets_reference.py does, for a grammar of which Python tells what is asked for;
  * subsets.py says how. Tables as in tables.py. */
 #include "nfa.h"
+#include "ends.h"
 
 static int by_value(const void *a, const void *b) {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -52,7 +53,7 @@ static int32_t chosen_state(Subsets *s) {
     s->unique[state] = (flags & READS_UNIQUE) != 0;
     s->has_unique |= s->unique[state];
     if (has_guards) s->unsplit.at[s->unsplit.number++] = state;
-    s->num_states++, s->version++;
+    s->num_states++;
     return state;
 }
 
@@ -109,7 +110,7 @@ static void split_classes(Subsets *s, const Bytes *mask) {
         s->members_of[fresh] = apart;
         for (int byte = 0; byte < 256; byte++)
             if (has(&apart, byte)) s->classes[byte] = (uint8_t)fresh;
-        s->num_classes++, s->version++;
+        s->num_classes++;
     }
 }
 
@@ -159,8 +160,7 @@ static int32_t cell_entry(Subsets *s, const Bytes *cell) {
     return s->chosen.number ? chosen_state(s) | operation << SHIFT : DEAD;
 }
 
-/* Fill the row of a state. `answers` are where its brackets lead; without, they are asked for. */
-int64_t sgl_expand(Subsets *s, int64_t state, const int32_t *answers) {
+static int64_t expand(Subsets *s, int64_t state, const int32_t *answers) {
     int why = setjmp(s->out);
     if (why) return why;
     split_guards(s);
@@ -202,8 +202,13 @@ int64_t sgl_expand(Subsets *s, int64_t state, const int32_t *answers) {
         for (int64_t c = 0; c < number; c++)
             if (has(&s->cells.at[c], byte)) row[k] = s->cell_entries.at[c];
     }
-    s->version++;
     return DONE;
+}
+
+/* Fill the row of a state. `answers` are where its brackets lead; without, they are asked for. */
+int64_t sgl_expand(Subsets *s, int64_t state, const int32_t *answers) {
+    s->asked = state;
+    return s->why = expand(s, state, answers);
 }
 
 /* The number of a state, or -1 - how the call ended. */
@@ -225,7 +230,7 @@ int64_t sgl_state(Subsets *s, const uint64_t *members, int64_t number) {
 
 int64_t sgl_add_expr(Subsets *s, int64_t nullable, int64_t indented, int64_t is_list) {
     ENTRY
-    PUT(s->exprs, (Expr){(int32_t)nullable, (int32_t)indented, 0, 0, NONE, NONE, NONE, 0, NONE, (int32_t)is_list, 0});
+    PUT(s->exprs, (Expr){(int32_t)nullable, (int32_t)indented, 0, 0, NONE, NONE, 0, NONE, (int32_t)is_list, 0, NONE});
     return s->exprs.number - 1;
 }
 
@@ -271,7 +276,7 @@ int64_t sgl_give_arcs(Subsets *s, int64_t expr, const Arc *arcs, int64_t number,
 
 int64_t sgl_add_target(Subsets *s, int64_t kind, int64_t operation) {
     ENTRY
-    PUT(s->targets, (Target){(int32_t)kind, (int32_t)operation, NONE, 0});
+    PUT(s->targets, (Target){(int32_t)kind, (int32_t)operation, NONE, 0, NONE});
     return s->targets.number - 1;
 }
 
@@ -296,8 +301,14 @@ int64_t sgl_intern(Subsets *s, int64_t kind, int64_t expr, int64_t target, int64
 
 int64_t sgl_add_thread(Subsets *s, int64_t flags, int64_t plain_limit) {
     ENTRY
-    PUT(s->threads, (Thread){OTHER, (int32_t)flags, NONE, NONE, 0, NONE, 0, plain_limit});
+    PUT(s->threads, (Thread){OTHER, (int32_t)flags, NONE, NONE, 0, NONE, 0, plain_limit, NONE});
     return s->threads.number - 1;
+}
+
+int64_t sgl_add_counted(Subsets *s, int64_t character, int64_t low, int64_t high, int64_t target, int64_t plain_limit) {
+    ENTRY
+    PUT(s->counted, (Counted){(int32_t)character, (int32_t)low, (int32_t)high, (int32_t)target, plain_limit});
+    return s->counted.number - 1;
 }
 
 /* A move's `first` is its place in `threads`. */
@@ -319,7 +330,7 @@ int64_t sgl_add_guard(Subsets *s, int64_t counter, int64_t limit, const int32_t 
     RESERVE(s->guards, 1);
     int64_t list = put_list(s, threads, num_below + num_at);
     Guard guard = {(int32_t)counter, limit < NEVER_REACHED ? (int32_t)limit : NEVER_REACHED, (int32_t)num_below, (int32_t)num_at, list, list + num_below};
-    PUT(s->threads, (Thread){GUARD, 0, (int32_t)s->guards.number, NONE, 0, 0, 0, NOT_PLAIN});
+    PUT(s->threads, (Thread){GUARD, 0, (int32_t)s->guards.number, NONE, 0, 0, 0, NOT_PLAIN, NONE});
     s->guards.at[s->guards.number++] = guard;
     return s->threads.number - 1;
 }
@@ -334,8 +345,9 @@ static int moves_on_plain(const Subsets *s, const Thread *t) {
             if (has(&PLAIN, s->texts.at[s->words.at[i].text + t->depth])) return 1;
         return 0;
     }
-    const Expr *e = t->kind == LEXEME ? &s->exprs.at[t->expr] : 0;
-    if (e && e->length) return has(&PLAIN, s->texts.at[e->text]);
+    if (t->kind == COUNTED && t->expr < 0 && t->depth == COUNTED_OUT) return 0;
+    int32_t expr = t->kind == COUNTED && t->expr < 0 ? s->counted.at[t->target].character : t->expr;
+    const Expr *e = t->kind == LEXEME || t->kind == COUNTED ? &s->exprs.at[expr] : 0;
     for (int64_t i = 0; i < (e ? e->num_arcs : t->num_moves); i++) {
         Bytes plain = both(e ? &s->arcs.at[e->arcs + i].mask : &s->moves.at[t->moves + i].mask, &PLAIN);
         if (!is_none(&plain)) return 1;
@@ -352,6 +364,7 @@ int64_t sgl_plain_limit(Subsets *s, int64_t state) {
         const Thread *t = &s->threads.at[(uint32_t)s->members.at[i]];
         int plain = t->kind == LEXEME ? s->exprs.at[t->expr].plain : LOOPS;
         int64_t limit = t->kind == LEXEME && plain ? ENDLESS : t->plain_limit;
+        if (t->kind == COUNTED && t->expr < 0 && t->depth != COUNTED_OUT) limit = s->counted.at[t->target].plain_limit;
         if (limit == NOT_PLAIN) others_move |= moves_on_plain(s, t);
         else number += plain == LOOPS ? 1 : 2;
         if (limit > most) most = limit;
@@ -407,6 +420,6 @@ void sgl_free(Subsets *s) {
                    s->states.at, s->members.at, s->chosen.at, s->entered.at, s->unsplit.at, s->texts.at, s->needs.at,
                    s->brackets.at, s->ways.at, s->cells.at, s->cell_entries.at, s->by_members.slots, s->by_parts.slots,
                    s->by_text.slots,
-                   s->word_sets.at, s->words.at, s->by_words.slots, s};
+                   s->word_sets.at, s->words.at, s->counted.at, s->by_words.slots, s};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }

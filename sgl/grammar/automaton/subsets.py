@@ -32,13 +32,24 @@ from sgl.grammar.automaton.nfa import (
 )
 from sgl.grammar.automaton.plain import plain_kind
 from sgl.grammar.automaton.subset_numbers import NONE, Numbers
-from sgl.grammar.automaton.subsets_reference import Bracket, Member, SubsetsReference, Ways
+from sgl.grammar.automaton.subsets_reference import (
+    Bracket,
+    Int32Array,
+    Int64Array,
+    Member,
+    Most,
+    SubsetsReference,
+    Ways,
+)
 from sgl.grammar.automaton.tables import Tables
+from sgl.grammar.regular.shortest import shortest_rope
 from sgl.time_limit import check_size
 
 _DONE, _NEEDS, _BRACKETS, _ROOM, _TOO_MANY, _NO_MEMORY = range(6)
 _STAY, _PUSH, _POP = range(3)
-_ARC, _MOVE, _BRACKET = Struct("<32sq"), Struct("<32s6i"), Struct("<32sqq")
+_SHORTEST, _BEHIND_TARGET = 4, 5
+_MOST: Final = 1 << 60
+_ARC, _MOVE = Struct("<32sq"), Struct("<32s6i")
 logger = logging.getLogger(__name__)
 
 
@@ -61,7 +72,10 @@ def compiled() -> ctypes.CDLL | None:
         "sgl_intern": "piiii:i",
         "sgl_add_thread": "pii:i",
         "sgl_give_moves": "pipipi:i",
+        "sgl_add_counted": "piiiii:i",
         "sgl_add_guard": "piipii:i",
+        "sgl_give_most": "piii:",
+        "sgl_most": "ppiip:i",
         "sgl_plain": "pi:i",
         "sgl_plain_limit": "pi:i",
         "sgl_show_members": "pi:",
@@ -80,6 +94,14 @@ def compiled() -> ctypes.CDLL | None:
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
+class _Bracket(ctypes.Structure):
+    _fields_ = [("mask", ctypes.c_uint8 * 32), ("first", _LONG), ("number", _LONG)]
+
+
+class _Way(ctypes.Structure):
+    _fields_ = [("origin", _INT), ("kind", _INT), ("target", _INT), ("unused", _INT)]
+
+
 class _Fields(ctypes.Structure):
     """What is known here of `Subsets` in subsets.c."""
 
@@ -87,16 +109,17 @@ class _Fields(ctypes.Structure):
         (name, kind)
         for kind, names in (
             (_POINTER, "entries symbols guards accepting reads_unique classes"),
-            (_LONG, "num_rows width max_states num_states num_classes version has_counters has_unique_texts"),
+            (_LONG, "num_rows width max_states num_states num_classes has_counters has_unique_texts"),
             (_POINTER, "needed"),
             (_LONG, "num_needed"),
-            (_POINTER, "bracket way"),
+            (ctypes.POINTER(_Bracket), "brackets"),
+            (ctypes.POINTER(_Way), "ways"),
             (_LONG, "num_brackets"),
             (_POINTER, "member"),
             (_LONG, "num_members"),
             (_INT, "kind expr target length"),
             (_POINTER, "text"),
-            (_LONG, "plain_limit"),
+            (_LONG, "plain_limit asked why"),
         )
         for name in names.split()
     ]
@@ -121,7 +144,7 @@ class Subsets:
             raise MemoryError
         weakref.finalize(self, library.sgl_free, self.address).atexit = False
         self._fields = _Fields.from_address(self.address)
-        self._fields.max_states = max_states
+        self._fields.max_states, self._fields.asked = max_states, NONE
         self._members: dict[int, tuple[Member, ...]] = {}
         self._numbers = Numbers(library, self.address, self._fields, builder)
         self._point()
@@ -141,7 +164,6 @@ class Subsets:
         """Tell the tables what the C has added."""
         fields, tables = self._fields, self._tables
         tables.num_states, tables.num_classes = fields.num_states, fields.num_classes
-        tables.version += 1
         tables.has_counters, tables.has_unique_texts = bool(fields.has_counters), bool(fields.has_unique_texts)
 
     def state(self, members: Iterable[Member]) -> int:
@@ -154,8 +176,10 @@ class Subsets:
 
     def expand(self, state: int, bracket: Bracket) -> None:
         """As `SubsetsReference.expand`."""
-        answers = None
-        while why := self._library.sgl_expand(self.address, state, answers):
+        answers, fields = None, self._fields
+        # A walk may have asked for the row, and been told what is missing.
+        why = fields.why if fields.asked == state else self._library.sgl_expand(self.address, state, None)
+        while why:
             if why == _NEEDS:
                 self._tell()
             elif why == _BRACKETS:
@@ -164,6 +188,8 @@ class Subsets:
                 answers = np.array(found, np.int32).tobytes()
             else:
                 self._make_room(why)
+            why = self._library.sgl_expand(self.address, state, answers)
+        fields.asked = NONE
         self.take_over()
 
     def members(self, state: int) -> tuple[Member, ...]:
@@ -186,6 +212,23 @@ class Subsets:
         is_alone = self._library.sgl_plain_limit(self.address, state)
         return self._fields.plain_limit, bool(is_alone)
 
+    def most(self, states: Int32Array, most: Most, *, within: bool) -> Int64Array:
+        """As `SubsetsReference.most`."""
+        library, numbers = self._library, self._numbers
+        found = np.zeros(len(states), np.int64)
+        arguments = states.ctypes.data, len(states), within, found.ctypes.data
+        while why := library.sgl_most(self.address, *arguments):
+            if why == _NO_MEMORY:
+                raise MemoryError
+            for what, which in self._needs():
+                if what == _SHORTEST:
+                    text = shortest_rope(numbers.expr_of(which))
+                    size = 0 if text is None else text.size
+                else:
+                    size = most(numbers.targets[which] if what == _BEHIND_TARGET else numbers.thread_of(which))
+                library.sgl_give_most(self.address, what, which, min(size, _MOST))
+        return found
+
     def _make_room(self, why: int) -> None:
         fields, tables = self._fields, self._tables
         if why == _TOO_MANY:
@@ -200,11 +243,14 @@ class Subsets:
             tables.grow_columns()
         self._point()
 
-    def _tell(self) -> None:
-        """Tell of the expressions, nodes and threads that the C has asked for."""
+    def _needs(self) -> Iterable[tuple[int, int]]:
         fields = self._fields
         needs = memoryview(ctypes.string_at(fields.needed, 8 * fields.num_needed)).cast("i").tolist()
-        for what, which in dict.fromkeys(zip(needs[::2], needs[1::2], strict=True)):
+        return dict.fromkeys(zip(needs[::2], needs[1::2], strict=True))
+
+    def _tell(self) -> None:
+        """Tell of the expressions, nodes and threads that the C has asked for."""
+        for what, which in self._needs():
             if what == 0:
                 self._tell_arcs(which)
             elif what == 1:
@@ -244,15 +290,12 @@ class Subsets:
 
     def _brackets(self) -> list[tuple[int, Ways]]:
         fields = self._fields
-        shown = ctypes.string_at(fields.bracket, _BRACKET.size * fields.num_brackets)
         found = []
-        for mask, first, number in _BRACKET.iter_unpack(shown):
-            ways = memoryview(ctypes.string_at(fields.way + 16 * first, 16 * number)).cast("i").tolist()
-            moves = [
-                (origin, self._move(kind, target))
-                for origin, kind, target in zip(ways[::4], ways[1::4], ways[2::4], strict=True)
-            ]
-            found.append((int.from_bytes(mask, "little"), moves))
+        for i in range(fields.num_brackets):
+            bracket = fields.brackets[i]
+            ways = fields.ways[bracket.first : bracket.first + bracket.number]
+            moves = [(way.origin, self._move(way.kind, way.target)) for way in ways]
+            found.append((int.from_bytes(bracket.mask, "little"), moves))
         return found
 
     def _move(self, kind: int, target: int) -> Move:

@@ -6,6 +6,10 @@ What a state is, and where there is no compiler. `subsets.c` does the same many 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from sgl.grammar.automaton.nfa import Finished, Guard, Lexeme, Move, Stay, Thread, UniqueText
 from sgl.grammar.automaton.plain import ENDLESS, NEVER_REACHED, NOT_PLAIN, moves_on_plain, stays, thread_limit
@@ -18,6 +22,10 @@ Member = tuple[int, Thread]
 """A thread of a state, and its origin."""
 Ways = list[tuple[int, Move]]
 """By origin, the moves that a byte allows."""
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Most = Callable[[Any], int]
+"""Of a thread or a node."""
 Bracket = Callable[[int, int, Ways], int]
 """The entry of a state for a set of bytes of which some move opens or closes a frame."""
 
@@ -41,6 +49,17 @@ class SubsetsReference:
             if isinstance(thread, Lexeme) and begins_with_list(thread.expr):
                 return origin, thread
         return None
+
+    def most(self, states: Int32Array, most: Most, *, within: bool) -> Int64Array:
+        """How many bytes suffice to end the frame that each state stands in, [S], if `most` says so of threads and
+        nodes: whichever thread is the only one to go on; `within`, whichever origin, by the nearest of its threads."""
+        found = np.zeros(len(states), np.int64)
+        for i, state in enumerate(states.tolist()):
+            sizes: dict[int, list[int]] = {}
+            for origin, thread in self._members[state]:
+                sizes.setdefault(origin, []).append(most(thread))
+            found[i] = max(map(min if within else max, sizes.values()), default=0)
+        return found
 
     def plain_limit(self, state: int) -> tuple[int, bool]:
         """See `Automaton.plain_limit`; and whether plain characters keep one thread where it is and end all others. The

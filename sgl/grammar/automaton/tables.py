@@ -19,7 +19,7 @@ Only targets with counter operations can be guards. The text may end where `acce
 
 States, symbols, results and classes are only ever added, and what is known never changes, except that bytes of one
 class may come apart: their class keeps its number and the new one gets a copy of its column. So a copy is brought
-up to date by `entries[:num_states, :num_classes]` and the others, whenever `version` has moved.
+up to date by `entries[:num_states, :num_classes]` and the others.
 """
 
 from __future__ import annotations
@@ -70,8 +70,6 @@ class Tables:
         self._num_filled = 0  # rows that are set out, of states or of those to come
         self.num_symbols = 0
         self.num_results = 0
-        self.version = 0
-        """Counts the changes."""
         self.has_counters = False
         self.has_unique_texts = False
         self.classes: npt.NDArray[np.uint8] = np.zeros(256, np.uint8)
@@ -134,7 +132,6 @@ class Tables:
         self.accepting[number], self.reads_unique[number] = accepting, reads_unique
         self.has_unique_texts |= reads_unique
         self.num_states += 1
-        self.version += 1
         return number
 
     def _fill(self, number: int) -> None:
@@ -150,7 +147,6 @@ class Tables:
             self.returns = _grown(self.returns, 2)
         self.returns[self.num_symbols] = UNKNOWN
         self.num_symbols += 1
-        self.version += 1
         return self.num_symbols - 1
 
     def add_result(self) -> int:
@@ -159,7 +155,6 @@ class Tables:
             self.returns = _grown(self.returns, columns=1.5)
         self.returns[:, self.num_results] = UNKNOWN
         self.num_results += 1
-        self.version += 1
         return self.num_results - 1
 
     def set_row(self, state: int, cells: dict[int, int]) -> None:
@@ -176,7 +171,6 @@ class Tables:
                 row[found[0]] = entry
             else:
                 row[found] = entry
-        self.version += 1
 
     def _find_columns(self, mask: int) -> list[int]:
         """The classes of a set of bytes. Where it has some bytes of a class alone, they come into one of their own."""

@@ -104,7 +104,7 @@ class Budget:
         a look at each token: from the states that tokens came through. Not for automata with unique texts."""
         if mask.most_behind is None:
             finish = self.finish
-            most = max(map(finish.most_from, mask.seen.tolist()), default=0)
+            most = finish.most_from(mask.seen)
             opened: list[int] = []  # by frame that a token may open: to the end of those around it
             for around, symbol in mask.opened:
                 opened.append(finish.most_behind(symbol) + (opened[around] if around >= 0 else 0))

@@ -110,6 +110,9 @@ class Matcher:
 
     def _has_room(self, mask: Mask, remaining: int) -> bool:
         """Whether what is known already tells that the budget restricts nothing yet."""
+        if mask.most_behind is not None and self._budget.most_behind(mask, self._place) < remaining:
+            self._growth = None
+            return True
         if self._most_needed is None or mask.growth is None or self._most_needed + mask.growth >= remaining:
             return False
         self._growth = mask.growth
