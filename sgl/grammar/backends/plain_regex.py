@@ -30,10 +30,10 @@ def plain_regex(
     """A plain regex, matched in full, of the texts that the pattern matches somewhere (`search`) or in full. With
     `json`, of their JSON texts without quotes and without control characters that have no short escape. Raises
     RegexSyntaxError, and GrammarError for assertions within it."""
-    options = _options(parse(pattern, dialect))
+    tree = parse(pattern, dialect)
     any_text = "" if not search else f"{_class(EVERY_CHAR, json=json)}*"
     found = []
-    for option in options:
+    for option in tree.options if isinstance(tree, Choice) else (tree,):
         parts = list(option.parts) if isinstance(option, Sequence) else [option]
         before, behind = any_text, any_text
         while parts and isinstance(parts[0], Start):
@@ -56,10 +56,6 @@ def regex_of_choices(texts: Texts[str]) -> str:
 def literal(text: str) -> str:
     """A regex of one text."""
     return "".join([_char(ord(char)) for char in text])
-
-
-def _options(node: Node) -> tuple[Node, ...]:
-    return node.options if isinstance(node, Choice) else (node,)
 
 
 def _text(node: Node, backend: str, *, json: bool) -> str:

@@ -70,31 +70,24 @@ def negate(chars: CharSet) -> CharSet:
     return normalise(result)
 
 
-def fold_ascii(chars: CharSet) -> CharSet:
-    """The set with the other case of its ASCII letters."""
-    return _with_classes(chars, [(code, code | 0x20) for code in range(0x41, 0x5B)])
-
-
-def fold_case(chars: CharSet) -> CharSet:
-    """The set with all characters that Unicode's simple case folding takes for one of it."""
-    return _with_classes(chars, _case_classes())
-
-
-def _with_classes(chars: CharSet, classes: Iterable[tuple[int, ...]]) -> CharSet:
+def fold_case(chars: CharSet, *, ascii_only: bool = False) -> CharSet:
+    """The set with all characters that Unicode's simple case folding takes for one of it, or ASCII's."""
     firsts = [first for first, _ in chars]
 
     def has(code: int) -> bool:
         at = bisect_right(firsts, code) - 1
         return at >= 0 and code <= chars[at][1]
 
-    return normalise((*chars, *((code, code) for alike in classes if any(map(has, alike)) for code in alike)))
+    return normalise(
+        (*chars, *((code, code) for alike in _case_classes(ascii_only) if any(map(has, alike)) for code in alike))
+    )
 
 
-@lru_cache(maxsize=1)
-def _case_classes() -> tuple[tuple[int, ...], ...]:
+@lru_cache(maxsize=2)
+def _case_classes(ascii_only: bool) -> tuple[tuple[int, ...], ...]:
     """The classes of characters that simple case folding takes for one another."""
     alike: dict[str, list[int]] = {}
-    for code in range(_LAST_CASED + 1):
+    for code in range(0x80 if ascii_only else _LAST_CASED + 1):
         char = chr(code)
         # If full folding has several characters, simple folding is the lower case, if that is one.
         forms = [form for form in (char.casefold(), char.lower(), char) if len(form) == 1]

@@ -164,9 +164,7 @@ class _Parser:
         return Chars(self.folded(chars))
 
     def folded(self, chars: CharSet) -> CharSet:
-        if not self.ignore_case:
-            return chars
-        return charset.fold_case(chars) if self.is_ecma else charset.fold_ascii(chars)
+        return charset.fold_case(chars, ascii_only=not self.is_ecma) if self.ignore_case else chars
 
     def choice(self) -> Node:
         self.nesting += 1

@@ -304,11 +304,3 @@ def freeze(value: object) -> Frozen:
     if isinstance(value, dict):
         return ("object", frozenset((key, freeze(item)) for key, item in value.items()))
     raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-def frozen_values(values: Iterable[object]) -> dict[Frozen, object]:
-    """Values by their frozen form, in order, each once."""
-    result: dict[Frozen, object] = {}
-    for value in values:
-        result.setdefault(freeze(value), value)
-    return result

@@ -27,7 +27,7 @@ from sgl.grammar.schema.formula import (
     Operator,
     Unknown,
     Values,
-    frozen_values,
+    freeze,
 )
 from sgl.grammar.schema.objects import KeywordGroup, ObjectConjunct
 from sgl.grammar.schema.report import Report
@@ -127,7 +127,7 @@ class Reader:
         if not isinstance(given, list):
             return self.unknown(location, keyword, "a list is expected")
         try:
-            return self.formulas.values(frozen_values(given))
+            return self.formulas.values({freeze(value): value for value in given})
         except (TypeError, ValueError) as error:
             return self.unknown(location, keyword, str(error), error)
 
