@@ -55,6 +55,7 @@ typedef struct {
     const uint8_t *text;
     int64_t plain_limit, asked, why; /* the row that was asked for last, and how that ended */
     /* known here alone */
+    int64_t work;
     jmp_buf out;
     Bytes members_of[256]; /* of a class */
     POOL(Expr) exprs;

@@ -157,6 +157,7 @@ static int32_t cell_entry(Subsets *s, const Bytes *cell) {
         return UNKNOWN;
     }
     s->ways.number = first;
+    s->work += s->here.number / 8 + s->chosen.number;
     return s->chosen.number ? chosen_state(s) | operation << SHIFT : DEAD;
 }
 
@@ -176,6 +177,7 @@ static int64_t expand(Subsets *s, int64_t state, const int32_t *answers) {
         put_moves(s, (int32_t)(uint32_t)member, (int32_t)(member >> 32));
     }
     find_cells(s);
+    s->work += s->here.number * s->cells.number / 4;
     int64_t number = 0, num_brackets = 0;
     s->cell_entries.number = 0;
     for (int64_t c = 0; c < s->cells.number; c++) {
@@ -209,6 +211,12 @@ static int64_t expand(Subsets *s, int64_t state, const int32_t *answers) {
 int64_t sgl_expand(Subsets *s, int64_t state, const int32_t *answers) {
     s->asked = state;
     return s->why = expand(s, state, answers);
+}
+
+/* The same for a walk: returns about how many of its steps that was worth; 0 if Python has to do it. */
+int64_t sgl_expand_meanwhile(Subsets *s, int64_t state) {
+    s->work = 64;
+    return sgl_expand(s, state, 0) == DONE ? s->work : 0;
 }
 
 /* The number of a state, or -1 - how the call ended. */

@@ -60,6 +60,7 @@ def compiled() -> ctypes.CDLL | None:
         "sgl_new": ":p",
         "sgl_free": "p:",
         "sgl_expand": "pip:i",
+        "sgl_expand_meanwhile": "pi:i",
         "sgl_state": "ppi:i",
         "sgl_add_expr": "piii:i",
         "sgl_add_text": "ppii:i",

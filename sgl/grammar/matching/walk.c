@@ -8,7 +8,7 @@ enum { FIXED = -1 };                                /* a count that does not go 
 enum { DONE, EXPAND, RETURN, FRAMES, GROUPS, TIME, PLAIN }; /* why sgl_walk returns; all but DONE are called again */
 enum { ASK, NONE, ALLOWED, STAYS };                         /* what plain characters do in a state, see Walker */
 static const int64_t ENDLESS = 1ll << 60;
-enum { FEW = 2, EXPANDING = 32 }; /* EXPANDING: about so many steps */
+enum { FEW = 2 };
 
 typedef struct { int32_t end, token, depth_byte; } Node;
 /* top: frame opened on the way, or -1 - i with i frames of the place closed; source: of items, 0 the place, i its i-th frame. */
@@ -42,12 +42,12 @@ typedef struct {
     int64_t next_start, node, end, back, back_end; /* behind a walk through the rest, if back is not 0 */
     int64_t state, symbol, result; /* what is asked for */
     int64_t fresh, low, high, num_rows; /* whether the walk is to begin; the plan's counts of characters; of states */
-    int64_t (*expand)(void *, int64_t, const int32_t *), (*find_plain)(void *, int64_t); /* of subsets.c, or 0 */
+    int64_t (*expand)(void *, int64_t), (*find_plain)(void *, int64_t); /* of subsets.c, or 0 */
     void *subsets;
 } Walk;
 
-/* Whether the row of a state can be had here. */
-static int expanded(Walk *w, int32_t state) { return w->expand && !w->expand(w->subsets, state, 0); }
+/* Fill the row of a state, which is worth so many steps; 0 if that cannot be had here. */
+static int64_t expanded(Walk *w, int32_t state) { return w->expand ? w->expand(w->subsets, state) : 0; }
 
 /* The state that a guard stands for; notes for which counts at the place that is so. */
 static int32_t land(Walk *w, const At *a, int32_t state) {
@@ -126,7 +126,9 @@ int64_t sgl_walk(Walk *w, int64_t steps) {
         int32_t entry = w->entries[before->state * w->width + w->classes[byte]];
         if (entry < 0) {
             if (entry == UNKNOWN) {
-                if (expanded(w, before->state)) { steps -= EXPANDING; continue; }
+                int64_t work = expanded(w, before->state);
+                steps -= work;
+                if (work) continue;
                 w->state = before->state, why = EXPAND;
                 break;
             }
@@ -176,7 +178,10 @@ int64_t sgl_walk(Walk *w, int64_t steps) {
             if (plain == ASK) {
                 int32_t blank = w->entries[a->state * w->width + w->classes[' ']]; /* a plain character */
                 w->state = a->state;
-                if (blank == UNKNOWN && expanded(w, a->state)) blank = w->entries[a->state * w->width + w->classes[' ']];
+                if (blank == UNKNOWN) {
+                    steps -= expanded(w, a->state);
+                    blank = w->entries[a->state * w->width + w->classes[' ']];
+                }
                 if (blank == UNKNOWN) { why = EXPAND; break; }
                 if (blank != DEAD && !w->find_plain) { why = PLAIN; break; }
                 plain = w->plain[a->state] = blank == DEAD ? NONE : (int32_t)w->find_plain(w->subsets, a->state);

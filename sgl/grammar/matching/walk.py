@@ -79,7 +79,9 @@ class Walker:
         """What the fields point to."""
         subsets = automaton.subsets
         if isinstance(subsets, Subsets):
-            self._fields.expand, self._fields.find_plain = map(subsets.function, ("sgl_expand", "sgl_plain"))
+            self._fields.expand, self._fields.find_plain = map(
+                subsets.function, ("sgl_expand_meanwhile", "sgl_plain")
+            )
             self._fields.subsets = subsets.address
         plain, longest = vocabulary.plain_tokens, vocabulary.max_token_len  # no token closes more frames
         self._keep(
