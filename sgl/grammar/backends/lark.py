@@ -108,7 +108,6 @@ def _closed(schema: Any) -> Any:
 
 
 def _merges(schema: Any) -> bool:
-    """Whether a schema merges others, anywhere."""
     if isinstance(schema, list):
         return any(map(_merges, schema))
     if not isinstance(schema, dict):

@@ -53,7 +53,6 @@ class LlguidanceMatcher(BackendMatcher, TokenMatcher):
 
     @property
     def _found(self) -> Any:
-        """llguidance's matcher behind the text."""
         if self._current is None:
             self._current = self._first.deep_copy()
             if self._ids:
@@ -193,7 +192,6 @@ def _on_a_deep_stack(function: Callable[[], T]) -> T:
 
 
 def _failure(found: Any) -> GrammarError:
-    """The error that llguidance gave up with."""
     message = _error_of(found)
     if "Too many items" in message or "items; max is" in message:
         return _too_ambiguous()

@@ -92,7 +92,6 @@ class _TokenFsm:
         return found if found is not None and self._is_real(found) else None
 
     def is_accepting(self, state: int) -> bool:
-        """Whether a text may end in a state."""
         found = self._index.get_next_state(state, self.vocabulary.size + 256)
         return found is not None and bool(self._index.is_final_state(found))
 

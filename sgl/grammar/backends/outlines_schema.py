@@ -54,7 +54,6 @@ class _Reader:
         self._num_schemas = 0
 
     def regex(self, read: dict[str, Any], *, sort_keys: bool = False) -> str:
-        """The regex of a schema that was read."""
         try:
             return str(build_regex_from_schema(json.dumps(read, sort_keys=sort_keys), self.whitespace))
         except ValueError as error:
@@ -118,7 +117,6 @@ class _Reader:
                     raise _refusal(f"oneOf whose alternatives {number} and {later} have values in common")
 
     def _without_contained(self, read: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Alternatives without those that others contain."""
         automata = self._automata(read)
         if automata is None:
             return read
@@ -217,7 +215,6 @@ class _Reader:
 
 
 def _check_form(key: str, value: Any) -> None:
-    """Raises GrammarError for a malformed keyword."""
     match key:
         case "minLength" | "maxLength" | "minItems" | "maxItems":
             is_right, form = type(value) is int and value >= 0, "one of the whole numbers from 0"

@@ -74,7 +74,6 @@ def _text(node: Node, backend: str, *, json: bool) -> str:
 
 
 def _class(chars: CharSet, *, json: bool) -> str:
-    """One character of a set."""
     if not json:
         return _set(chars)
     escapes = [

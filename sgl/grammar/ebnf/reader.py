@@ -117,7 +117,6 @@ class _Reader:
         self._cfg.rules[rule] = [*self._open[0].alternatives, tuple(self._sequence)]
 
     def _read_element(self, token: _Token) -> None:
-        """Read the next element of a sequence."""
         match token.kind:
             case "text":
                 codes = self._codes(token)

@@ -96,7 +96,6 @@ class _Compiler:
         return union(at_start, concat(self.some_text, later))
 
     def compile(self, node: Node, rest: _Pair) -> _Pair:
-        """The texts that begin with `node` and go on with `rest`."""
         if _is_pure(node):
             own, (at_start, later) = self.plain(node), rest
             longer = concat(own, later)
@@ -123,7 +122,6 @@ class _Compiler:
         raise AssertionError(f"{node} is pure")
 
     def plain(self, node: Node) -> Expr:
-        """A part without assertions."""
         match node:
             case Chars(chars):
                 return self.char(chars)

@@ -128,7 +128,6 @@ class _Compilation:
         return found
 
     def _look_into(self, values: _Values) -> None:
-        """Evaluate a formula, and queue its children."""
         formula = values.formula
         self.sets.formulas.start_work()
         literals, numbers, strings = self._scalars(formula)
@@ -164,7 +163,6 @@ class _Compilation:
             return self.sets.of(rest, kind).value
 
     def _scalars(self, formula: Formula) -> tuple[frozenset[str], NumberSet, StringSet]:
-        """The literals, numbers and strings of a formula."""
         literals, numbers, strings = (self._set(formula, kind) for kind in (LITERAL, NUMBER, STRING))
         assert isinstance(literals, frozenset)
         assert isinstance(numbers, NumberSet)
@@ -247,7 +245,6 @@ class _Compilation:
         )
 
     def _is_possible(self, shape: Object) -> bool:
-        """Whether there are such objects."""
         inhabited, low, high = self.inhabited, shape.min_properties, shape.max_properties
         num_inhabited = sum(value in inhabited for _, value in shape.properties)
         if any(value not in inhabited for name, value in shape.properties if name in shape.required):

@@ -103,7 +103,6 @@ class Evaluator:
     # alternatives end there at once.
 
     def _within(self, context: KindSet, formula: Formula, kind: int) -> Result:
-        """The intersection of a context and a formula."""
         if kind < OBJECT and context is not EVERYTHING[kind]:
             return self._meet_known(context, formula, kind)
         match formula:
@@ -208,7 +207,6 @@ class Evaluator:
         return Result(value, problem)
 
     def _without(self, context: KindSet, formula: Formula, kind: int) -> Result:
-        """A context without a formula."""
         if not formula.kinds >> kind & 1:
             return Result(context)
         members = formula.members
@@ -250,7 +248,6 @@ class Evaluator:
         return Result(context, problem)
 
     def _of_values(self, formula: Values, kind: int) -> KindSet:
-        """The members of one kind of a list of plain values."""
         held = [text for tag, text in formula.values if tag == TAGS[kind]]
         if kind == LITERAL:
             return frozenset(map(str, held))

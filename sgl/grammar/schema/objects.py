@@ -224,7 +224,6 @@ def _violations(block: KeywordGroup, formulas: Formulas) -> Iterator[ObjectConju
 
 
 def _without(names: list[str], keys: Expr) -> Expr:
-    """A language of keys without some names."""
     bodies = [body for body in map(string_body, names) if keys is CANONICAL_BODY or matches(keys, body)]
     return difference(keys, words(bodies)) if bodies else keys
 

@@ -285,7 +285,6 @@ class Subschema(Formula):
 
 
 def _is_of(value: Frozen, types: frozenset[str]) -> bool:
-    """Whether a frozen value is of one of some types."""
     tag, held = value
     if tag == "literal":
         return ("null" if held == "null" else "boolean") in types

@@ -153,7 +153,6 @@ def _tighten(part: Range) -> Range | tuple[Fraction, ...]:
 
 
 def _complement(part: Range) -> NumberSet:
-    """The numbers outside a range."""
     result = []
     if part.low is not None:
         result.append(Range(high=part.low, high_open=not part.low_open))

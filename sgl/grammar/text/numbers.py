@@ -94,7 +94,6 @@ def _range_text(part: Range, any_spelling: bool) -> Expr:
 
 
 def _magnitude_text(part: Range, any_spelling: bool) -> Expr:
-    """The texts of the numbers of a range of non-negative numbers."""
     plain = Plain(part, any_spelling=any_spelling).start
     is_whole = part.multiple_of == 1 and not part.not_multiples_of
     has_exponents = is_whole or (part.multiple_of is None and not part.not_multiples_of)
