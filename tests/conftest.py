@@ -1,8 +1,8 @@
 """What every test may ask for: data folders, devices, reproducible randomness, one thread per worker.
 
-Data that is not part of the repository (checkpoints, tokenizers, suites) is looked for in `$SGL_TEST_DATA`, then in
-`shared/data` beside the checkout; a test that asks for it skips, with the reason, where it is absent. Tests marked
-`gpu` skip where there is no CUDA device. `pytest --hypothesis-profile=soak` runs the property tests for longer.
+Data that is not part of the repository (checkpoints, tokenizers, suites) is looked for in `$SGL_TEST_DATA`; a test that
+asks for it skips, with the reason, where it is absent. Tests marked `gpu` skip where there is no CUDA device.
+`pytest --hypothesis-profile=soak` runs the property tests for longer.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # so in a shell's background, and inherited by what tests start
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Shared machines are slow at times: no deadline per example, and slow generation is no failure.
 settings.register_profile("fast", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -123,9 +121,11 @@ def server(engine: Engine) -> Iterator[LiveServer]:
 def shared_data() -> Path:
     """The folder of data that is not part of the repository."""
     named = os.environ.get("SGL_TEST_DATA")
-    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data"
+    if not named:
+        pytest.skip("no test data: SGL_TEST_DATA names no folder")
+    folder = Path(named)
     if not folder.is_dir():
-        pytest.skip(f"no test data at {folder} (SGL_TEST_DATA names another folder)")
+        pytest.skip(f"no test data: SGL_TEST_DATA names {folder}, which is no folder")
     return folder
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +120,41 @@ def test_what_the_house_allows_is_no_breach(rule: str) -> None:
 def made_up(sources: dict[str, str]) -> House:
     packages = {"sgl", "sgl.lang", "sgl.grammar"}
     return House([Module(name, source, name in packages) for name, source in sources.items()])
+
+
+OUTSIDE = re.compile(r"(?<![\w/-])(?:\.\./)*shared/|[\"']shared[\"'] */|(?<![\w.])/(?:work|root|home)/\w")
+"""Folders that only somebody's machine has."""
+WHERE_DATA_LIES = ".ci/run"
+WRITTEN = ("", ".py", ".md", ".html", ".c", ".h", ".yml", ".yaml", ".toml", ".in")
+
+
+def test_nothing_names_a_folder_outside_the_project() -> None:
+    folders = (".ci", ".github", "benchmarks", "clients", "docker", "docs", "examples", "sgl", "tests", "tools")
+    files = [*REPOSITORY.iterdir(), *(path for folder in folders for path in (REPOSITORY / folder).rglob("*"))]
+    written = [path for path in files if path.suffix in WRITTEN and path.name != ".git" and path.is_file()]
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{number} {line.strip()[:80]}"
+        for path in written
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if OUTSIDE.search(line) and "OUTSIDE =" not in line
+    ]
+    assert [line for line in found if not line.startswith(f"{WHERE_DATA_LIES}:")] == []
+    assert len(found) == 1, "CI's script says where data lies"
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_ci_hands_tests_the_data_beside_the_checkout(tmp_path: Path, beside: bool) -> None:
+    script = tmp_path / "checkout" / WHERE_DATA_LIES
+    script.parent.mkdir(parents=True)
+    shutil.copy(REPOSITORY / WHERE_DATA_LIES, script)
+    (tmp_path / "checkout" / "Makefile").write_text("test test-all:\n\t@echo $@ in=$${SGL_TEST_DATA-nothing}\n")
+    [named] = re.findall(r"^data=(.+)$", script.read_text(), re.MULTILINE)
+    data = (script.parents[1] / named).resolve()
+    if beside:
+        data.mkdir(parents=True)
+    for given in (None, "elsewhere"):
+        names = {name: value for name, value in os.environ.items() if name != "SGL_TEST_DATA"}
+        names |= {"SGL_TEST_DATA": given} if given else {}
+        ran = subprocess.run([script], env=names, capture_output=True, text=True, check=True)
+        expected = given or (str(data) if beside else "nothing")
+        assert ran.stdout.splitlines() == [f"{target} in={expected}" for target in ("test", "test-all")]
