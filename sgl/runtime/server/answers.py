@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sgl.runtime.server.logprobs import CompletionLogprobs
 from sgl.runtime.server.tool_calls import AnswerSplitter, Piece
@@ -69,14 +69,17 @@ class Choice(ABC):
         }
 
 
+Kind = TypeVar("Kind", bound=Choice, covariant=True)
+
+
 @dataclass(frozen=True)
-class Answers:
+class Answers(Generic[Kind]):
     """A request's engine arguments, and how its results become choices."""
 
     kind: str
     arguments: dict[str, Any]
     num_samples: int
-    choice: Callable[[int], Choice]
+    choice: Callable[[int], Kind]
     """The choice at an index; the same object each time."""
     id: str
     prompt_token_ids: list[int] | None = None

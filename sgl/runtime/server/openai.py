@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 from aiohttp import web
 
 from sgl.errors import InvalidRequest, SglError
-from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.requests.aside import aside
-from sgl.runtime.requests.builder import MAX_LOGPROBS, MAX_TOP_LOGPROBS
+from sgl.runtime.requests.builder import MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server import encoding, sse
-from sgl.runtime.server.answers import Answers, Choice, Completion, Result, Turn, usage
-from sgl.runtime.server.chat import prompt_ids
+from sgl.runtime.server.answers import Answers, Choice, Completion, Result, usage
+from sgl.runtime.server.conversations import Conversations, answer_id, check_model, engine_arguments, whole
 from sgl.runtime.server.encoding import json_response
-from sgl.runtime.server.errors import NoSuchModel
-from sgl.runtime.server.logprobs import CompletionLogprobs, chat_logprobs
+from sgl.runtime.server.logprobs import CompletionLogprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
 from sgl.runtime.server.routes import Api, endpoint
-from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint
+from sgl.runtime.server.service import Service
 
-MAX_CHAT_TOP_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat may fill the context
 
 
 class OpenAIApi(Api):
     """The OpenAI endpoints."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._conversations = Conversations(service)
 
     @endpoint("GET /v1/models")
     async def models(self, request: web.Request) -> web.Response:
@@ -41,7 +41,7 @@ class OpenAIApi(Api):
     @endpoint("GET /v1/models/{model:.+}")
     async def model(self, request: web.Request) -> web.Response:
         """The model of that name."""
-        self._check_model(request.match_info["model"])
+        check_model(self._service, request.match_info["model"])
         return json_response(self._model())
 
     @endpoint("POST /v1/completions", body=CompletionBody, streams=True)
@@ -52,29 +52,28 @@ class OpenAIApi(Api):
     @endpoint("POST /v1/chat/completions", body=ChatBody, streams=True)
     async def chat(self, request: web.Request, body: ChatBody) -> web.StreamResponse:
         """Answer in a conversation."""
-        return await self._answer(request, body, await self._chat_answers(body))
+        return await self._answer(request, body, await self._conversations.answers(body))
 
     # ── what both share ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _answer(self, request: web.Request, body: SamplingBody, answers: Answers) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, body: SamplingBody, answers: Answers[Choice]
+    ) -> web.StreamResponse:
         each, at_end = body.usage_wanted()
         if body.stream:
             events = self._chunks(answers, usage_in_each=each, usage_at_end=at_end)
             return await sse.send_events(request, events, self._service.config.write_timeout)
-        results = await self._service.generate(**answers.arguments)
-        results = results if isinstance(results, list) else [results]
-        for error in filter(None, map(failure_of, results)):
-            raise error
+        results = await whole(self._service, answers)
 
-        def whole() -> dict[str, Any]:
+        def reply() -> dict[str, Any]:
             choices = [answers.choice(i).choice(result) for i, result in enumerate(results)]
             more = {} if answers.prompt_token_ids is None else {"prompt_token_ids": answers.prompt_token_ids}
             return {**self._head(answers), "choices": choices, "usage": usage(results, answers.num_samples), **more}
 
-        return await encoding.answer(whole, sum(map(encoding.size_of_result, results)))
+        return await encoding.answer(reply, sum(map(encoding.size_of_result, results)))
 
     async def _chunks(
-        self, answers: Answers, *, usage_in_each: bool, usage_at_end: bool
+        self, answers: Answers[Choice], *, usage_in_each: bool, usage_at_end: bool
     ) -> AsyncGenerator[bytes, None]:
         head = self._head(answers, streamed=True)
         more: dict[str, Any] = {"usage": None} if usage_at_end else {}
@@ -103,7 +102,7 @@ class OpenAIApi(Api):
             results = [last[index] for index in sorted(last)]
             yield sse.event({**head, "choices": [], "usage": usage(results, answers.num_samples)})
 
-    def _head(self, answers: Answers, *, streamed: bool = False) -> dict[str, Any]:
+    def _head(self, answers: Answers[Choice], *, streamed: bool = False) -> dict[str, Any]:
         kind = answers.kind
         return {
             "id": answers.id,
@@ -111,11 +110,6 @@ class OpenAIApi(Api):
             "created": int(time.time()),
             "model": self._service.model_name,
         }
-
-    def _check_model(self, name: str | None) -> None:
-        served = self._service.model_name
-        if name not in (None, "", "default", served, self._service.engine.config.model_path):
-            raise NoSuchModel(f"the model {name!r} does not exist: this server has {served!r}", param="model")
 
     def _model(self) -> dict[str, Any]:
         service = self._service
@@ -130,8 +124,8 @@ class OpenAIApi(Api):
 
     # ── completions ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _completion_answers(self, body: CompletionBody) -> Answers:
-        self._check_model(body.model)
+    async def _completion_answers(self, body: CompletionBody) -> Answers[Completion]:
+        check_model(self._service, body.model)
         if body.best_of not in (None, body.n or 1):
             raise InvalidRequest("best_of other than n is not supported", param="best_of")
         if body.suffix:
@@ -150,14 +144,14 @@ class OpenAIApi(Api):
             lambda: [encode(each).tolist() if isinstance(each, str) else each for each in prompts]
         )
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        arguments = self._arguments(body, ids, body.sampling_params(max_tokens))
+        arguments = engine_arguments(body, ids, body.sampling_params(max_tokens))
         if body.logprobs is not None:
             arguments |= {"return_logprob": True, "top_logprobs_num": body.logprobs}
             arguments |= {"logprob_start_len": 0} if body.echo else {}
         num_samples, wants_ids = body.n or 1, bool(body.return_token_ids)
 
         @cache
-        def choice(index: int) -> Choice:
+        def choice(index: int) -> Completion:
             prompt, prompt_ids = prompts[index // num_samples], ids[index // num_samples]
             logprobs = None
             if body.logprobs is not None:
@@ -178,61 +172,7 @@ class OpenAIApi(Api):
                 with_token_ids=wants_ids,
             )
 
-        return Answers("text_completion", arguments, num_samples, choice, _answer_id("cmpl", body))
-
-    def _arguments(self, body: SamplingBody, ids: list[Any], params: dict[str, Any]) -> dict[str, Any]:
-        """Engine arguments. A single prompt is no list, so its errors are raised."""
-        options = body.options()
-        if len(ids) > 1:
-            options.pop("rid", None)
-        return {"input_ids": ids[0] if len(ids) == 1 else ids, "sampling_params": params, **options}
-
-    @cached_property
-    def _notation(self) -> CallNotation | None:
-        tokenizer, template = self._service.tokenizer, self._service.chat_template
-        options: dict[str, Any] = {} if template is None else {"chat_template": template}
-        return call_notation(
-            lambda turns: tokenizer.apply_chat_template(turns, **options), tokenizer.control_tokens
-        )
-
-    # ── chats ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _chat_answers(self, body: ChatBody) -> Answers:
-        self._check_model(body.model)
-        num_top = _top_logprobs(body)
-        service = self._service
-        tokenizer = service.tokenizer
-        context = service.engine.config.context_length or 1
-        ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context)
-        limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        if limit is None:  # what fits into the context and an answer
-            limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
-        params = body.sampling_params(limit)
-        constraint, sure = call_constraint(body, await service.aside(lambda: self._notation), params)
-        params |= constraint
-        arguments = self._arguments(body, [ids], params)
-        if num_top is not None:
-            arguments |= {"return_logprob": True, "top_logprobs_num": num_top}
-        parser = service.config.reasoning_parser if body.separate_reasoning is not False else None
-        has_tools = bool(body.tools) and body.tool_choice != "none"
-        logprobs = None
-        if num_top is not None:
-            logprobs = partial(chat_logprobs, tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        told = ids if body.return_token_ids or body.return_prompt_token_ids else None
-
-        @cache
-        def choice(index: int) -> Choice:
-            return Turn(
-                index,
-                AnswerSplitter(parser, has_tools=has_tools, sure=sure),
-                logprobs,
-                with_reasoning=body.include_reasoning is not False,
-                stop_token_ids=body.stop_token_ids,
-                prompt_ids=told,
-                with_token_ids=bool(body.return_token_ids),
-            )
-
-        return Answers("chat.completion", arguments, body.n or 1, choice, _answer_id("chatcmpl", body), told)
+        return Answers("text_completion", arguments, num_samples, choice, answer_id("cmpl", body))
 
 
 def _written(choice: Choice, event: Result, head: dict[str, Any], first: dict[str, Any]) -> list[bytes]:
@@ -242,18 +182,3 @@ def _written(choice: Choice, event: Result, head: dict[str, Any], first: dict[st
         chunks.append(sse.event({**head, **first, "choices": [delta]}))
         first = {}
     return chunks
-
-
-def _answer_id(kind: str, body: SamplingBody) -> str:
-    """The caller's id as it is, or a new one."""
-    return body.rid or f"{kind}-{body.request_id or uuid.uuid4().hex}"
-
-
-def _top_logprobs(body: ChatBody) -> int | None:
-    """Alternatives per token; None: no logprobs."""
-    number = body.top_logprobs or 0
-    if number and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-    if not 0 <= number <= MAX_CHAT_TOP_LOGPROBS:
-        raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_CHAT_TOP_LOGPROBS}", param="top_logprobs")
-    return number if body.logprobs else None

@@ -1,0 +1,125 @@
+"""Chats as arguments of the engine, and its results as turns: what the protocols for conversations share. Each of them
+translates its body to a ChatBody, and a Turn's parts to its own answer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import cache, cached_property, partial
+from typing import Any
+
+from sgl.errors import InvalidRequest
+from sgl.lang.typed.tools import CallNotation, call_notation
+from sgl.runtime.requests.builder import MAX_LOGPROBS
+from sgl.runtime.requests.results import failure_of
+from sgl.runtime.server.answers import Answers, Choice, Result, Turn
+from sgl.runtime.server.chat import prompt_ids
+from sgl.runtime.server.errors import NoSuchModel
+from sgl.runtime.server.logprobs import chat_logprobs
+from sgl.runtime.server.protocol import ChatBody, SamplingBody
+from sgl.runtime.server.service import Service
+from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint
+
+MAX_CHAT_TOP_LOGPROBS = 20
+
+
+class Conversations:
+    """The chats of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def answers(self, body: ChatBody) -> Answers[Turn]:
+        """Render, constrain and check a chat. Raises InvalidRequest, NoSuchModel and ContextTooLong."""
+        check_model(self._service, body.model)
+        num_top = _top_logprobs(body)
+        service = self._service
+        tokenizer = service.tokenizer
+        context = service.engine.config.context_length or 1
+        ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context)
+        limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        if limit is None:  # what fits into the context and an answer
+            limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
+        params = body.sampling_params(limit)
+        constraint, sure = call_constraint(body, await service.aside(lambda: self._notation), params)
+        params |= constraint
+        arguments = engine_arguments(body, [ids], params)
+        if num_top is not None:
+            arguments |= {"return_logprob": True, "top_logprobs_num": num_top}
+        parser = service.config.reasoning_parser if body.separate_reasoning is not False else None
+        has_tools = bool(body.tools) and body.tool_choice != "none"
+        logprobs = None
+        if num_top is not None:
+            logprobs = partial(chat_logprobs, tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+        told = ids if body.return_token_ids or body.return_prompt_token_ids else None
+
+        @cache
+        def choice(index: int) -> Turn:
+            return Turn(
+                index,
+                AnswerSplitter(parser, has_tools=has_tools, sure=sure),
+                logprobs,
+                with_reasoning=body.include_reasoning is not False,
+                stop_token_ids=body.stop_token_ids,
+                prompt_ids=told,
+                with_token_ids=bool(body.return_token_ids),
+            )
+
+        return Answers("chat.completion", arguments, body.n or 1, choice, answer_id("chatcmpl", body), told)
+
+    @cached_property
+    def _notation(self) -> CallNotation | None:
+        tokenizer, template = self._service.tokenizer, self._service.chat_template
+        options: dict[str, Any] = {} if template is None else {"chat_template": template}
+        return call_notation(
+            lambda turns: tokenizer.apply_chat_template(turns, **options), tokenizer.control_tokens
+        )
+
+
+def check_model(service: Service, name: str | None) -> None:
+    """Raise NoSuchModel for another model than the served one."""
+    served = service.model_name
+    if name not in (None, "", "default", served, service.engine.config.model_path):
+        raise NoSuchModel(f"the model {name!r} does not exist: this server has {served!r}", param="model")
+
+
+def engine_arguments(body: SamplingBody, ids: list[Any], params: dict[str, Any]) -> dict[str, Any]:
+    """Engine arguments. A single prompt is no list, so its errors are raised."""
+    options = body.options()
+    if len(ids) > 1:
+        options.pop("rid", None)
+    return {"input_ids": ids[0] if len(ids) == 1 else ids, "sampling_params": params, **options}
+
+
+def answer_id(kind: str, body: SamplingBody) -> str:
+    """The caller's id as it is, or a new one."""
+    return body.rid or f"{kind}-{body.request_id or uuid.uuid4().hex}"
+
+
+async def whole(service: Service, answers: Answers[Choice]) -> list[Result]:
+    """All samples. Raises the first failure of one."""
+    results = await service.generate(**answers.arguments)
+    results = results if isinstance(results, list) else [results]
+    for error in filter(None, map(failure_of, results)):
+        raise error
+    return results
+
+
+async def streamed(service: Service, answers: Answers[Choice]) -> AsyncGenerator[Result, None]:
+    """The events of a single sample. Raises its failure."""
+    async with aclosing(service.stream(**answers.arguments)) as events:
+        async for event in events:
+            if (error := failure_of(event)) is not None:
+                raise error
+            yield event
+
+
+def _top_logprobs(body: ChatBody) -> int | None:
+    """Alternatives per token; None: no logprobs."""
+    number = body.top_logprobs or 0
+    if number and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    if not 0 <= number <= MAX_CHAT_TOP_LOGPROBS:
+        raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_CHAT_TOP_LOGPROBS}", param="top_logprobs")
+    return number if body.logprobs else None
