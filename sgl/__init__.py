@@ -1,6 +1,7 @@
 """sgl: a structured-generation language, and the runtime that executes it.
 
-Every name is loaded at its first use: importing the package costs next to nothing and never loads torch.
+Every name is loaded at its first use: importing the package costs next to nothing and never loads torch. Names that
+need an extra which is not installed raise MissingExtra.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sgl.compat import names
+from sgl.errors import needs_extra
 
 if TYPE_CHECKING:
     from sgl.lang.api import *  # noqa: F403 - all of its names, for type checkers
@@ -45,11 +47,12 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"sgl.{name}")
-    if name not in _HOME:
+    if name not in _HOME and name not in _SUBMODULES:
         raise AttributeError(f"module 'sgl' has no attribute {name!r}")
-    home = importlib.import_module(_HOME[name])
+    with needs_extra("engine", f"sgl.{name}"):
+        home = importlib.import_module(_HOME.get(name, f"sgl.{name}"))
+    if name in _SUBMODULES:
+        return home
     value = getattr(home, "EngineConfig" if name == "ServerArgs" else name)
     globals()[name] = value
     return value

@@ -13,6 +13,7 @@
     ├─ InvalidRequest(ValueError)   a request that no server could serve                        .param
     │  └─ ContextTooLong            .tokens .limit
     ├─ ConfigError(ValueError)      an option that does not exist or cannot be honoured         .option
+    │  └─ MissingExtra(ImportError) an optional part of sgl is not installed                    .extra
     ├─ ModelError                   the checkpoint or its tokenizer cannot be loaded            .path
     │  ├─ UnsupportedModel          .architecture .supported
     │  ├─ WeightsError              a weight file is missing, truncated or of the wrong shape   .tensor
@@ -25,8 +26,10 @@ A caller's mistake is never an assertion: assertions guard what only sgl itself 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 
@@ -162,6 +165,20 @@ class ConfigError(SglError, ValueError):
         self.option = option
 
 
+class MissingExtra(ConfigError, ImportError):
+    """A part of sgl that only `pip install 'sgl[extra]'` brings."""
+
+    def __init__(self, message: str, *, extra: str, option: str | None = None) -> None:
+        super().__init__(message, option=option)
+        self.extra = extra
+
+    @classmethod
+    def of(cls, extra: str, what: str, package: str | None, option: str | None = None) -> MissingExtra:
+        """The error for `what`, which `package` is missing for."""
+        message = f"{what} needs {package}, which is not installed: pip install 'sgl[{extra}]'"
+        return cls(message, extra=extra, option=option)
+
+
 class ModelError(SglError):
     """The checkpoint at `path` cannot be loaded."""
 
@@ -219,6 +236,26 @@ def _rebuilt(cls: type[SglError], args: tuple[Any, ...], data: dict[str, Any]) -
     error = cls.__new__(cls, *args)
     error.__dict__.update(data)
     return error
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, what: str, option: str | None = None) -> Iterator[None]:
+    """Import what `extra` brings, for `what`. Raises MissingExtra if one of others' modules is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "sgl":
+            raise
+        raise MissingExtra.of(extra, what, package, option) from error
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package could be imported; it is not."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # a finder refuses it, or it is half loaded
+        return False
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -510,8 +510,8 @@ def test_a_refusal_reaches_who_asked(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("backend", "missing", "extra"),
     [
-        ("outlines", "outlines_core", "outlines"),
-        ("outlines", "interegular", "outlines"),
+        ("outlines", "outlines_core", "engine"),
+        ("outlines", "interegular", "engine"),
         ("llguidance", "llguidance", "ebnf"),
     ],
 )

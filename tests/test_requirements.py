@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -14,13 +15,22 @@ from packaging.version import Version
 from sgl.kernels.attention import flashinfer
 from tests.patience import PATIENCE
 
-PROJECT = tomllib.loads((Path(__file__).resolve().parent.parent / "pyproject.toml").read_text())["project"]
+REPOSITORY = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+WITHOUT_ENGINE = (None, "ebnf", "otel", "plot")
 
 
 def requirements(extra: str | None) -> dict[str, Requirement]:
-    lines = PROJECT["dependencies"] if extra is None else EXTRAS[extra]
-    return {requirement.name: requirement for requirement in map(Requirement, lines)}
+    """What an extra asks for, that of the extras in it too; None: what the package asks for alone."""
+    found: dict[str, Requirement] = {}
+    for requirement in map(Requirement, PROJECT["dependencies"] if extra is None else EXTRAS[extra]):
+        if requirement.name == PROJECT["name"]:
+            for inner in requirement.extras:
+                found |= requirements(inner)
+        else:
+            found[requirement.name] = requirement
+    return found
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -28,13 +38,28 @@ def dotted(version: tuple[int, ...]) -> str:
 
 
 def test_the_extra_asks_for_just_the_flashinfer_that_is_accepted() -> None:
-    [asked] = requirements("cuda").values()
-    assert asked.name == "flashinfer-python"
+    asked = requirements("cuda").pop("flashinfer-python")
     oldest, unknown = flashinfer.OLDEST, flashinfer.FIRST_UNKNOWN
     assert str(asked.specifier) in (
         f"<{dotted(unknown)},>={dotted(oldest)}",
         f">={dotted(oldest)},<{dotted(unknown)}",
     )
+
+
+def test_the_extras_are_those_that_messages_name() -> None:
+    assert set(EXTRAS) == {"engine", "cuda", "ebnf", "otel", "plot", "dev"}
+    named = {
+        extra
+        for path in (REPOSITORY / "sgl").rglob("*.py")
+        for extra in re.findall(r"sgl\[(\w+)\]", path.read_text(encoding="utf-8"))
+    }
+    assert named - {"extra"} <= set(EXTRAS)
+
+
+def test_an_engine_is_a_part_of_what_needs_one() -> None:
+    assert "torch" not in requirements(None)
+    for extra in ("cuda", "dev"):
+        assert requirements("engine").keys() <= requirements(extra).keys()
 
 
 @pytest.mark.parametrize("extra", [None, *EXTRAS])
@@ -49,20 +74,23 @@ def test_every_requirement_has_a_lower_bound(extra: str | None) -> None:
 def test_the_package_with_an_extra_can_be_resolved_to_what_is_accepted(
     extra: str | None, resolution: str, tmp_path: Path
 ) -> None:
-    found = resolve([PROJECT["dependencies"], EXTRAS[extra] if extra else []], resolution, tmp_path)
+    found = resolve(extra, resolution, tmp_path)
     for name, requirement in (requirements(None) | (requirements(extra) if extra else {})).items():
         if requirement.marker is None or requirement.marker.evaluate():
             assert requirement.specifier.contains(found[name.lower()], prereleases=True)
+    if extra in WITHOUT_ENGINE:
+        assert "torch" not in found
     if "flashinfer-python" in found:
         numbers = found["flashinfer-python"].release[:3]
         assert flashinfer.OLDEST <= numbers < flashinfer.FIRST_UNKNOWN
 
 
-def resolve(lines: list[list[str]], resolution: str, folder: Path) -> dict[str, Version]:
-    """The version of each package that would be installed for requirements on this machine."""
+def resolve(extra: str | None, resolution: str, folder: Path) -> dict[str, Version]:
+    """The version of each package that would be installed beside sgl on this machine."""
     pytest.importorskip("uv")
     asked = folder / "requirements.in"
-    asked.write_text("\n".join(line for some in lines for line in some) + "\n")
+    lines = {**requirements(None), **(requirements(extra) if extra else {})}.values()
+    asked.write_text("\n".join(map(str, lines)) + "\n")
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     command += ["--python", sys.executable, "--resolution", resolution, str(asked)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 from sgl.bench import about
 from sgl.bench.load import Measured
-from sgl.errors import ConfigError
+from sgl.errors import ConfigError, needs_extra
 
 Points = list[tuple[float, float]]
 FORMATS = (".html", ".png", ".svg", ".pdf")
@@ -66,11 +66,8 @@ def write_plot(path: Path, results: Sequence[Measured], report: Mapping[str, Any
 
 
 def _matplotlib(path: Path) -> Any:
-    try:
+    with needs_extra("plot", f"--plot {path}", option="plot"):
         import matplotlib
-    except ImportError as error:
-        message = f"--plot {path} needs matplotlib, which is not installed: pip install 'sgl[plot]'"
-        raise ConfigError(message, option="plot") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -23,6 +23,7 @@ from sgl.bench.plot import check_plot, write_plot
 from sgl.bench.report import bounds_of
 from sgl.bench.report import report as report_of
 from sgl.cli.options import check_output, configs, from_flags
+from sgl.errors import needs_extra
 from sgl.runtime.config import EngineConfig
 
 
@@ -70,8 +71,9 @@ def _serving(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def _engine(options: SimpleNamespace) -> dict[str, Any]:
-    from sgl.bench import offline
-    from sgl.runtime.engine import Engine
+    with needs_extra("engine", f"sgl bench {options.kind}"):
+        from sgl.bench import offline
+        from sgl.runtime.engine import Engine
 
     source, (config,) = Source(**from_flags(options, Source)), configs(options, (EngineConfig,))
     jobs, name = source.jobs(), config.model_name

@@ -12,7 +12,7 @@ import rich_click as click
 
 from sgl.cli.options import Option, field_options
 from sgl.cli.title import hide
-from sgl.errors import ConfigError, SglError, nearest_name
+from sgl.errors import ConfigError, SglError, nearest_name, needs_extra
 
 Parameters = list[click.Parameter]
 
@@ -34,7 +34,9 @@ def main(arguments: list[str] | None = None) -> None:
         hide(key for given in keys for key in ([given] if isinstance(given, str) else given))
     module, _, function = options.does.partition(":")
     try:
-        command: Callable[[SimpleNamespace], int] = getattr(importlib.import_module(f"sgl.cli.{module}"), function)
+        with needs_extra("engine", f"sgl {options.kind}"):
+            home = importlib.import_module(f"sgl.cli.{module}")
+        command: Callable[[SimpleNamespace], int] = getattr(home, function)
         sys.exit(command(options))
     except SglError as error:
         sys.stderr.write(f"sgl: {error}\n")

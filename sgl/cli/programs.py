@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from sgl.cli.options import check_output
-from sgl.errors import ConfigError, InvalidRequest, ProgramError
+from sgl.errors import ConfigError, InvalidRequest, ProgramError, needs_extra
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.backends.launch import Runtime
 from sgl.lang.backends.server import RuntimeEndpoint
@@ -34,7 +34,8 @@ def run(options: SimpleNamespace) -> int:
     if options.url is not None:
         backend = RuntimeEndpoint(options.url, api_key=options.api_key)
     else:
-        from sgl.runtime.engine import Engine
+        with needs_extra("engine", "--model", option="model"):
+            from sgl.runtime.engine import Engine
 
         backend = backend_of(Engine(model_path=options.model))
     programs = _Counted(backend)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sgl.cli.logs import configure_logging
 from sgl.cli.options import configs
-from sgl.errors import ConfigError, InvalidRequest
+from sgl.errors import ConfigError, InvalidRequest, needs_extra
 from sgl.lang.ir.chat import jinja_template
 from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
@@ -63,11 +63,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
 def _tracer(config: ServerConfig) -> Tracer | None:
     if config.otlp_endpoint is None:
         return None
-    try:
+    with needs_extra("otel", "--otlp-endpoint", option="otlp_endpoint"):
         from sgl.runtime.server.tracing import otlp_tracer
-    except ImportError as error:
-        message = f"traces need OpenTelemetry, which is not installed ({error}): pip install 'sgl[otel]'"
-        raise ConfigError(message, option="otlp_endpoint") from error
     return otlp_tracer(config.otlp_endpoint)
 
 

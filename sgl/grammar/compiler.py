@@ -245,9 +245,7 @@ def _matcher_of_backend(constraint: Constraint, source: Any, vocabulary: Vocabul
     try:
         from sgl.grammar.backends.outlines import compile_outlines
     except ImportError as error:
-        raise GrammarError(
-            "backend 'outlines' needs outlines-core and interegular: install sgl[outlines]"
-        ) from error
+        raise GrammarError("backend 'outlines' needs outlines-core and interegular: install sgl[engine]") from error
     return compile_outlines(constraint.kind, source, vocabulary, constraint.whitespace)
 
 

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from sgl.errors import ConfigError, ProgramError
+from sgl.errors import ConfigError, MissingExtra, ProgramError, is_installed
 from sgl.lang.backends.base import Backend
 from sgl.lang.backends.engine import backend_of_model, engine_backend
 from sgl.lang.environment import environment
@@ -36,7 +36,8 @@ def set_default_backend(backend: Any) -> None:
 
 def backend_of(value: Any = None) -> Backend:
     """The backend for a `Backend`, an `Engine` or anything with an `endpoint`. None: the default, or an engine started
-    on first use with SGL_MODEL_PATH's model or the embedded one. Raises ConfigError if a choice is required."""
+    on first use with SGL_MODEL_PATH's model or the embedded one. Raises ConfigError if a choice is required, and
+    MissingExtra without sgl[engine]."""
     if value is None:
         value = global_config.default_backend
     if value is None:
@@ -52,15 +53,20 @@ def backend_of(value: Any = None) -> Backend:
 
 
 def fallback_model() -> str:
-    """The default model. Warns once if it is the embedded one; raises ConfigError if SGL_REQUIRE_BACKEND=1."""
+    """The default model. Warns once if it is the embedded one. Raises ConfigError if SGL_REQUIRE_BACKEND=1, and
+    MissingExtra without sgl[engine]."""
     global _has_warned
     if model := environment("SGL_MODEL_PATH"):
         return model
+    ways = " ".join(_WAYS.split())
     if (environment("SGL_REQUIRE_BACKEND") or "0").lower() not in ("0", "false", "no"):
-        ways = " ".join(_WAYS.split())
         raise ConfigError(f"no backend was chosen, and SGL_REQUIRE_BACKEND is set. {ways}", option="backend")
     with _lock:
         if not _has_warned:
+            if not is_installed("torch"):
+                why = "no backend was chosen, and the embedded model needs torch, which is not installed"
+                message = f"{why}: pip install 'sgl[engine]'. {ways}"
+                raise MissingExtra(message, extra="engine", option="backend")
             _has_warned = True
             sys.stderr.write(f"sgl: WARNING: no backend was chosen. {_TOY}\n     {_WAYS}\n     {_REQUIRE}\n")
             sys.stderr.flush()

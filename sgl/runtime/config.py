@@ -117,7 +117,7 @@ class EngineConfig:
     """Which keys the objects of constrained JSON may have where their schema declares some and says nothing of others:
     "closed" none but those, "schema" any, as JSON Schema has it. `additionalProperties: true` always allows them."""
     grammar_backend: GrammarBackend = "sgl"
-    """Whose automata constrain outputs. outlines (needs sgl[outlines]) and llguidance (needs sgl[ebnf]) are for
+    """Whose automata constrain outputs. outlines and llguidance (needs sgl[ebnf]) are for
     comparison: they refuse more, keep to no token budget, and work on the CPU."""
     constraint_timeout: Seconds = 10.0
     """Seconds that compiling one constraint may take before it is refused as too large."""

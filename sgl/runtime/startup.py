@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from sgl.errors import ConfigError
+from sgl.errors import ConfigError, MissingExtra
 from sgl.kernels import cpu
 from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import flashinfer
@@ -44,7 +44,7 @@ _DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
 _DEFAULT_PAGE_SIZE = {"cuda": 16, "cpu": 8}
 _GRAMMAR_PACKAGES: dict[GrammarBackend, tuple[str, tuple[str, ...]]] = {  # extra and modules
     "sgl": ("", ()),
-    "outlines": ("outlines", ("outlines_core", "interegular")),
+    "outlines": ("engine", ("outlines_core", "interegular")),
     "llguidance": ("ebnf", ("llguidance",)),
 }
 _MAX_GRAPH_ROWS = 512
@@ -102,11 +102,7 @@ def _check_grammar_backend(backend: GrammarBackend) -> None:
     extra, packages = _GRAMMAR_PACKAGES[backend]
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise ConfigError(
-            f"grammar_backend={backend!r} needs {' and '.join(missing)}, which is not installed: "
-            f"pip install 'sgl[{extra}]'",
-            option="grammar_backend",
-        )
+        raise MissingExtra.of(extra, f"grammar_backend={backend!r}", " and ".join(missing), "grammar_backend")
 
 
 def _start(config: EngineConfig, device: torch.device) -> Started:

@@ -65,7 +65,7 @@ def why_not(shape: AttentionShape) -> str | None:
     if shape.device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, and this is {shape.device}"
     if importlib.util.find_spec("flashinfer") is None:
-        return "it is not installed (pip install flashinfer-python)"
+        return "it is not installed (pip install 'sgl[cuda]')"
     from flashinfer import __version__
 
     if not OLDEST <= _version() < FIRST_UNKNOWN:

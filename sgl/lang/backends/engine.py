@@ -7,6 +7,7 @@ import threading
 from functools import cache
 from typing import Any
 
+from sgl.errors import needs_extra
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.ir import nodes as ir
 
@@ -21,7 +22,8 @@ def backend_of_model(model: str) -> Backend:
 
 @cache
 def _started(model: str) -> Backend:
-    from sgl.runtime.engine import Engine
+    with needs_extra("engine", f"a program on {model}"):
+        from sgl.runtime.engine import Engine
 
     return engine_backend(Engine(model))
 

@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 
 import requests
 
-from sgl.errors import BackendError
+from sgl.errors import BackendError, MissingExtra, is_installed, needs_extra
 from sgl.lang.backends.http import unreachable, with_scheme
 from sgl.lang.backends.server import RuntimeEndpoint as RuntimeEndpoint
 
 
 class Runtime:
     """Start a server with options `server_args` on the first free port from `port`, and wait until it answers.
-    `endpoint` is its backend. `shutdown` or exit stops it."""
+    `endpoint` is its backend. `shutdown` or exit stops it. Raises MissingExtra without sgl[engine]."""
 
     command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "sgl", "serve")
 
@@ -36,6 +36,8 @@ class Runtime:
         api_key: str | None = None,
         **server_args: Any,
     ) -> None:
+        if self.command == Runtime.command and not is_installed("torch"):
+            raise MissingExtra.of("engine", "sgl.Runtime", "torch")
         self.port = free_port(host, port)
         self.url = f"http://{host}:{self.port}"
         options = {"host": host, "port": self.port, "log_level": log_level, "api_key": api_key, **server_args}
@@ -95,7 +97,8 @@ class Runtime:
 
     def get_tokenizer(self) -> Any:
         """The model's transformers tokenizer."""
-        from transformers import AutoTokenizer
+        with needs_extra("engine", "get_tokenizer()"):
+            from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.endpoint.get_model_name())
 
