@@ -232,14 +232,15 @@ def test_timelines_are_json_whatever_their_programs_say(server: LiveServer) -> N
 
 
 def test_the_page_may_only_do_what_it_does(server: LiveServer) -> None:
-    answer = server.get("/")
-    policy = answer.headers["Content-Security-Policy"]
-    for rule in ("default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'", "base-uri 'none'"):
-        assert rule in policy
-    assert "unsafe" not in policy
-    assert len(re.findall("'sha256-", policy)) == 2, "its script and its style"
-    assert not re.search(r"\s(style|on\w+)=", answer.text), "which no hash allows"
-    assert answer.headers["X-Frame-Options"] == "DENY"
+    for page in ("/", "/docs"):
+        answer = server.get(page)
+        policy = answer.headers["Content-Security-Policy"]
+        for rule in ("default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'", "base-uri 'none'"):
+            assert rule in policy
+        assert "unsafe" not in policy
+        assert len(re.findall("'sha256-", policy)) == 2, "its script and its style"
+        assert not re.search(r"\s(style|on\w+)=", answer.text), "which no hash allows"
+        assert answer.headers["X-Frame-Options"] == "DENY"
     for path in ("/", "/health", "/v1/status", "/nowhere"):
         assert server.get(path).headers["X-Content-Type-Options"] == "nosniff"
         assert server.get(path).headers["Referrer-Policy"] == "no-referrer"

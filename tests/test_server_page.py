@@ -101,3 +101,18 @@ def test_traces_are_pages_of_their_own(page: Any, server: LiveServer, tmp_path: 
     page.wait_for_selector("#chart .compute", state="attached")
     assert page.locator("#chart .compute").count() == 1
     assert page.text_content("#model") == "1 program"
+
+
+def test_the_page_of_endpoints_describes_and_sends_them(page: Any, server: LiveServer) -> None:
+    page.goto(server.url + "/docs#post_generate")
+    page.wait_for_selector("#post_generate[open]")
+    described = server.get("/openapi.json").json()
+    assert page.locator("main details").count() == sum(map(len, described["paths"].values())) + len(
+        described["components"]["schemas"]
+    )
+    page.locator("#post_generate button").click()
+    page.wait_for_selector("#post_generate pre:has-text('meta_info')")
+    page.locator("#get_v1_models_model summary").click()
+    page.locator("#get_v1_models_model input").fill("tiny")
+    page.locator("#get_v1_models_model button").click()
+    page.wait_for_selector("#get_v1_models_model pre:has-text('max_model_len')")

@@ -51,6 +51,8 @@ def build_app(service: Service) -> web.Application:
     app.on_response_prepare.append(guard.on_response_prepare)
     for route in routes:
         app.router.add_route(route.method, route.path, route.handler)
+        if route.method == "GET":
+            app.router.add_route("HEAD", route.path, route.handler)  # aiohttp leaves the body out
     return app
 
 

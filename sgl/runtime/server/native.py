@@ -22,6 +22,7 @@ from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import described
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
+from sgl.runtime.server.replies import Done, ModelInfo, Profile, Result, ServerInfo, Texts, Tokens, Version
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -78,7 +79,14 @@ class DetokenizeBody(Lenient):
 class NativeApi(Api):
     """The native endpoints."""
 
-    @endpoint("POST /generate", "PUT /generate", body=GenerateBody, streams=True)
+    @endpoint(
+        "POST /generate",
+        "PUT /generate",
+        body=GenerateBody,
+        example={"text": "Once upon a time", "sampling_params": {"max_new_tokens": 16}},
+        answer=Result | list[Result],
+        streams=True,
+    )
     async def generate(self, request: web.Request, body: Bounded) -> web.StreamResponse:
         """Generate for one prompt or a list; whole or streamed."""
         arguments = _arguments(body)
@@ -119,7 +127,7 @@ class NativeApi(Api):
             if name in meta:
                 meta[name] = meta[name][1:]
 
-    @endpoint("GET /get_model_info", "GET /model_info")
+    @endpoint("GET /get_model_info", "GET /model_info", answer=ModelInfo)
     async def model_info(self, request: web.Request) -> web.Response:
         """The served model and its chat template."""
         service = self._service
@@ -146,7 +154,7 @@ class NativeApi(Api):
             }
         )
 
-    @endpoint("GET /server_info", "GET /get_server_info")
+    @endpoint("GET /server_info", "GET /get_server_info", answer=ServerInfo)
     async def server_info(self, request: web.Request) -> web.Response:
         """Options, version and current state of the engine."""
         service = self._service
@@ -161,11 +169,16 @@ class NativeApi(Api):
             }
         )
 
-    @endpoint("GET /health", "GET /health_generate", is_open=True)
+    @endpoint("GET /health", "GET /health_generate", "GET /ready", "GET /ping", answer=Done, is_open=True)
     async def health(self, request: web.Request) -> web.Response:
         """200 while the engine's loop moves, else 503. Reads the heartbeat only."""
         self._service.check_is_up(within=UNRESPONSIVE_SECONDS, heard_within=SILENT_SECONDS)
         return json_response({"status": "ok"})
+
+    @endpoint("GET /version", answer=Version, is_open=True)
+    async def version(self, request: web.Request) -> web.Response:
+        """The release that serves."""
+        return json_response({"version": VERSION})
 
     @endpoint("POST /flush_cache", content_type="text/plain", for_admin=True)
     async def flush_cache(self, request: web.Request) -> web.Response:
@@ -175,7 +188,7 @@ class NativeApi(Api):
         message = "running requests hold some cached prefixes; the others were forgotten"
         return json_response(described(message, 400, "busy"), 400)
 
-    @endpoint("POST /abort_request", body=AbortBody)
+    @endpoint("POST /abort_request", body=AbortBody, example={"rid": "mine"}, answer=Done)
     async def abort(self, request: web.Request, body: AbortBody) -> web.Response:
         """Abort requests by rid and wait for their end. Callers reach only their own."""
         if body.rid is None and not body.abort_all:
@@ -183,18 +196,18 @@ class NativeApi(Api):
         await self._service.abort(None if body.abort_all else body.rid, caller.get())
         return json_response({"status": "ok"})
 
-    @endpoint("POST /start_profile", for_admin=True)
+    @endpoint("POST /start_profile", answer=Done, for_admin=True)
     async def start_profile(self, request: web.Request) -> web.Response:
         """Start recording a profile of steps. 400 if one is running."""
         await self._service.engine.call("start_profile")
         return json_response({"status": "ok"})
 
-    @endpoint("POST /stop_profile", for_admin=True)
+    @endpoint("POST /stop_profile", answer=Profile, for_admin=True)
     async def stop_profile(self, request: web.Request) -> web.Response:
         """Write the profile for Chrome or Perfetto; returns its path on the server. 400 if none is running."""
         return json_response({"path": await self._service.engine.call("stop_profile")})
 
-    @endpoint("POST /tokenize", "POST /v1/tokenize", body=TokenizeBody)
+    @endpoint("POST /tokenize", "POST /v1/tokenize", body=TokenizeBody, example={"text": "Hello"}, answer=Tokens)
     async def tokenize(self, request: web.Request, body: TokenizeBody) -> web.Response:
         """Token ids of texts, and their number."""
         texts = body.text if body.text is not None else body.prompt
@@ -219,7 +232,9 @@ class NativeApi(Api):
 
         return await encoding.answer(answer, sum(counts) + len(counts))
 
-    @endpoint("POST /detokenize", "POST /v1/detokenize", body=DetokenizeBody)
+    @endpoint(
+        "POST /detokenize", "POST /v1/detokenize", body=DetokenizeBody, example={"tokens": [5, 6, 7]}, answer=Texts
+    )
     async def detokenize(self, request: web.Request, body: DetokenizeBody) -> web.Response:
         """Texts of token ids."""
         is_list = bool(body.tokens) and isinstance(body.tokens[0], list)

@@ -14,7 +14,7 @@ from sgl.errors import InvalidRequest, SglError
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.requests.builder import MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import failure_of
-from sgl.runtime.server import encoding, sse
+from sgl.runtime.server import encoding, replies, sse
 from sgl.runtime.server.answers import Answers, Choice, Completion, Result, usage
 from sgl.runtime.server.conversations import Conversations, answer_id, check_model, engine_arguments, whole
 from sgl.runtime.server.encoding import json_response
@@ -33,23 +33,35 @@ class OpenAIApi(Api):
         super().__init__(service)
         self._conversations = Conversations(service)
 
-    @endpoint("GET /v1/models")
+    @endpoint("GET /v1/models", answer=replies.Models)
     async def models(self, request: web.Request) -> web.Response:
         """The served model, as a list."""
         return json_response({"object": "list", "data": [self._model()]})
 
-    @endpoint("GET /v1/models/{model:.+}")
+    @endpoint("GET /v1/models/{model:.+}", answer=replies.Model)
     async def model(self, request: web.Request) -> web.Response:
         """The model of that name."""
         check_model(self._service, request.match_info["model"])
         return json_response(self._model())
 
-    @endpoint("POST /v1/completions", body=CompletionBody, streams=True)
+    @endpoint(
+        "POST /v1/completions",
+        body=CompletionBody,
+        example={"prompt": "Once upon a time", "max_tokens": 16},
+        answer=replies.Completion,
+        streams=True,
+    )
     async def completions(self, request: web.Request, body: CompletionBody) -> web.StreamResponse:
         """Continue one text or several."""
         return await self._answer(request, body, await self._completion_answers(body))
 
-    @endpoint("POST /v1/chat/completions", body=ChatBody, streams=True)
+    @endpoint(
+        "POST /v1/chat/completions",
+        body=ChatBody,
+        example={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16},
+        answer=replies.ChatCompletion,
+        streams=True,
+    )
     async def chat(self, request: web.Request, body: ChatBody) -> web.StreamResponse:
         """Answer in a conversation."""
         return await self._answer(request, body, await self._conversations.answers(body))

@@ -6,6 +6,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import cached_property
 from hashlib import sha256
 from importlib import resources
 from typing import Any
@@ -16,6 +17,7 @@ from prometheus_client import generate_latest
 from sgl.runtime.metrics import Histogram, Scrape
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.openapi import openapi
+from sgl.runtime.server.replies import Status
 from sgl.runtime.server.routes import Api, Route, endpoint
 from sgl.runtime.server.service import Service
 
@@ -38,7 +40,7 @@ class OperationApi(Api):
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=generate_latest(scrape), headers=headers)
 
-    @endpoint("GET /v1/status")
+    @endpoint("GET /v1/status", answer=Status)
     async def status(self, request: web.Request) -> web.Response:
         """The page's data: current counts, and latencies since the start."""
         service, metrics = self._service, self._service.metrics
@@ -62,19 +64,32 @@ class OperationApi(Api):
     @endpoint("GET /openapi.json", is_open=True)
     async def openapi(self, request: web.Request) -> web.Response:
         """This description, as OpenAPI 3.1."""
-        return json_response(openapi([*self._others, *self.routes()]))
+        return json_response(self._openapi)
 
     @endpoint("GET /", is_open=True, content_type="text/html")
     async def page(self, request: web.Request) -> web.Response:
         """The status page, which polls /v1/status."""
-        html = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")
-        headers = {"Content-Security-Policy": _policy(html), "X-Frame-Options": "DENY"}
-        return web.Response(text=html, content_type="text/html", headers=headers)
+        return _page("page.html")
+
+    @endpoint("GET /docs", is_open=True, content_type="text/html")
+    async def docs(self, request: web.Request) -> web.Response:
+        """/openapi.json as a page, which also sends requests."""
+        return _page("docs.html")
+
+    @cached_property
+    def _openapi(self) -> dict[str, Any]:
+        return openapi([*self._others, *self.routes()])
 
     async def _state(self) -> dict[str, Any]:
         info = await self._service.engine.call("get_server_info")
         state: dict[str, Any] = info["internal_states"][0]
         return state
+
+
+def _page(name: str) -> web.Response:
+    html = resources.files("sgl.runtime.server").joinpath(name).read_text(encoding="utf-8")
+    headers = {"Content-Security-Policy": _policy(html), "X-Frame-Options": "DENY"}
+    return web.Response(text=html, content_type="text/html", headers=headers)
 
 
 def _policy(html: str) -> str:

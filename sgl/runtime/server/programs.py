@@ -40,6 +40,7 @@ from sgl.runtime.server.errors import NotThere, error_body
 from sgl.runtime.server.fields import Strict
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.reader import is_small
+from sgl.runtime.server.replies import ProgramId, ProgramSummary, Timeline
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service
 
@@ -56,6 +57,13 @@ RECENT = 50  # programs whose timelines are kept
 RECENT_CHARACTERS = 32_000_000  # of those programs; large ones leave room for fewer
 
 _TYPES = {cls: name for name, cls in ir.EVENTS.items()}
+
+
+_NODES = [
+    {"st": 0, "op": "text", "text": "Hello"},
+    {"st": 0, "op": "gen", "name": "x", "params": {"max_tokens": 8}},
+]
+_EXAMPLE = {"program": {"v": 1, "name": "p", "seed": 1}, "segment": {"nodes": _NODES, "final": True}}
 
 
 class Row(Strict):
@@ -89,7 +97,7 @@ class ProgramsApi(Api):
         self._recent: deque[_OpenProgram] = deque(maxlen=RECENT)
         service.abort_programs = self.abort_all
 
-    @endpoint("POST /v1/programs", body=ProgramBody, streams=True)
+    @endpoint("POST /v1/programs", body=ProgramBody, example=_EXAMPLE, content_type="text/event-stream")
     async def open(self, request: web.Request, body: ProgramBody) -> web.StreamResponse:
         """Check and run a program; streams its events."""
         self._service.check_is_up()
@@ -140,13 +148,13 @@ class ProgramsApi(Api):
         """Check part of a body; in a thread if the body is large."""
         return check(data) if is_small.get() else await self._service.aside(check, data)
 
-    @endpoint("GET /v1/programs")
+    @endpoint("GET /v1/programs", answer=list[ProgramSummary])
     async def recent(self, request: web.Request) -> web.Response:
         """The caller's recent programs, latest first."""
         asks = caller.get()
         return json_response([each.summary() for each in reversed(self._recent) if asks.may_reach(each.owner)])
 
-    @endpoint("GET /v1/programs/{id}/timeline")
+    @endpoint("GET /v1/programs/{id}/timeline", answer=Timeline)
     async def timeline(self, request: web.Request) -> web.Response:
         """A recent program's nodes and events, in seconds since it opened."""
         for opened in self._recent:
@@ -154,7 +162,7 @@ class ProgramsApi(Api):
                 return json_response(opened.timeline())
         raise NotThere("there is no such program, or others have followed since", param="id")
 
-    @endpoint("POST /v1/programs/{id}/segments", body=SegmentBody)
+    @endpoint("POST /v1/programs/{id}/segments", body=SegmentBody, answer=ProgramId)
     async def segment(self, request: web.Request, body: SegmentBody) -> web.Response:
         """Send the next segment; its results are events."""
         opened = self._find(request)
@@ -170,7 +178,7 @@ class ProgramsApi(Api):
                 opened.send(segment)
         return json_response({"id": opened.id})
 
-    @endpoint("GET /v1/programs/{id}/events", streams=True)
+    @endpoint("GET /v1/programs/{id}/events", headers=("Last-Event-ID",), content_type="text/event-stream")
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Resume a program's events after Last-Event-ID."""
         opened = self._find(request)
@@ -179,7 +187,7 @@ class ProgramsApi(Api):
             raise InvalidRequest(f"Last-Event-ID is none of this program's: {last!r}", param="Last-Event-ID")
         return await self._send(request, opened, int(last))
 
-    @endpoint("DELETE /v1/programs/{id}")
+    @endpoint("DELETE /v1/programs/{id}", answer=ProgramId)
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a program and release what it holds."""
         opened = self._find(request)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from pydantic import BaseModel
 
+from sgl.runtime.server.replies import Error
 from sgl.runtime.server.service import Service
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,8 +25,13 @@ class Route:
     path: str
     handler: Handler
     summary: str
+    tag: str  # the Api's name
     body: type[BaseModel] | None = None
-    streams: bool = False
+    example: dict[str, Any] | None = None  # of a body
+    answer: Any = dict[str, Any]  # the type of its JSON, see `replies`
+    failure: Any = Error
+    streams: bool = False  # if asked to
+    headers: tuple[str, ...] = ()  # that it reads itself
     is_open: bool = False  # needs no API key
     for_admin: bool = False  # needs the admin key, if set
     content_type: str = "application/json"
@@ -55,7 +61,8 @@ class Api:
                 method, path = place.split()
                 summary = " ".join(function.__doc__.split()).rstrip(".")
                 handle = partial(self._handle, function, function.about.get("body"))
-                yield Route(method, path, handle, summary, **function.about)
+                tag = type(self).__name__.removesuffix("Api").lower()
+                yield Route(method, path, handle, summary, tag, **function.about)
 
     async def _handle(self, function: Any, body: Any, request: web.Request) -> web.StreamResponse:
         given = () if body is None else (await self._service.body(request, body),)

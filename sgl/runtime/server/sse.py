@@ -42,6 +42,8 @@ async def send_events(
 ) -> web.StreamResponse:
     """Stream events; errors before the first are raised, others sent. A client that stops reading is disconnected."""
     async with contextlib.aclosing(events):
+        if request.method == "HEAD":
+            return web.Response(headers=HEADERS)
         first = await anext(events, None)
         response = _EventStream(headers=HEADERS)
         await response.prepare(request)

@@ -1,0 +1,308 @@
+"""What endpoints answer, for /openapi.json. An object may have more fields than are named here."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+Entry = list[float | str | None]
+"""[logprob | null, token id, text | null]"""
+FinishedBy = Literal["stop", "length", "tool_calls", "abort"]
+
+
+class ErrorDetail(TypedDict):
+    """What went wrong; `param` names the field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(TypedDict):
+    """A request that failed."""
+
+    error: ErrorDetail
+
+
+class Done(TypedDict):
+    """It is done, or all is well."""
+
+    status: Literal["ok"]
+
+
+class Version(TypedDict):
+    """The release that serves."""
+
+    version: str
+
+
+# ── native ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class FinishReason(TypedDict):
+    """Why a generation ended, with what belongs to the type."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: NotRequired[str | int | None]
+    length: NotRequired[int]
+    message: NotRequired[str]
+    status_code: NotRequired[int]
+    err_type: NotRequired[str]
+
+
+class MetaInfo(TypedDict):
+    """Counts, times in seconds, and the logprobs that were asked for."""
+
+    id: str
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    forced_tokens: int
+    cached_tokens: int
+    num_retractions: int
+    queue_time: float | None
+    prefill_time: float | None
+    e2e_latency: float
+    matched_regex: NotRequired[str]
+    input_token_logprobs: NotRequired[list[Entry]]
+    output_token_logprobs: NotRequired[list[Entry]]
+    output_token_logprobs_length: NotRequired[int]
+    input_top_logprobs: NotRequired[list[list[Entry] | None]]
+    output_top_logprobs: NotRequired[list[list[Entry] | None]]
+    input_token_ids_logprobs: NotRequired[list[list[Entry] | None]]
+    output_token_ids_logprobs: NotRequired[list[list[Entry] | None]]
+
+
+class Result(TypedDict):
+    """One generation; `index` tells those of a stream apart."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: NotRequired[int]
+
+
+class ModelInfo(TypedDict):
+    """The served model."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool
+    preferred_sampling_params: None
+    context_length: int
+    has_image_understanding: bool
+    reasoning_parser: str | None
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    engine: str
+    programs: bool
+    version: str
+
+
+class ServerInfo(TypedDict):
+    """Every option as it was resolved, and the engine's state."""
+
+    served_model_name: str
+    version: str
+    startup_time: float
+    internal_states: list[dict[str, Any]]
+
+
+class Profile(TypedDict):
+    """Where the profile is, on the server."""
+
+    path: str
+
+
+class Tokens(TypedDict):
+    """Token ids and their number, of one text or of each."""
+
+    tokens: list[int] | list[list[int]]
+    count: int | list[int]
+    max_model_len: int
+
+
+class Texts(TypedDict):
+    """The text, or one for each list of tokens."""
+
+    text: str | list[str]
+
+
+# ── OpenAI ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Model(TypedDict):
+    """A model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class Models(TypedDict):
+    """All of them: one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class PromptTokensDetails(TypedDict):
+    """Tokens of the prompt that were cached."""
+
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    """Token counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Choice(TypedDict):
+    """What every choice has."""
+
+    index: int
+    finish_reason: FinishedBy | None
+    matched_stop: str | int | None
+    stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
+
+
+class CompletionLogprobs(TypedDict):
+    """Logprobs of a completion, in lists of one length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(Choice):
+    """One text."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class Completion(TypedDict):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class TokenLogprob(TypedDict):
+    """A token's logprob."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenLogprob):
+    """With alternatives."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Logprobs of a chat's answer."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class Called(TypedDict):
+    """The called function; arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(TypedDict):
+    """A call."""
+
+    id: str
+    type: Literal["function"]
+    function: Called
+
+
+class ChatMessage(TypedDict):
+    """The answer's turn."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ChatToolCall]]
+
+
+class ChatChoice(Choice):
+    """One answer."""
+
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatCompletion(TypedDict):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: NotRequired[list[int]]
+
+
+# ── programs and operation ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class ProgramId(TypedDict):
+    """A program."""
+
+    id: str
+
+
+class ProgramSummary(ProgramId):
+    """An entry of the list of programs."""
+
+    name: str
+    started: float
+    is_running: bool
+    num_nodes: int
+
+
+class Timeline(ProgramSummary):
+    """Its nodes, and its events with the seconds `at` which they came."""
+
+    nodes: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+class Status(TypedDict):
+    """What the page shows."""
+
+    model: str
+    time: float
+    started: float
+    open_requests: int
+    max_total_tokens: int
+    engine: dict[str, Any]
+    latency: dict[str, dict[str, float | None]]
+    responses: list[list[str | int]]
