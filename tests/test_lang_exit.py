@@ -422,3 +422,34 @@ def test_a_dropped_run_is_cancelled_on_every_backend(backend: Any) -> None:
     gc.collect()
     wait_until(lambda: mock.running == 0)
     assert mock.cancelled == 1
+
+
+UNREAD = """
+import sgl
+
+CONSTRAINTS = [{}, {"regex": "[a-z]{3,90}"}, {"json_schema": '{"type": "array", "items": {"type": "integer"}}'}]
+
+@sgl.function
+def program(s):
+    s += "A letter: " + sgl.select("letter", ["a", "b"])
+    branches = s.fork(3)
+    branches += lambda i: sgl.gen("value", max_tokens=200, **CONSTRAINTS[i])
+
+state = program.run(backend=sgl.Engine(device="cpu"))
+print(state["letter"])
+"""
+
+
+def test_a_script_that_ends_before_its_branches_do_says_nothing() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", UNREAD],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=PATIENCE,
+    )
+    notice, *more = ended.stderr.splitlines()
+    assert (ended.returncode, more) == (0, []), ended.stderr
+    assert notice.startswith("sgl runs its embedded model")
+    assert ended.stdout in ("a\n", "b\n")

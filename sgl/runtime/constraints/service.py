@@ -158,17 +158,14 @@ class CompileService:
 
     def _start(self, future: GrammarFuture, constraint: Constraint) -> None:
         if self._finishers is None:
-            self._threads.submit(self._compile, future, constraint)
+            _submit(self._threads, future, self._compile, future, constraint)
         else:
             ended = partial(self._finishing_ended, future, constraint)
             self._finishers.finish(constraint, ended, partial(self._finishing_came_late, constraint))
 
     def _finishing_ended(self, future: GrammarFuture, constraint: Constraint, answer: Answer) -> None:
         if answer is None:
-            try:
-                self._threads.submit(self._compile, future, constraint)
-            except RuntimeError:  # closed meanwhile, or the interpreter ends
-                _abandoned(future)
+            _submit(self._threads, future, self._compile, future, constraint)
         else:
             self._resolve(future, lambda: self._with(answer, constraint))
 
@@ -231,13 +228,9 @@ class CompileService:
             except BaseException as error:
                 self._fail(future, error)
             else:
-                with contextlib.suppress(RuntimeError):
-                    self._builders.submit(self._resolve, future, partial(self._build, constraint))
+                _submit(self._builders, future, self._resolve, future, partial(self._build, constraint))
 
-        try:
-            threads.submit(run)
-        except RuntimeError:  # closed meanwhile, or the interpreter ends
-            _abandoned(future)
+        _submit(threads, future, run)
 
     def _build(self, constraint: Constraint) -> Grammar:
         with time_limit(self.deadline, thread_time), resting():
@@ -271,6 +264,15 @@ class CompileService:
         except Exception:  # it would only save time later
             logger.exception("a grammar could not be prepared")
         return grammar
+
+
+def _submit(
+    threads: ThreadPoolExecutor, future: GrammarFuture, work: Callable[..., object], *arguments: object
+) -> None:
+    try:
+        threads.submit(work, *arguments)
+    except RuntimeError:  # closed meanwhile, or the interpreter ends
+        _abandoned(future)
 
 
 def _abandoned(future: GrammarFuture) -> GrammarFuture:

@@ -106,7 +106,10 @@ class Machine(Turns[Stream]):
 
     def elsewhere(self, stream: Stream, work: Callable[[], T]) -> Steps[T]:
         """Wait for work on another thread."""
-        future = self._services.pool.submit(work)
+        try:
+            future = self._services.pool.submit(work)
+        except RuntimeError:  # the interpreter ends: pools end before engines do
+            raise EngineDead("the engine is shut down") from None
         self._num_away += 1
         future.add_done_callback(lambda _: self._come_back(stream))
         while not future.done():
