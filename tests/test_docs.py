@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import re
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 
@@ -22,6 +24,35 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_what_the_table_of_places_names_is_there() -> None:
+    text = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?!what happens|---).*", text.partition("## Where things happen")[2], re.MULTILINE)
+    assert len(rows) > 10
+    for row in rows:
+        first, *others = re.split(r"\]\(\.\./([^)]+\.(?:py|c))\)", row)
+        assert others, f"no file is named: {first}"
+        for path, behind in zip(others[::2], others[1::2], strict=True):
+            named = re.findall(r"`([A-Za-z_][\w.]*)`", behind)
+            assert named, f"nothing of {path} is named: {row}"
+            assert set(named) <= set(defined_in(REPOSITORY / path)), path
+
+
+def defined_in(path: Path) -> Iterator[str]:
+    """Functions, classes, their methods and variables of a file, by qualified name."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".c":
+        yield from re.findall(r"^[a-z].*?(\w+)\(", source, re.MULTILINE)
+        return
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            methods = (its for its in node.body if isinstance(its, ast.FunctionDef | ast.AsyncFunctionDef))
+            yield from (f"{node.name}.{method.name}" for method in methods)
+        if isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def test_every_option_of_the_engine_is_listed_with_its_default() -> None:
