@@ -1,0 +1,1 @@
+"""The engine's one thread: takes requests, runs steps, hands out results."""

@@ -1,0 +1,1 @@
+"""Checkpoints and the one decoder of all model families."""

@@ -1,0 +1,1 @@
+"""Executes recorded programs beside the scheduler: their streams, forks and leases."""

@@ -1,0 +1,1 @@
+"""Calls become checked requests, and outputs become results."""

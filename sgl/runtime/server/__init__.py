@@ -1,0 +1,1 @@
+"""The HTTP border, with the engine in a process of its own."""
