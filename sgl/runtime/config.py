@@ -2,6 +2,9 @@
 
 Field names are the command line's flags with underscores. In the engine's options, None means "decide at start-up";
 the choice is logged. No other module reads the environment.
+
+To add an option: a field with its type and default here, the text for `--help` below it, the code that reads it, and
+its row in docs/engine.md or docs/server.md. The flag, the variable and their checks follow from the field.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 /* Which tokens may follow at a place: one walk over a trie of the vocabulary in depth-first order. Tables as in tables.py,
- * the trie as in trie.py; walk.py fills in a Walk, walk_reference.py does the same in NumPy. */
+ * the trie as in trie.py; walk.py fills in a Walk, whose fields its _Walk lists in the same order. walk_reference.py does the
+ * same in NumPy; tests/test_grammar_walk.py holds both to the same bits. */
 #include <stdint.h>
 
 enum { DEAD = -1, UNKNOWN = -2, TARGET = (1 << 24) - 1, PUSH = 1 << 24, POP = 1 << 25, SHIFT = 26 };

@@ -1,6 +1,7 @@
 """Chat templates: the text that opens and closes a turn, given earlier turns' roles. `PrefixTemplate` has a prefix and
 suffix per role; `RenderedTemplate` cuts turns from rendered messages, such as a model's Jinja template's. Executors
-encode their output, and nothing else, with control tokens. No template is guessed from a model's name."""
+encode their output, and nothing else, with control tokens. No template is guessed from a model's name. Whole
+conversations of the chat endpoint are rendered at once instead, by `sgl.runtime.server.chat`."""
 
 from __future__ import annotations
 

@@ -304,6 +304,7 @@ class Interpreter(ABC, Generic[S]):
             case ir.SetVar():
                 pass
             case ir.Fork():
+                # In an engine, branches share the parent's tokens and KV pages: see runtime/program/stream.py.
                 self._quota.charge(len(node.children) * len(stream.path))
                 self._quota.charge(len(node.children) * self._copied_by_branch(stream), "copied characters")
                 for i, child in enumerate(node.children):

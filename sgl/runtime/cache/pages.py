@@ -1,7 +1,8 @@
 """The pool of KV pages: which are free, and which kind of owner holds the others.
 
-It knows page numbers, but no tokens, requests or KV memory. The scheduler allocates and frees a request's private
-tail; the radix tree adopts private pages and releases them on eviction.
+It knows page numbers, but no tokens, requests or KV memory. `RowMemory.reach` and `RowMemory.grow` allocate a request's
+private tail, through the tree, which evicts if needed. `RowMemory.leave` frees it when the request ends or is
+retracted, `RowMemory.share` what the tree has already. `RadixCache.insert` adopts, `RadixCache.evict` releases.
 
     alloc            adopt
     FREE ──────────▶ PRIVATE ──────────▶ TREE          DUMMY: page 0, where padded rows write; never leaves

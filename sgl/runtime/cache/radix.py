@@ -12,6 +12,8 @@ Invariants:
 - `lock_ref` counts holders at or below a node, so all descendants of an unlocked node are unlocked.
 - `lru` lists exactly the unlocked nodes by last access, each before its parent. The oldest is therefore a leaf, and
   eviction in exact LRU order is O(1) a node, without a heap.
+
+When unlocked nodes do not suffice, locks give way: leases first (`RowMemory._reclaim`), then running requests.
 """
 
 from __future__ import annotations

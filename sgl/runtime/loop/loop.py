@@ -224,6 +224,7 @@ class EngineLoop:
             request, mask = step.requests[b], None
             matcher = request.owner.matcher
             if matcher is not None and not request.is_done and request.uid not in step.dropped:
+                # what the matcher closes a document within
                 remaining = request.max_new_tokens - len(request.output_ids)
                 is_behind = b in batch.drafts and not comes_draft
                 mask = matcher.next_behind(request.draft, remaining - 1) if is_behind else matcher.next(remaining)

@@ -1,4 +1,8 @@
-"""The model families that the decoder serves, by their differences."""
+"""The model families that the decoder serves, by their differences.
+
+To add one: a `Family` in `FAMILIES`. A difference that no field names gets one, read in config.py and applied in
+decoder.py; other names of tensors go into weights.py. tests/test_models.py compares each family to transformers.
+"""
 
 from __future__ import annotations
 
