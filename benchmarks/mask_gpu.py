@@ -142,7 +142,7 @@ class Bench:
 
     def host_masks(self, chosen: list[tuple[int, Place]]) -> list[np.ndarray]:
         """The host's masks."""
-        return [self.grammars[number].masks.find(place).row for number, place in chosen]
+        return [self.grammars[number].masks.look_up(place).row for number, place in chosen]
 
 
 def text_of(value: Any) -> bytes:
@@ -178,7 +178,7 @@ def check_masks(bench: Bench, chosen: list[tuple[int, Place]]) -> None:
     assert bench.device is not None
     places, rows = bench.places(chosen), torch.arange(len(chosen), dtype=torch.int32, device=DEVICE)
     masks = torch.full((len(chosen), bench.vocabulary.words), -1, dtype=torch.int32, device=DEVICE)
-    mask.find_masks_(masks, rows, places, bench.device, bench.tensors)
+    mask.compute_masks_(masks, rows, places, bench.device, bench.tensors)
     wrong = [chosen[i] for i in np.flatnonzero((masks.cpu().numpy() != np.stack(bench.host_masks(chosen))).any(1))]
     assert not wrong, f"{len(wrong)} masks differ, the first at {wrong[0]}"
 
@@ -189,7 +189,7 @@ def time_masks(bench: Bench, chosen: list[tuple[int, Place]], **options: Any) ->
     grammars = options.pop("grammars", bench.device)
     places, rows = bench.places(chosen), torch.arange(len(chosen), dtype=torch.int32, device=DEVICE)
     masks = torch.full((len(chosen), bench.vocabulary.words), -1, dtype=torch.int32, device=DEVICE)
-    return microseconds(lambda: mask_triton.find_masks_(masks, rows, places, grammars, bench.tensors, **options))
+    return microseconds(lambda: mask_triton.compute_masks_(masks, rows, places, grammars, bench.tensors, **options))
 
 
 def time_cached(bench: Bench, chosen: list[tuple[int, Place]], results: dict[str, float]) -> None:
@@ -201,11 +201,11 @@ def time_cached(bench: Bench, chosen: list[tuple[int, Place]], results: dict[str
         automaton = finished[number]
         assert automaton is not None
         standings.append(Standing(automaton, place))
-    found = table.find(standings)
+    found = table.ensure_rows(standings)
     times = []
     for _ in range(30):
         begin = time.perf_counter()
-        assert (table.find(standings) == found).all()
+        assert (table.ensure_rows(standings) == found).all()
         times.append((time.perf_counter() - begin) * 1e6)
     rows, on_device = (
         torch.from_numpy(found).pin_memory(),

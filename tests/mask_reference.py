@@ -29,7 +29,7 @@ from sgl.kernels.mask.layout import (
 from sgl.kernels.mask.ops import apply_token_mask_
 from sgl.runtime.runner.device_grammars import addresses_of
 
-__all__ = ["apply_token_mask_", "find_masks_"]
+__all__ = ["apply_token_mask_", "compute_masks_"]
 
 _LEFT_BRACKET = 0x5B
 
@@ -52,14 +52,14 @@ def grammar_tensors(automata: Sequence[AutomatonTensors], device: torch.device) 
     )
 
 
-def find_masks_(
+def compute_masks_(
     masks: torch.Tensor,
     rows: torch.Tensor,
     places: Places,
     grammars: GrammarTensors,
     vocabulary: VocabularyTensors,
 ) -> None:
-    """See `mask.find_masks_`."""
+    """See `mask.compute_masks_`."""
     for at, row in enumerate(rows.tolist()):
         masks[row] = _mask(places, at, grammars.automata[int(places.grammars[at])], vocabulary)
 

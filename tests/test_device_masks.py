@@ -48,7 +48,7 @@ def walked_in_plain_torch() -> Iterator[None]:
     """Without a GPU."""
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE.type == "cpu":
-            patch.setattr(device_masks, "find_masks_", mask_reference.find_masks_)
+            patch.setattr(device_masks, "compute_masks_", mask_reference.compute_masks_)
         yield
 
 
@@ -192,15 +192,15 @@ def test_the_mask_of_a_place_is_walked_once_while_there_is_room() -> None:
     first, second, third = (Standing(grammar.automaton, place) for place in places)
     host = grammar.grammar().matcher().mask()
     table = MaskTable(2, words.size, DEVICE, DeviceMasks(words, 2, DEVICE))
-    rows = table.find([first, None, first, host])
+    rows = table.ensure_rows([first, None, first, host])
     assert rows[0] == rows[2] != rows[3]
     assert rows[1] == -1
     assert (table.rows[int(rows[0])].cpu().numpy() == host).all()
     table.rows.zero_()
-    assert table.find([host, first]).tolist() == [rows[3], rows[0]]
+    assert table.ensure_rows([host, first]).tolist() == [rows[3], rows[0]]
     assert not table.rows.any()
-    assert table.find([second, 7]).tolist() == [rows[3], -1]  # the host's mask is the least recently used
-    assert table.find([third]).tolist() == [rows[0]]
+    assert table.ensure_rows([second, 7]).tolist() == [rows[3], -1]  # the host's mask is the least recently used
+    assert table.ensure_rows([third]).tolist() == [rows[0]]
     assert table.rows.any(1).all()
 
 

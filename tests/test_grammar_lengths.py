@@ -150,7 +150,7 @@ def test_no_token_leads_further_from_the_end_than_is_promised(seed: int, order: 
         if matcher.is_finished() or not mask.any() or matcher._automaton.has_unique_texts:
             break
         budget, place = matcher._budget, matcher._place
-        most = budget.most_behind(matcher._masks.find(place), place)
+        most = budget.most_behind(matcher._masks.look_up(place), place)
         assert (mask == accepted_one_by_one(matcher, PIECES)).all()
         mask[list(PIECES.eos_ids)] = False
         for token_id in np.flatnonzero(mask).tolist():

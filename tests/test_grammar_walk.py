@@ -113,7 +113,7 @@ def check(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> None:
     assert (short.row == truth.row).all()
     assert (mask.row == truth.row).all()
     assert mask.holds(place)
-    kept = MaskCache(automaton, vocabulary, 1 << 24).find(place)
+    kept = MaskCache(automaton, vocabulary, 1 << 24).look_up(place)
     if not automaton.tables.accepting[place.state]:  # else the end of the text is allowed, too
         assert (kept.row == truth.row).all()
     assert frames(truth) <= frames(kept)
@@ -169,7 +169,7 @@ def test_keys_are_walked_beside_the_mask_of_any_key(name: str, order: KeyOrder) 
         assert found is not None
         assert len(found[1]) < 5, "quotes, and bytes of declared keys"
         check(automaton, vocabulary, place)
-        mask, budget = MaskCache(automaton, vocabulary, 1 << 24).find(place), Budget(automaton, vocabulary)
+        mask, budget = MaskCache(automaton, vocabulary, 1 << 24).look_up(place), Budget(automaton, vocabulary)
         most = budget.most_behind(mask, place)
         for token in np.flatnonzero(np.unpackbits(mask.row.view(np.uint8), bitorder="little"))[::7]:
             behind = advance(automaton, place, vocabulary.token_bytes[token])

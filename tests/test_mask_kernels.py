@@ -71,7 +71,7 @@ class Walker:
         places = Places(*(torch.from_numpy(one).to(self.device) for one in places_arrays(chosen, MAX_DEPTH)))
         masks = torch.full((len(chosen) + 1, self.vocabulary.words), -1, dtype=torch.int32, device=self.device)
         rows = torch.arange(len(chosen), 0, -1, dtype=torch.int32, device=self.device)
-        self.kernels.find_masks_(masks, rows, places, self.grammars, self.tokens)
+        self.kernels.compute_masks_(masks, rows, places, self.grammars, self.tokens)
         assert masks[0].eq(-1).all(), "it is nobody's row"
         return masks.flip(0)[:-1].cpu()
 
@@ -364,7 +364,7 @@ def test_the_mask_table_holds_what_was_asked_for_last() -> None:
         chosen = generator.choice(12, size=generator.integers(0, 6), replace=False)
         wanted = [masks[i] for i in chosen] + [None] * int(generator.integers(0, 2))
         wanted += wanted[:1]
-        for given, row in zip(wanted, table.find(wanted), strict=True):
+        for given, row in zip(wanted, table.ensure_rows(wanted), strict=True):
             assert (row == -1) == (given is None)
             if given is not None:
                 assert table.rows[row].tolist() == given.tolist()
@@ -373,10 +373,10 @@ def test_the_mask_table_holds_what_was_asked_for_last() -> None:
 def test_a_mask_is_uploaded_once_while_it_is_in_use() -> None:
     first, second, third = random_masks(np.random.default_rng(0), 3, 64)[1]
     table = MaskTable(2, 64, CPU)
-    rows = table.find([first, second])
+    rows = table.ensure_rows([first, second])
     table.rows.zero_()
-    assert table.find([second, first]).tolist() == rows[::-1].tolist()
+    assert table.ensure_rows([second, first]).tolist() == rows[::-1].tolist()
     assert not table.rows.any()
-    replaced = table.find([third])  # second is the least recently used
+    replaced = table.ensure_rows([third])  # second is the least recently used
     assert replaced.tolist() == [rows[1]]
-    assert table.find([first]).tolist() == [rows[0]]
+    assert table.ensure_rows([first]).tolist() == [rows[0]]

@@ -51,7 +51,7 @@ class MaskCache:
         self._num_frames: dict[int, int] = {}
         self._walker = Walker(automaton, vocabulary)
 
-    def find(self, place: Place) -> Mask:
+    def look_up(self, place: Place) -> Mask:
         """The mask at a place. Raises GrammarTooLarge if it takes more than `max_seconds`, and OutOfTime only past an
         enclosing `time_limit`."""
         num_frames = self._num_frames.get(place.state, 0)
@@ -96,7 +96,7 @@ class MaskCache:
             mask = self._walker.walk(place)
         else:
             state, first = like
-            mask = self._walker.walk_beside(place, self.find(place._replace(state=state)), first)
+            mask = self._walker.walk_beside(place, self.look_up(place._replace(state=state)), first)
         if self.automaton.tables.accepting[place.state]:
             allow(mask.row, np.array(self.vocabulary.eos_ids, np.int32))
         mask.row.flags.writeable = False

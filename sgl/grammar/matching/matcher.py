@@ -99,7 +99,7 @@ class Matcher:
         """
         if self._is_finished:
             return np.zeros(self._vocabulary.words, np.int32)
-        mask = self._masks.find(self._place)
+        mask = self._masks.look_up(self._place)
         if remaining is not None and remaining > FAR:
             remaining = None
         if not self._automaton.has_unique_texts and (remaining is None or self._has_room(mask, remaining)):

@@ -43,7 +43,7 @@ typedef struct {
     int64_t next_start, node, end, back, back_end; /* behind a walk through the rest, if back is not 0 */
     int64_t state, symbol, result; /* what is asked for */
     int64_t fresh, low, high, num_rows; /* whether the walk is to begin; the plan's counts of characters; of states */
-    int64_t (*expand)(void *, int64_t), (*find_plain)(void *, int64_t); /* of subsets.c, or 0 */
+    int64_t (*expand)(void *, int64_t), (*classify_plain)(void *, int64_t); /* of subsets.c, or 0 */
     void *subsets;
 } Walk;
 
@@ -184,8 +184,8 @@ int64_t sgl_walk(Walk *w, int64_t steps) {
                     blank = w->entries[a->state * w->width + w->classes[' ']];
                 }
                 if (blank == UNKNOWN) { why = EXPAND; break; }
-                if (blank != DEAD && !w->find_plain) { why = PLAIN; break; }
-                plain = w->plain[a->state] = blank == DEAD ? NONE : (int32_t)w->find_plain(w->subsets, a->state);
+                if (blank != DEAD && !w->classify_plain) { why = PLAIN; break; }
+                plain = w->plain[a->state] = blank == DEAD ? NONE : (int32_t)w->classify_plain(w->subsets, a->state);
             }
             if (plain == STAYS || (plain == ALLOWED && !w->group_of)) {
                 const int32_t *tokens = w->plain_tokens + w->plain_before[next];

@@ -61,7 +61,7 @@ class _Walk(ctypes.Structure):
             (_INT, "on_place unused"),
             (_LONG, "next_start node end back back_end state symbol result"),
             (_LONG, "fresh low high num_rows"),
-            (_POINTER, "expand find_plain subsets"),
+            (_POINTER, "expand classify_plain subsets"),
         )
         for name in names.split()
     ]
@@ -79,7 +79,7 @@ class Walker:
         """What the fields point to."""
         subsets = automaton.subsets
         if isinstance(subsets, Subsets):
-            self._fields.expand, self._fields.find_plain = map(
+            self._fields.expand, self._fields.classify_plain = map(
                 subsets.function, ("sgl_expand_meanwhile", "sgl_plain")
             )
             self._fields.subsets = subsets.address

@@ -39,7 +39,7 @@ def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torc
     return logits
 
 
-def find_masks_(
+def compute_masks_(
     masks: torch.Tensor,
     rows: torch.Tensor,
     places: Places,
@@ -52,7 +52,7 @@ def find_masks_(
     """
     from sgl.kernels.mask import triton as mask_triton
 
-    mask_triton.find_masks_(masks, rows, places, grammars, vocabulary)
+    mask_triton.compute_masks_(masks, rows, places, grammars, vocabulary)
 
 
 @lru_cache(maxsize=1)

@@ -40,7 +40,7 @@ def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torc
     _apply[grid](logits, masks, mask_rows, vocab_size, logits.stride(0), masks.stride(0), block=_APPLY_BLOCK)
 
 
-def find_masks_(
+def compute_masks_(
     masks: torch.Tensor,
     rows: torch.Tensor,
     places: Places,
@@ -49,7 +49,7 @@ def find_masks_(
     *,
     num_warps: int = 1,
 ) -> None:
-    """See `mask.find_masks_`. num_warps: the walk's."""
+    """See `mask.compute_masks_`. num_warps: the walk's."""
     num_places, num_words = len(rows), masks.shape[1]
     num_blocks = len(vocabulary.block_bytes)
     share = max(1, min(_MAX_SHARE, num_places * num_blocks // _RESIDENT))

@@ -201,7 +201,7 @@ class EngineLoop:
                 if unhandled is not None:
                     self._handle(*unhandled)
                     unhandled = None
-                masks = self._find_masks(step)
+                masks = self._collect_masks(step)
             pending = self._runner.sample(launched, masks)
             if self._overlap:
                 self._in_flight = step, pending
@@ -216,7 +216,7 @@ class EngineLoop:
         if self._check_ledger and (problems := self.scheduler.memory.check()):
             raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
 
-    def _find_masks(self, step: Step) -> TokenMasks | None:
+    def _collect_masks(self, step: Step) -> TokenMasks | None:
         """The masks of a step's rows; none for ended requests."""
         batch, counters = step.batch, self.scheduler.counters
         masks: list[TokenMask | None] = []

@@ -12,7 +12,7 @@ import torch
 from sgl.grammar.automaton.finished import MAX_BYTES, MAX_DEPTH, MAX_OPENED, FinishedAutomaton, Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.layout import MAX_OPEN, AutomatonTensors, GrammarTensors, Places
-from sgl.kernels.mask.ops import find_masks_
+from sgl.kernels.mask.ops import compute_masks_
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.runner.device_grammars import addresses_of, places_arrays, vocabulary_tensors
@@ -58,7 +58,7 @@ class DeviceMasks:
         # one kernel for all: with stacks and counters
         automata = [home.tensors for home in homes]
         grammars = GrammarTensors(automata, addresses_there, has_stacks=True, has_counters=True)
-        find_masks_(masks, index, Places(*on_device), grammars, self._vocabulary)
+        compute_masks_(masks, index, Places(*on_device), grammars, self._vocabulary)
 
     def _settle(self, wanted: dict[int, FinishedAutomaton]) -> None:
         """Upload missing automata, adjacent to each other."""

@@ -35,7 +35,7 @@ class MaskTable:
         self._known: OrderedDict[int | Standing, tuple[int, Int32Array | None]] = OrderedDict()
         """By place or array id, least recently used first: the row, and the array, which keeps its id in use."""
 
-    def find(self, masks: Sequence[TokenMask | None]) -> Int32Array:
+    def ensure_rows(self, masks: Sequence[TokenMask | None]) -> Int32Array:
         """The row of each mask, uploaded or computed as needed, int32 [len(masks)]; -1 for None and for single
         tokens. Arrays must never change. Does not wait for the device."""
         found = np.full(len(masks), -1, np.int32)

@@ -151,7 +151,7 @@ class Sampler:
         if token_masks is not None:
             if self._masks is None:
                 self._masks = self._mask_table()
-            (mask_rows,) = self._uploader.upload(self._masks.find(token_masks))
+            (mask_rows,) = self._uploader.upload(self._masks.ensure_rows(token_masks))
             masks = self._masks.rows, mask_rows
             known = [(i, mask) for i, mask in enumerate(token_masks) if isinstance(mask, int)]
         is_noted = self._takes_one_pass and not known
