@@ -254,14 +254,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=["synchronous", "run-ahead"])
 def walking(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine whose masks are walked where the model runs, by plain torch on a CPU."""
-    monkeypatch.setattr(RequestBuilder, "walks_masks", property(lambda self: True))
+    monkeypatch.setattr(RequestBuilder, "masks_on_device", property(lambda self: True))
     synchronous = request.param == "synchronous"
     with Engine(folder, dtype="float32", check_ledger=True, disable_overlap_schedule=synchronous) as engine:
         yield engine
 
 
 def test_an_engine_that_cannot_start_leaves_no_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RequestBuilder, "walks_masks", property(lambda self: True))
+    monkeypatch.setattr(RequestBuilder, "masks_on_device", property(lambda self: True))
     services: list[CompileService] = []
     started = CompileService.start
 

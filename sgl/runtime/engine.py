@@ -92,9 +92,9 @@ class Engine:
             eos_ids=started.eos_ids,
             is_launching=started.runner.is_launching,
         )
-        if self._builder.walks_masks:
+        if self._builder.masks_on_device:
             try:
-                thread.call(lambda: started.runner.walk_masks(*self._builder.warm_up_masks()))
+                thread.call(lambda: started.runner.enable_device_masks(*self._builder.warm_up_masks()))
             except BaseException:
                 self._builder.close()
                 raise

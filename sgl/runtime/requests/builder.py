@@ -62,14 +62,14 @@ class RequestBuilder:
             tokenizer,
             vocab_size=vocab_size,
             eos_ids=eos_ids,
-            on_device=self.walks_masks,
+            on_device=self.masks_on_device,
             is_launching=is_launching,
         )
         self._uids = itertools.count(1)
         self._lock = threading.Lock()
 
     @property
-    def walks_masks(self) -> bool:
+    def masks_on_device(self) -> bool:
         """Whether the device computes token masks."""
         on_gpu = str(self._config.device).startswith("cuda")
         return self._tokenizer is not None and on_gpu and self._config.grammar_backend == "sgl"

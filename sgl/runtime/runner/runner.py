@@ -161,9 +161,9 @@ class ModelRunner:
             if q_len <= min(most, num_tokens):
                 self.launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
-    def walk_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
+    def enable_device_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
         """Accept places in finished automata as token masks, and warm that up."""
-        self._sampler.walk_masks(vocabulary)
+        self._sampler.enable_device_masks(vocabulary)
         num_rows = min(2, len(self._page_table))
         for temperature in (0.0, 1.0):
             masks: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]

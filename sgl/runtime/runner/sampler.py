@@ -77,7 +77,7 @@ class Sampler:
         self._may_end = np.zeros(max_rows, np.int64)  # the first position at which the row may end
         self._ending: dict[int, Int64Array] = {}  # row → ids not to sample before
 
-    def walk_masks(self, vocabulary: Vocabulary) -> None:
+    def enable_device_masks(self, vocabulary: Vocabulary) -> None:
         """Accept places in finished automata as token masks. Call it before the first step."""
         self._masks = self._mask_table(DeviceMasks(vocabulary, len(self.next_tokens), self._device))
 
