@@ -113,7 +113,7 @@ def test_free_private_and_tree_pages_are_all_pages_after_any_moves(moves: list[t
             moved, source[kept:] = source[kept:], []
             getattr(pool, move)(np.array(moved, np.int32))
             tree += moved if move == "adopt" else []
-        free = pool.free_pages().tolist()
+        free = pool.free_list().tolist()
         assert sorted(free + private + tree) == list(range(1, 13))
         assert pool.num_free == len(free)
         for pages, owner in ((free, FREE), (private, PRIVATE), (tree, TREE), ([0], DUMMY)):

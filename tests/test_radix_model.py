@@ -121,7 +121,7 @@ class RadixMachine(RuleBasedStateMachine):
         return key_of(ids + [0] * min(partial, size - 1))
 
     def free_set(self) -> set[int]:
-        return set(self.pool.free_pages().tolist())
+        return set(self.pool.free_list().tolist())
 
     def request(self, which: int) -> Holder:
         return self.requests[which % len(self.requests)]

@@ -41,7 +41,7 @@ def _check_pages(pool: PagePool, nodes: list[Node], private: list[Int32Array]) -
     """free ⊎ tree ⊎ private ⊎ {dummy} = all pages, as the pool's owner states say."""
     claims = {
         DUMMY: [np.zeros(1, np.int32)],
-        FREE: [pool.free_pages()],
+        FREE: [pool.free_list()],
         TREE: [node.pages for node in nodes],
         PRIVATE: private,
     }

@@ -70,8 +70,8 @@ class PagePool:
         """Take back pages of the TREE. Only the radix cache calls it."""
         self._push(pages, TREE)
 
-    def free_pages(self) -> Int32Array:
-        """A copy of the free list, for the ledger."""
+    def free_list(self) -> Int32Array:
+        """A copy, for the ledger."""
         return self._stack[: self.num_free].copy()
 
     def _push(self, pages: Int32Array, owner: int) -> None:
