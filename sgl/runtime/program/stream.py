@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sgl.lang.ir import interpreter as nodes
+from sgl.lang.ir import interpreter
 from sgl.lang.ir.interpreter import Piece
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
@@ -14,7 +14,7 @@ from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.scheduler.leases import Lease
 
 
-class Stream(nodes.Stream):
+class Stream(interpreter.Stream):
     """A stream with its tokens and lease; branches share both."""
 
     def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
