@@ -101,7 +101,7 @@ class Engine:
         is_frozen = startup.freeze(started)
         self._profiler = StepProfiler()
         self._rids: dict[Rid, list[int]] = {}
-        self._rids_lock = threading.RLock()  # reentrant: garbage collection may release a dropped stream anywhere
+        self._rids_lock = threading.RLock()  # reentrant: garbage collection may abandon a dropped stream anywhere
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
         self._loop.start()
         self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._builder, is_frozen)
@@ -139,14 +139,14 @@ class Engine:
                 message = f"the request timed out after {seconds:.3g} s, while its constraint was being compiled"
                 raise RequestTimeout(message, seconds=seconds)
             self.submit(call, sink)
-            return _Events(call, sink, self.release)
+            return _Events(call, sink, self.abandon)
         self.submit(call, sink)
         try:
             while call.unfinished:
                 call.absorb(sink.get())
             return call.result()
         finally:
-            self.release(call)
+            self.abandon(call)
 
     async def async_generate(
         self,
@@ -175,7 +175,7 @@ class Engine:
                 call.absorb(await sink.get())
             return await call.async_result()
         finally:
-            self.release(call)
+            self.abandon(call)
 
     def score(
         self, prefix: str | Sequence[int], candidates: Sequence[str] | Sequence[Sequence[int]]
@@ -320,7 +320,7 @@ class Engine:
         return call
 
     def submit(self, call: PreparedCall, sink: Sink) -> None:
-        """Queue the requests; outputs go to the sink. Always call `release` in the end. Raises InvalidRequest and
+        """Queue the requests; outputs go to the sink. Always call `abandon` in the end. Raises InvalidRequest and
         EngineDead."""
         with self._rids_lock:
             for _, rid in self._rids.keys() & call.rids.keys():
@@ -330,10 +330,10 @@ class Engine:
         try:
             self._loop.submit(call.submissions)
         except EngineDead:
-            self.release(call)
+            self.abandon(call)
             raise
 
-    def release(self, call: PreparedCall) -> None:
+    def abandon(self, call: PreparedCall) -> None:
         """Forget a call and abort its unfinished requests."""
         if self._home.is_elsewhere:
             return
@@ -374,16 +374,16 @@ class Engine:
                 call.absorb(output)
                 yield await call.async_event(output.uid)
         finally:
-            self.release(call)
+            self.abandon(call)
 
 
 class _Events(Iterator[Result]):
-    """The events of a call. Exhausting, closing or dropping it releases the call."""
+    """The events of a call. Exhausting, closing or dropping it abandons the call."""
 
-    def __init__(self, call: PreparedCall, sink: ThreadSink, release: Callable[[PreparedCall], None]) -> None:
+    def __init__(self, call: PreparedCall, sink: ThreadSink, abandon: Callable[[PreparedCall], None]) -> None:
         self._call = call
         self._sink = sink
-        self._finalizer = weakref.finalize(self, release, call)
+        self._finalizer = weakref.finalize(self, abandon, call)
 
     def __next__(self) -> Result:
         if not self._call.unfinished or not self._finalizer.alive:

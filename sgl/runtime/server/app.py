@@ -1,7 +1,7 @@
 """The HTTP application. One middleware authenticates, logs and answers errors; disconnects cancel handlers.
 
 A handler that is cancelled leaves `EngineProcess._call` or closes its stream of events, which sends "abort" to the
-engine's process; there `Engine.release` aborts what is unfinished. Programs go on for `reconnect_grace` seconds.
+engine's process; there `Engine.abandon` aborts what is unfinished. Programs go on for `reconnect_grace` seconds.
 """
 
 from __future__ import annotations

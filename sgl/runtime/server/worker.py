@@ -139,7 +139,7 @@ class _Worker:
             logger.debug("accepted %s: %d prompt tokens", " ".join(header.rid for header in headers), tokens)
             self._engine.submit(prepared, self)
             if call_id not in self._calls:  # aborted meanwhile, or finished
-                self._engine.release(prepared)
+                self._engine.abandon(prepared)
 
     def put(self, outputs: list[Output]) -> None:
         """Send a step's outputs, on the loop's thread; see router.Sink."""
@@ -160,18 +160,18 @@ class _Worker:
         with working_for(call.identity):
             logger.debug("finished %s: %s", prepared.results[uid].header.rid, reason.type)
         if not prepared.unfinished:
-            self._forget(call.id)
+            self._abandon(call.id)
 
-    def _forget(self, call_id: int) -> None:
-        """Release a call and what still runs of it."""
+    def _abandon(self, call_id: int) -> None:
+        """Abandon a call and what still runs of it."""
         with self._lock:
             call = self._calls.pop(call_id, None)
         if call is not None:
             for uid in call.prepared.uids:
                 del self._call_of[uid]
-            self._engine.release(call.prepared)
+            self._engine.abandon(call.prepared)
 
-    _on_abort = _forget
+    _on_abort = _abandon
 
     def _on_call(self, call_id: int, identity: str, method: str, arguments: tuple[Any, ...]) -> None:
         def call() -> None:
@@ -217,7 +217,7 @@ class _Worker:
             self._raised(call_id, RuntimeError(f"{type(error).__name__}: {error}"))
 
     def _raised(self, call_id: int, error: Exception) -> None:
-        self._forget(call_id)
+        self._abandon(call_id)
         if (session := self._programs.pop(call_id, None)) is not None:
             session.cancel()
         self._channel.send(("raised", call_id, error))
