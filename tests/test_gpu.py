@@ -229,14 +229,13 @@ class Driver:
         self.logits: list[torch.Tensor] = []
         self.temperature = temperature
         sampler = self.sampler = self.runner._sampler
+        sample = sampler.sample
 
         def note(logits: torch.Tensor, batch: Batch, masks: Any = None, placed: Any = None) -> Any:
             self.logits.append(logits.clone())
-            return sampler(logits, batch, masks, placed)
+            return sample(logits, batch, masks, placed)
 
-        note.next_tokens = sampler.next_tokens  # type: ignore[attr-defined]
-        note.setup = sampler.setup  # type: ignore[attr-defined]
-        self.runner._sampler = note  # type: ignore[assignment]
+        sampler.sample = note  # type: ignore[method-assign]
 
     def step(self, rows: Sequence[int], forced: Sequence[int] | None = None) -> Any:
         """Prompts where rows have none yet, else the token sampled last, or the given ones."""

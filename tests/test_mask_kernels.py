@@ -350,7 +350,7 @@ def test_the_sampler_draws_the_same_in_one_pass() -> None:
         sampler = Sampler(max_rows=8, vocab_size=40, device=ON_GPU)
         sampler.setup(setups)
         sampler._takes_one_pass = in_one_pass  # as it is on a GPU
-        drawn.append([sampler(one.clone().to(ON_GPU), batch, masks).ids.tolist() for one in logits])
+        drawn.append([sampler.sample(one.clone().to(ON_GPU), batch, masks).ids.tolist() for one in logits])
     for ids in drawn[1]:
         assert all(allowed[mask_row, i] for mask_row, i in zip(mask_rows, ids, strict=True) if mask_row >= 0)
     assert drawn[0] == drawn[1]

@@ -423,7 +423,7 @@ def make_sampler(device: str, setups: list[RowSetup], vocab: int = 40, eos_ids: 
 
 
 def step(sampler: Sampler, logits: torch.Tensor, batch: Batch) -> StepResult:
-    output = sampler(logits.clone().to(sampler.next_tokens.device), batch)
+    output = sampler.sample(logits.clone().to(sampler.next_tokens.device), batch)
     downloader = Downloader(sampler.next_tokens.device)
     return PendingStep(batch, output.ids, output.logprobs, None, downloader).wait()
 
@@ -685,7 +685,7 @@ def test_sampling_never_waits_for_the_device() -> None:
             pending.wait()
             torch.cuda.set_sync_debug_mode("error")
         try:
-            output = sampler(logits.clone(), batch)
+            output = sampler.sample(logits.clone(), batch)
             pending = PendingStep(batch, output.ids, output.logprobs, None, downloader)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -118,7 +118,7 @@ class ModelRunner:
                 nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
                 return PendingStep(batch, nothing, None, launched.inputs, self._downloader)
             placed = None if replayed is None else (replayed.rows, replayed.positions)
-            sampled = self._sampler(logits, batch, masks, placed)
+            sampled = self._sampler.sample(logits, batch, masks, placed)
             return PendingStep(batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader)
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:

@@ -115,7 +115,7 @@ class Sampler:
         self._ints.index_copy_(0, index, new_ints)
         self._set_occurrences([setup for setup in setups if setup.params.has_penalties])
 
-    def __call__(
+    def sample(
         self,
         logits: torch.Tensor,
         batch: Batch,
@@ -173,20 +173,6 @@ class Sampler:
             return SampleOutput(ids, None)
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
 
-    def draw(
-        self,
-        logits: torch.Tensor,
-        index: torch.Tensor,
-        positions: torch.Tensor,
-        masks: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """Sample request rows `index`, int64 [S], in one pass over the logits, into `next_tokens`. GPU only. masks:
-        allowed tokens, and which row of them each of the S has. No top-k, top-p or min-p."""
-        from sgl.kernels.sampling import triton as sampling_triton
-
-        parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
-        return sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
-
     def _mask_table(self, walker: DeviceMasks | None = None) -> MaskTable:
         num_masks = max(_NUM_MASKS, _MASKS_A_ROW * len(self.next_tokens))
         return MaskTable(num_masks, self._vocab_size, self._device, walker)
@@ -218,10 +204,14 @@ class Sampler:
         positions: torch.Tensor,
         masks: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> tuple[torch.Tensor, bool]:
-        """Draw in one pass; rows that cut off tails take several. Returns the tokens, and whether `next_tokens` has
-        them all."""
+        """Draw in one pass over the logits, into `next_tokens`; rows with top-k, top-p or min-p take several passes.
+        Returns the tokens, and whether `next_tokens` has them all. GPU only. masks: allowed tokens, and which row of
+        them each of the S has."""
+        from sgl.kernels.sampling import triton as sampling_triton
+
         cut = np.flatnonzero((self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows])
-        ids = self.draw(logits, index, positions, masks)
+        parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
+        ids = sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
         if len(cut):
             (some,) = self._uploader.upload(cut)
             cut_logits = logits.index_select(0, some)
