@@ -48,7 +48,7 @@ class Harness:
 
     def __init__(self, *, overlap: bool = True, **limits: int) -> None:
         pool = PagePool(200, 4)
-        settings = {"max_running_requests": 4, "context_length": 400, "step_budget": 16, **limits}
+        settings = {"max_running_requests": 4, "context_length": 400, "step_tokens": 16, **limits}
         self.scheduler = Scheduler(Limits(**settings), pool)  # type: ignore[arg-type]
         self.runner = SlowRunner(200, 4, settings["max_running_requests"], 100)
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()

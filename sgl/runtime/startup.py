@@ -37,9 +37,10 @@ logger = logging.getLogger(__name__)
 _Backend = Literal["torch", "cpu", "flashinfer", "triton"]
 _BEST: tuple[_Backend, ...] = ("flashinfer", "cpu")  # if they can serve the model
 _DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
-_CPU_BUDGET = 2048  # tokens a step
+_CPU_STEP_TOKENS = 2048
 _TILE_TOKENS = 64  # for each multiprocessor: most products then fill whole waves of tiles
-_LARGE, _MOST_TILES = 8_000_000_000, 4  # smaller models take more: launching would take as long as the step
+_LARGE_MODEL = 8_000_000_000  # weights; smaller models take more tiles: launching would take as long as the step
+_MAX_TILES = 4  # for each multiprocessor
 _DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
 _DEFAULT_PAGE_SIZE = {"cuda": 16, "cpu": 8}
 _GRAMMAR_PACKAGES: dict[GrammarBackend, tuple[str, tuple[str, ...]]] = {  # extra and modules
@@ -146,8 +147,8 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     assert config.max_running_requests is not None
     assert config.chunked_prefill_size is not None
     max_pages = -(-config.context_length // page_size)
-    budget = config.chunked_prefill_size
-    step_tokens = config.context_length if budget == -1 else min(budget, num_pages * page_size)
+    step_tokens = None if config.chunked_prefill_size == -1 else config.chunked_prefill_size
+    max_tokens = min(step_tokens or config.context_length, num_pages * page_size)
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
         eos_ids = frozenset((tokenizer.eos_id,))
@@ -160,16 +161,16 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
         device=device,
         eos_ids=eos_ids,
         max_graph_rows=config.cuda_graph_max_bs or 0,
-        max_graph_tokens=step_tokens,
+        max_graph_tokens=max_tokens,
     )
     if device.type == "cuda":
-        runner.warm_up(step_tokens)
+        runner.warm_up(max_tokens)
         # Allocate small tensors for all later steps now: torch keeps freed memory.
         [torch.empty(1 << 19, dtype=torch.uint8, device=device) for _ in range(32)]
     limits = Limits(
         max_running_requests=config.max_running_requests,
         context_length=config.context_length,
-        step_budget=None if config.chunked_prefill_size == -1 else config.chunked_prefill_size,
+        step_tokens=step_tokens,
         max_queued_requests=config.max_queued_requests,
         schedule_policy=config.schedule_policy,
         conservativeness=config.schedule_conservativeness,
@@ -381,7 +382,7 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes
         max_running_requests=rows,
         max_total_tokens=num_pages * page_size,
         mem_fraction_static=fraction,
-        chunked_prefill_size=config.chunked_prefill_size or _default_budget(model),
+        chunked_prefill_size=config.chunked_prefill_size or _default_step_tokens(model),
         disable_overlap_schedule=(
             device.type == "cpu" if config.disable_overlap_schedule is None else config.disable_overlap_schedule
         ),
@@ -401,12 +402,12 @@ def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes
     return resolved, num_pages + 1
 
 
-def _default_budget(model: Decoder) -> int:
-    """Tokens a step."""
+def _default_step_tokens(model: Decoder) -> int:
     if model.device.type == "cpu":
-        return _CPU_BUDGET
+        return _CPU_STEP_TOKENS
     processors = int(torch.cuda.get_device_properties(model.device).multi_processor_count)
-    return _TILE_TOKENS * processors * min(_MOST_TILES, max(1, _LARGE // model.weights.num_multiplied))
+    tiles = min(_MAX_TILES, max(1, _LARGE_MODEL // model.weights.num_multiplied))
+    return _TILE_TOKENS * processors * tiles
 
 
 def _total_memory(device: torch.device) -> tuple[int, str]:

@@ -91,14 +91,14 @@ class Order:
         group.blocked_by = owner
         self._blocked.setdefault(owner, []).append(group)
 
-    def begin_round(self, budget: int) -> int:
-        """Reoffer unblocked groups and rematch up to `budget` stale requests; returns the budget left. Freezes
-        weights until `end_round`."""
+    def begin_round(self, matches_left: int) -> int:
+        """Reoffer unblocked groups and match up to `matches_left` stale requests again; returns how many are left.
+        Freezes weights until `end_round`."""
         self._unblock()
-        budget = self._match_again(budget)
+        matches_left = self._match_again(matches_left)
         if self._subtrees is not None:
             self._subtrees.freeze()
-        return budget
+        return matches_left
 
     def end_round(self) -> None:
         """Apply the changes of weights."""
@@ -191,8 +191,8 @@ class Order:
             group.is_stale = True
             self._stale.append(group)
 
-    def _match_again(self, budget: int) -> int:
-        while self._stale and budget:
+    def _match_again(self, matches_left: int) -> int:
+        while self._stale and matches_left:
             group = self._stale[0]
             if not group.size or not group.is_stale:
                 self._stale.popleft()
@@ -202,10 +202,10 @@ class Order:
                 group.is_stale = False  # the addition was evicted again
                 group.length = group.key[1]
                 continue
-            budget -= 1
+            matches_left -= 1
             self.leave(request)
             self.place(request)
-        return budget
+        return matches_left
 
 
 def key_of(match: Match) -> Key:

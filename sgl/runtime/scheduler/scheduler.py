@@ -1,6 +1,6 @@
 """Decides what each step computes: who runs, who waits, who is retracted.
 
-The token budget goes to decodes, then to started prompts, then to new ones. Plain ints and NumPy only.
+The step's tokens go to decodes, then to started prompts, then to new ones. Plain ints and NumPy only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
 _MAX_BYPASSED = 16  # requests found not to fit before a round ends
-_NO_BUDGET = 1 << 40
+_UNLIMITED = 1 << 40  # tokens a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Limits:
 
     max_running_requests: int
     context_length: int
-    step_budget: int | None  # tokens a step; None: prompts are never split
+    step_tokens: int | None  # at most; None: prompts are never split
     max_queued_requests: int | None = None
     schedule_policy: SchedulePolicy = "lpm"
     conservativeness: float = 1.0
@@ -181,11 +181,11 @@ class Scheduler:
         setups: list[RowSetup] = []
         while True:
             decodes = self._grow_decodes()
-            most = self.limits.step_budget
-            budget = _NO_BUDGET if most is None else max(most - len(decodes), 1)
-            chunks = self._continue_prompts(budget)
-            budget -= sum(chunk.end - chunk.start for chunk in chunks)
-            chunks += self._admit(budget, setups)
+            most = self.limits.step_tokens
+            tokens_left = _UNLIMITED if most is None else max(most - len(decodes), 1)
+            chunks = self._continue_prompts(tokens_left)
+            tokens_left -= sum(chunk.end - chunk.start for chunk in chunks)
+            chunks += self._admit(tokens_left, setups)
             if decodes or chunks:
                 self.counters.steps += 1
                 return self._commit(decodes, chunks, setups)
@@ -273,24 +273,24 @@ class Scheduler:
             self._decodes, self._decode_rows = None, rows[~is_full]
             return writable
 
-    def _continue_prompts(self, budget: int) -> list[Chunk]:
+    def _continue_prompts(self, tokens_left: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         for request in self._running.values():
-            if budget <= 0:
+            if tokens_left <= 0:
                 break
             if request.phase is Phase.PREFILL:
                 start = int(self._rows.kv_len[request.row])
-                end = self.memory.reach(request, min(request.computable_len, start + budget))
+                end = self.memory.reach(request, min(request.computable_len, start + tokens_left))
                 if request.draft is not None and end < request.target_len:  # verified at once or not at all
                     request.draft, request.target_len = None, request.num_known
                 if end > start:
                     chunks.append(Chunk(request, start, end))
-                    budget -= end - start
+                    tokens_left -= end - start
         return chunks
 
-    def _admit(self, budget: int, setups: list[RowSetup]) -> list[Chunk]:
+    def _admit(self, tokens_left: int, setups: list[RowSetup]) -> list[Chunk]:
         chunks: list[Chunk] = []
-        if budget <= 0 or not self._rows.num_free or not len(self.queue):
+        if tokens_left <= 0 or not self._rows.num_free or not len(self.queue):
             return chunks
         simulation = self._simulation()
         bypassed = 0
@@ -304,12 +304,12 @@ class Scheduler:
                         break
                     continue
                 start = request.tree_len
-                end = self.memory.reach(request, min(request.computable_len, start + budget))
+                end = self.memory.reach(request, min(request.computable_len, start + tokens_left))
                 chunks.append(Chunk(request, start, end))
-                budget -= end - start
+                tokens_left -= end - start
                 output_ids = np.array(request.output_ids, np.int32)
                 setups.append(RowSetup(request.row, request.params, request.seed, request.prompt_ids, output_ids))
-                if budget <= 0 or not self._rows.num_free:
+                if tokens_left <= 0 or not self._rows.num_free:
                     break
         return chunks
 

@@ -114,16 +114,16 @@ class WaitingQueue:
     def candidates(self) -> Generator[Request, None, None]:
         """Requests that could run if they had a row, best first. Take each (`admitted`) or pass it over before the
         next; close the iterator before anything else changes."""
-        budget = _MATCHES_A_ROUND
+        matches_left = _MATCHES_A_ROUND
         orders = list(self._orders)
         for order in orders:
-            budget = order.begin_round(budget)
+            matches_left = order.begin_round(matches_left)
         passed_over: list[Request] = []
         try:
             while (request := self._best()) is not None:
                 order = request.waits_in
-                if order.is_misplaced(request) and budget:
-                    budget -= 1
+                if order.is_misplaced(request) and matches_left:
+                    matches_left -= 1
                     order.leave(request)
                     order.place(request)
                     continue
