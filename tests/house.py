@@ -34,9 +34,11 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.scheduler",
         "sgl.runtime.runner",
         "sgl.runtime.text",
+        "sgl.runtime.attention_choice",
         "sgl.machine_limits",
         "sgl.native_code",
     ),
+    "sgl.runtime.attention_choice": ("sgl.kernels", "sgl.runtime.config"),
     "sgl.runtime.loop": ("sgl.runtime.scheduler", "sgl.runtime.runner", "sgl.runtime.constraints"),
     "sgl.machine_limits": (),
     "sgl.runtime.constraints": (

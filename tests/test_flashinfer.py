@@ -30,7 +30,7 @@ from sgl.errors import ConfigError
 from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
-from sgl.runtime import startup
+from sgl.runtime import attention_choice
 from sgl.runtime.config import EngineConfig
 from tests.patience import PATIENCE
 from tests.test_attention import Case
@@ -318,18 +318,18 @@ def test_without_a_compiler_flashinfer_is_refused_or_passed_over(
         raise error
 
     kernels_take(monkeypatch, fail)
-    monkeypatch.setitem(startup._OBSTACLES, "flashinfer", lambda shape: None)
+    monkeypatch.setitem(attention_choice._OBSTACLES, "flashinfer", lambda shape: None)
     shape = Case([(1, 40)]).shape
     options: dict[str, Any] = {"max_running_requests": 4, "context_length": 64}
-    with caplog.at_level(logging.INFO, startup.__name__):
-        config, backend = startup._attention(EngineConfig(**options), shape)
+    with caplog.at_level(logging.INFO, attention_choice.__name__):
+        config, backend = attention_choice.choose_attention(EngineConfig(**options), shape)
     assert config.attention_backend == "torch"
     assert isinstance(backend, TorchAttention)
     [line] = [line for line in caplog.messages if "attention: torch" in line]
     assert f"takes CUDA's nvcc ({str(error).splitlines()[0]})" in line
     for asked in ({"attention_backend": "flashinfer"}, {"prefill_kernel": "fa2"}):
         with pytest.raises(ConfigError, match="takes CUDA's nvcc") as caught:
-            startup._attention(EngineConfig(**options, **asked), shape)
+            attention_choice.choose_attention(EngineConfig(**options, **asked), shape)
         assert caught.value.option == "attention_backend"
 
 
@@ -352,7 +352,7 @@ def test_what_cannot_be_is_refused(options: dict[str, Any], option: str, reason:
 @pytest.mark.usefixtures("plain_torch")
 def test_the_choice_is_logged_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
-        caplog.at_level(logging.INFO, "sgl.runtime.startup"),
+        caplog.at_level(logging.INFO, "sgl.runtime.attention_choice"),
         Engine(tiny_checkpoint(tmp_path), device="cpu", skip_tokenizer_init=True, max_total_tokens=64) as engine,
     ):
         assert engine.config.attention_backend == "torch"

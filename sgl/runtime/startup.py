@@ -7,21 +7,16 @@ import gc
 import logging
 import platform
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 
 from sgl.errors import ConfigError, MissingExtra
-from sgl.kernels import cpu
-from sgl.kernels.attention import cpu as attention_cpu
-from sgl.kernels.attention import flashinfer
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.attention.torch import TorchAttention
 from sgl.machine_limits import address_space_left, memory_limit, num_processors
+from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.model.config import DtypeName, ModelConfig
@@ -34,8 +29,6 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_Backend = Literal["torch", "cpu", "flashinfer", "triton"]
-_BEST: tuple[_Backend, ...] = ("flashinfer", "cpu")  # if they can serve the model
 _DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
 _CPU_STEP_TOKENS = 2048
 _TILE_TOKENS = 64  # for each multiprocessor: most products then fill whole waves of tiles
@@ -48,7 +41,6 @@ _GRAMMAR_PACKAGES: dict[GrammarBackend, tuple[str, tuple[str, ...]]] = {  # extr
     "outlines": ("engine", ("outlines_core", "interegular")),
     "llguidance": ("ebnf", ("llguidance",)),
 }
-_MAX_GRAPH_ROWS = 512
 _ADDRESS_FRACTION = 0.5  # of what `ulimit -v` leaves after loading weights, for KV
 _MIN_TOKENS_A_ROW = 64  # by default fewer rows, rather than less KV for each
 
@@ -132,7 +124,7 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     config, num_pages = _plan_memory(config, model, context_length, token_bytes)
     page_size = config.page_size
     assert page_size is not None
-    config, attention = _attention(config, model.attention_shape(page_size, kv_dtype))
+    config, attention = choose_attention(config, model.attention_shape(page_size, kv_dtype))
     kv_bytes = num_pages * page_size * token_bytes
     try:
         kv = KVCache(model_config, num_pages, page_size, kv_dtype or model.dtype, device)
@@ -189,104 +181,6 @@ def freeze(started: Started) -> bool:
     gc.collect()
     gc.freeze()
     return True
-
-
-def _attention(config: EngineConfig, shape: AttentionShape) -> tuple[EngineConfig, AttentionBackend]:
-    """The attention backend, and the options it decides."""
-    name, reason = _attention_backend(config, shape)
-    asked_for = config.attention_backend is not None or config.prefill_kernel is not None
-    if config.prefill_kernel is not None and name != "flashinfer":
-        raise ConfigError(
-            f"prefill_kernel={config.prefill_kernel!r} is an option of attention_backend='flashinfer', and this is "
-            f"{name!r} ({reason})",
-            option="prefill_kernel",
-        )
-    narrow = shape.cache_dtype != shape.dtype
-    if name == "cpu":
-        return _without_graphs(config, name, reason, is_slow=False), attention_cpu.CpuAttention(shape)
-    if narrow and (name == "torch" or config.prefill_kernel == "fa3"):
-        what = "attention_backend='torch'" if name == "torch" else "prefill_kernel='fa3'"
-        raise ConfigError(
-            f"kv_cache_dtype={config.kv_cache_dtype!r} needs attention_backend='triton', or 'flashinfer' with "
-            f"prefill_kernel='fa2'; this is {what} ({reason})",
-            option="kv_cache_dtype",
-        )
-    if name == "torch":
-        obstacle = cpu.why_not() if shape.device.type == "cpu" and shape.dtype == torch.float32 else None
-        if obstacle is not None and obstacle not in reason:
-            reason = f"{reason}; nothing is compiled for this processor: {obstacle}"
-        is_slow = shape.device.type == "cuda" or obstacle is not None
-        return _without_graphs(config, name, reason, is_slow=is_slow), TorchAttention(shape)
-    assert config.max_running_requests is not None
-    assert config.context_length is not None
-    max_pages = -(-config.context_length // shape.page_size)
-    graph_rows = 0
-    if not config.disable_cuda_graph:
-        graph_rows = min(config.cuda_graph_max_bs or _MAX_GRAPH_ROWS, config.max_running_requests)
-    graphs = f"CUDA graphs for decodes of up to {graph_rows} rows" if graph_rows else "no CUDA graphs, as asked for"
-    config = replace(config, attention_backend=name, cuda_graph_max_bs=graph_rows or None)
-    if name == "triton":
-        # a CPU may have no Triton
-        from sgl.kernels.attention.triton import TritonAttention
-
-        logger.info("attention: triton (%s); %s", reason, graphs)
-        return config, TritonAttention(shape, max_graph_rows=graph_rows, max_pages=max_pages)
-    has_fa3 = flashinfer.has_fa3(shape)
-    if config.prefill_kernel == "fa3" and not has_fa3:
-        raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
-    kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 and not narrow else "fa2")
-    try:
-        backend = flashinfer.FlashInferAttention(
-            shape, prefill=kernel, max_graph_rows=graph_rows, max_pages=max_pages
-        )
-    except flashinfer.CannotCompile as error:
-        if asked_for or narrow:
-            raise ConfigError(f"attention_backend='flashinfer': {error}", option="attention_backend") from error
-        reason = _not("flashinfer", str(error))
-        return _without_graphs(config, "torch", reason, is_slow=True), TorchAttention(shape)
-    prompts = "long prompts by fa3, short prompts by fa2" if kernel == "fa3" else "prompts by fa2"
-    logger.info("attention: flashinfer (%s), decodes by triton, %s; %s", reason, prompts, graphs)
-    return replace(config, prefill_kernel=backend.prefill), backend
-
-
-def _attention_backend(config: EngineConfig, shape: AttentionShape) -> tuple[_Backend, str]:
-    """Which backend, and why."""
-    name = config.attention_backend
-    if name == "torch":
-        return name, "as asked for"
-    if name is not None:
-        obstacle = _OBSTACLES[name](shape)
-        if obstacle is not None:
-            raise ConfigError(f"attention_backend={name!r}: {obstacle}", option="attention_backend")
-        return name, "as asked for"
-    obstacles = {best: _OBSTACLES[best](shape) for best in _BEST}
-    for best, obstacle in obstacles.items():
-        if obstacle is None:
-            return best, "the fastest here"
-    wanted: _Backend = "cpu" if shape.device.type == "cpu" else "flashinfer"
-    return "torch", _not(wanted, obstacles[wanted])
-
-
-def _why_not_triton(shape: AttentionShape) -> str | None:
-    return None if shape.device.type == "cuda" else f"it needs a GPU, and this is {shape.device}"
-
-
-_OBSTACLES: dict[_Backend, Callable[[AttentionShape], str | None]] = {
-    "cpu": attention_cpu.why_not,
-    "flashinfer": flashinfer.why_not,
-    "triton": _why_not_triton,
-}
-
-
-def _without_graphs(config: EngineConfig, name: _Backend, reason: str, *, is_slow: bool) -> EngineConfig:
-    what = "" if name == "cpu" or config.device == "cpu" else ", without CUDA graphs"
-    logger.log(logging.WARNING if is_slow else logging.INFO, "attention: %s%s (%s)", name, what, reason)
-    return replace(config, attention_backend=name, cuda_graph_max_bs=None, disable_cuda_graph=True)
-
-
-def _not(name: _Backend, obstacle: str | None) -> str:
-    advice = "; attention_backend='triton' has CUDA graphs" if name == "flashinfer" else ""
-    return f"not {name}: {obstacle}{advice}"
 
 
 def _device_name(device: torch.device) -> str:
