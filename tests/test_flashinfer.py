@@ -41,7 +41,7 @@ interpreted = pytest.mark.skipif(
     reason="decodes run in Triton's interpreter, which is off beside a GPU: test_gpu.py has the real kernels",
 )
 LOG2E = math.log2(math.e)
-NUM_SMS = 8  # few, so that fa3 is chosen for common keys, too
+NUM_SMS = 8  # few, so that fa3 is chosen for shared keys, too
 
 
 def stand_in(kernel: str) -> SimpleNamespace:
@@ -206,7 +206,7 @@ def test_the_right_way_for_each_step() -> None:
 @interpreted
 def test_short_prompts_attend_together_to_what_all_of_them_share() -> None:
     """Where that is much, fa3 is the faster for it, and nothing else is between them."""
-    for prefill, rows, least, num_common in (
+    for prefill, rows, least, num_shared in (
         ("fa3", [(1, 60), (7, 40), (5, 60)], 32 * 12, 8),
         ("fa3", [(7, 40), (5, 60)], 32 * 12 + 1, 0),
         ("fa3", [(7, 40)], 1, 0),
@@ -219,8 +219,8 @@ def test_short_prompts_attend_together_to_what_all_of_them_share() -> None:
         backend._least_work = least
         backend.plan(case.step)
         assert backend._planned_step is not None
-        common = backend._planned_step.common
-        assert (0 if common is None else int(common.page_starts[1])) == num_common
+        shared = backend._planned_step.prompts_shared
+        assert (0 if shared is None else int(shared.page_starts[1])) == num_shared
         near(backend.run(case.query, case.key_cache, case.value_cache), case.expected())
 
 

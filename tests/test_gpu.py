@@ -102,7 +102,7 @@ def test_rows_that_share_a_prefix_attend_to_it_once(strangers: int) -> None:
         backend.plan(case.step)
         actual = backend.run(case.query, case.key_cache, case.value_cache)
     assert backend._planned_step is not None
-    assert backend._planned_step.shared is not None
+    assert backend._planned_step.decodes_shared is not None
     oracle = TorchAttention(case.shape)
     oracle.plan(case.step)
     assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache)) < 1e-2
@@ -127,7 +127,7 @@ def test_prompts_that_share_a_prefix_attend_to_it_once() -> None:
         backend.plan(case.step)
         actual = backend.run(case.query, case.key_cache, case.value_cache)
     assert backend._planned_step is not None
-    assert backend._planned_step.common is not None
+    assert backend._planned_step.prompts_shared is not None
     oracle = TorchAttention(case.shape)
     oracle.plan(case.step)
     assert error_of(actual, oracle.run(case.query, case.key_cache, case.value_cache)) < 1e-2
@@ -160,7 +160,7 @@ def test_captured_attention_replays_other_steps_of_as_many_rows() -> None:
 
 
 @pytest.mark.parametrize("prefill", ["fa2", "fa3"])
-def test_a_captured_step_attends_to_common_keys_once(prefill: flashinfer.PrefillKernel) -> None:
+def test_a_captured_step_attends_to_shared_keys_once(prefill: flashinfer.PrefillKernel) -> None:
     """Prefixes of any length, of one group or several, replay the same graph, with rows of padding behind."""
     num_rows = 96
     case = Case(

@@ -173,7 +173,7 @@ class DecodeAttention:
         value_cache: torch.Tensor,
         window: int | None,
         out: torch.Tensor,
-        common: SharedOutput | None = None,
+        shared: SharedOutput | None = None,
         *,
         overlaps: bool = False,
     ) -> None:
@@ -188,7 +188,7 @@ class DecodeAttention:
             key_cache,
             value_cache,
             out,
-            None if common is None else (common.out, common.lse, common.places),
+            None if shared is None else (shared.out, shared.lse, shared.places),
             (self._parts, self._counters),
             (programs, segments, plan.pages),
             self._shape.scale,

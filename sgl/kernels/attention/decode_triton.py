@@ -26,7 +26,7 @@ def attend(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     out: torch.Tensor,
-    common: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    shared: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
     scratch: tuple[torch.Tensor, torch.Tensor],
     plan: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scale: float,
@@ -34,7 +34,7 @@ def attend(
     *,
     overlaps: bool,
 ) -> None:
-    """`decode.DecodeAttention.run`. common: the tensors of `decode.SharedOutput`. scratch: room for parts, and
+    """`decode.DecodeAttention.run`. shared: the tensors of `decode.SharedOutput`. scratch: room for parts, and
     counters, zero before and after. plan: programs and segments of `decode.SplitWork`, and pages."""
     assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
     programs, segments, pages = plan
@@ -54,7 +54,7 @@ def attend(
         key_cache,
         value_cache,
         out,
-        *(common or (out, parts, programs)),
+        *(shared or (out, parts, programs)),
         parts,
         parts[num_parts * head_dim :],
         counters,
@@ -66,7 +66,7 @@ def attend(
         key_cache.stride(0),
         key_cache.stride(1),
         key_cache.stride(2),
-        has_common=common is not None,
+        has_shared=shared is not None,
         page_size=key_cache.shape[1],
         head_dim=head_dim,
         group=group,
@@ -75,7 +75,7 @@ def attend(
         halves=halves,
         tile=tile,
         stages=_STAGES,
-        brings=overlaps and common is None,
+        brings=overlaps and shared is None,
         num_warps=_WARPS,
         **options,
     )
@@ -87,9 +87,9 @@ def _attend(
     key_cache,
     value_cache,
     out,
-    common,
-    common_lse,
-    common_places,
+    shared,
+    shared_lse,
+    shared_places,
     parts,
     part_lse,
     counters,
@@ -101,7 +101,7 @@ def _attend(
     page_stride,
     slot_stride,
     head_stride,
-    has_common: tl.constexpr,
+    has_shared: tl.constexpr,
     page_size: tl.constexpr,
     head_dim: tl.constexpr,
     group: tl.constexpr,
@@ -165,14 +165,14 @@ def _attend(
         q = tl.load(query + at_query, mask=inside, other=0.0)
         if halves:
             q = q.to(tl.float16)
-        if has_common:
-            place = tl.load(common_places + row)
+        if has_shared:
+            place = tl.load(shared_places + row)
             if (place >= 0) & (program == first_program):
-                at_common = place.to(tl.int64) * num_heads + kv_head * group + lane
-                most = tl.load(common_lse + at_common, mask=is_lane, other=0.0)
+                at_shared = place.to(tl.int64) * num_heads + kv_head * group + lane
+                most = tl.load(shared_lse + at_shared, mask=is_lane, other=0.0)
                 total = tl.full([lanes], 1.0, tl.float32)
-                at_common = at_common[:, None] * head_dim + dims[None, :]
-                sums = tl.load(common + at_common, mask=inside, other=0.0).to(tl.float32)
+                at_shared = at_shared[:, None] * head_dim + dims[None, :]
+                sums = tl.load(shared + at_shared, mask=inside, other=0.0).to(tl.float32)
         counter = counters + first_program * tl.num_programs(1) + kv_head
         num_ended = 0
         if (num_parts == 2) & (segment > first_segment):

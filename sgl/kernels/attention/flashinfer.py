@@ -44,10 +44,11 @@ _NHD = 0  # layout of the caches: tokens before heads
 _NO_POSITIONS = 0  # positions are encoded elsewhere
 _INT_WORKSPACE = 8 << 20  # bytes, for the planner's results
 _FLOAT_WORKSPACE = 128 << 20  # least bytes for partial results of split rows
+_PROMPTS, _DECODES_SHARED, _PROMPTS_SHARED = "prompts", "shared by decodes", "shared by prompts"  # workspaces
 _PINNED = 6  # buffers for the planner's results, reused in turn
 _SHARED_BANDWIDTH = 7e12  # bytes/s at which rows read keys that others brought to the L2 cache (H200)
-_COMMON_SECONDS = 40e-6  # a layer; shared prefixes must save that much to be worth two more kernels
-_COMMON_WORK = 1 << 23
+_SHARED_SECONDS = 40e-6  # a layer; shared prefixes must save that much to be worth two more kernels
+_SHARED_WORK = 1 << 23
 """Tokens of short prompts times shared keys, above which fa3 gains more than the merge costs."""
 _MAX_GROUPS = 16  # of rows with a shared prefix; captured launches have room for so many
 _SHORT_PROMPT = 128
@@ -113,9 +114,9 @@ class _Planned:
     """A step: its decodes, and its prompts by window."""
 
     decodes: DecodePlan | None
-    shared: _Shared | None
+    decodes_shared: _Shared | None
     prompts: dict[int | None, _Part]
-    common: _Part | None  # keys that all prompts share and that their own parts omit
+    prompts_shared: _Part | None  # keys that all prompts share and that their own parts omit
 
 
 class FlashInferAttention(GraphAttention):
@@ -142,51 +143,52 @@ class FlashInferAttention(GraphAttention):
         self._pinned = [self._pinned_buffer() for _ in range(_PINNED)]
         self._num_plans = 0
         self._decode = DecodeAttention(shape, max_graph_rows=max_graph_rows, max_pages=max_pages)
-        num_common = _MAX_GROUPS * (max_pages + 3) + 2 + 2 * max_graph_rows
-        self._common_inputs = torch.zeros(4 * num_common + 96, dtype=torch.uint8, device=shape.device)
+        num_inputs = _MAX_GROUPS * (max_pages + 3) + 2 + 2 * max_graph_rows
+        self._shared_inputs = torch.zeros(4 * num_inputs + 96, dtype=torch.uint8, device=shape.device)
         self._graph_plans: dict[int, list[int]] = {}  # of shared keys, by the number of rows
         self._groups: list[SharedPrefix] = []  # of the last step passed to `variant`
         self._planned_step: _Planned | None = None
         key_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.cache_dtype.itemsize
-        self._least_saved = int(_COMMON_SECONDS * _SHARED_BANDWIDTH / key_bytes)  # keys
-        self._least_work = _COMMON_WORK
-        if prefill != self.short_prefill:  # allocate and compile for common keys before the first step
-            self._workspace("prompts in common", None)
+        self._least_saved = int(_SHARED_SECONDS * _SHARED_BANDWIDTH / key_bytes)  # keys
+        self._least_work = _SHARED_WORK
+        if prefill != self.short_prefill:  # allocate and compile for shared keys before the first step
+            self._workspace(_PROMPTS_SHARED, None)
             some = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
             self._merge(some, torch.zeros(2, 1, shape.num_heads, device=shape.device), some)
 
     def plan(self, step: AttentionStep) -> None:
         longer = np.flatnonzero(step.q_lens > 1)
         num_decodes = int(longer[0]) if len(longer) else len(step.q_lens)
-        decodes = shared = None
+        decodes = decodes_shared = None
         if num_decodes:
             groups = self._find_groups(step, num_decodes)
             decodes = self._decode.plan(step, num_decodes, self._skipped(num_decodes, groups))
             if groups:
-                host, *indices = self._shared(num_decodes, groups)
+                host, *indices = self._shared_rows(num_decodes, groups)
                 *uploaded, tokens, places = self._uploader.upload(*host.arrays(), *indices)
-                part = self._shared_part(host, num_decodes, uploaded, "common", for_graph=False)
-                shared = _Shared(tokens, places, part)
-        prompts, common = {}, None
+                part = self._shared_part(host, num_decodes, uploaded, _DECODES_SHARED, for_graph=False)
+                decodes_shared = _Shared(tokens, places, part)
+        prompts, prompts_shared = {}, None
         if num_decodes < len(step.q_lens):
             rows = slice(num_decodes, None)
             num_tokens = int(step.q_lens[rows].sum())
             is_short = num_tokens < _SHORT_PROMPT * (len(step.q_lens) - num_decodes)
             kernel = self.short_prefill if is_short else self.prefill
-            num_common = 0 if kernel == self.prefill else self._common_pages(step, rows)
-            if num_common:
-                pages = step.page_table[num_decodes, :num_common]
+            # Short prompts take fa2, and fa3 is faster for what they share. One kernel for both would save nothing.
+            num_shared = 0 if kernel == self.prefill else self._pages_shared_by_prompts(step, rows)
+            if num_shared:
+                pages = step.page_table[num_decodes, :num_shared]
                 host = RaggedRows.over_full_pages([num_tokens], [pages], self._shape.page_size)
                 uploaded = self._uploader.upload(*host.arrays())
-                common = self._shared_part(host, num_tokens, uploaded, "prompts in common", for_graph=False)
-            skipped = np.full(len(step.q_lens) - num_decodes, num_common, np.int32)
+                prompts_shared = self._shared_part(host, num_tokens, uploaded, _PROMPTS_SHARED, for_graph=False)
+            skipped = np.full(len(step.q_lens) - num_decodes, num_shared, np.int32)
             host = RaggedRows.of(step, rows, self._shape.page_size, skipped)
             uploaded = self._uploader.upload(*host.arrays())
             for window in self._shape.windows:
-                workspace = self._workspace("prefill", window)
+                workspace = self._workspace(_PROMPTS, window)
                 plan = self._plan_rows(host, kernel, window, workspace, causal=True)
                 prompts[window] = _Part(kernel, _CAUSAL, plan, workspace, *uploaded)
-        self._planned_step = _Planned(decodes, shared, prompts, common)
+        self._planned_step = _Planned(decodes, decodes_shared, prompts, prompts_shared)
 
     def variants(self, num_rows: int) -> range:
         """See `GraphAttention.variants`: without and with shared keys."""
@@ -202,12 +204,12 @@ class FlashInferAttention(GraphAttention):
         groups = self._groups if variant else []
         shared = None
         if variant:
-            host, *indices = self._shared(num_rows, groups)
+            host, *indices = self._shared_rows(num_rows, groups)
             arrays = (host.query_starts, host.page_starts, host.last_page_lens, *indices, host.pages)
-            self._uploader.upload_into(self._common_inputs, *arrays)
-            begins, page_begins, last_lens, tokens, places, pages = views_into(self._common_inputs, arrays)
+            self._uploader.upload_into(self._shared_inputs, *arrays)
+            begins, page_begins, last_lens, tokens, places, pages = views_into(self._shared_inputs, arrays)
             uploaded = [begins, page_begins, pages, last_lens]
-            part = self._shared_part(host, num_rows, uploaded, "common", for_graph=True)
+            part = self._shared_part(host, num_rows, uploaded, _DECODES_SHARED, for_graph=True)
             before = self._graph_plans.setdefault(num_rows, list(part.plan))
             assert before == list(part.plan), "captured launches read the plan where it was"
             shared = _Shared(tokens, places, part)
@@ -221,20 +223,20 @@ class FlashInferAttention(GraphAttention):
         kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
         if self._shape.windows != (None,) or len(np.unique(page_table[:, 0])) == num_rows:
             return []
-        common = _num_common(page_table[:, : (int(kv_lens.min()) - 1) // page_size])
-        if (num_rows - 1) * common * page_size >= self._least_saved:
-            return [SharedPrefix(np.arange(num_rows), page_table[0, :common].astype(np.int64))]
+        num_shared = _num_shared(page_table[:, : (int(kv_lens.min()) - 1) // page_size])
+        if (num_rows - 1) * num_shared * page_size >= self._least_saved:
+            return [SharedPrefix(np.arange(num_rows), page_table[0, :num_shared].astype(np.int64))]
         q_lens = step.q_lens[:num_rows]
         groups = shared_prefixes(q_lens, kv_lens, page_table, page_size, self._least_saved, max_q=1)
         return sorted(groups, key=lambda group: -(len(group.rows) - 1) * len(group.pages))[:_MAX_GROUPS]
 
-    def _common_pages(self, step: AttentionStep, rows: slice) -> int:
+    def _pages_shared_by_prompts(self, step: AttentionStep, rows: slice) -> int:
         """Leading pages that short prompts should attend to together."""
         q_lens, page_size = step.q_lens[rows], self._shape.page_size
         if self._shape.windows != (None,) or len(q_lens) == 1:
             return 0
         past = int((step.kv_lens[rows] - q_lens).min()) // page_size
-        num_pages = _num_common(step.page_table[rows, :past])
+        num_pages = _num_shared(step.page_table[rows, :past])
         return num_pages if num_pages * page_size * int(q_lens.sum()) >= self._least_work else 0
 
     def _skipped(self, num_rows: int, groups: list[SharedPrefix]) -> Int32Array:
@@ -244,7 +246,7 @@ class FlashInferAttention(GraphAttention):
             skipped[group.rows] = len(group.pages)
         return skipped
 
-    def _shared(self, num_rows: int, groups: list[SharedPrefix]) -> tuple[RaggedRows, Int32Array, Int32Array]:
+    def _shared_rows(self, num_rows: int, groups: list[SharedPrefix]) -> tuple[RaggedRows, Int32Array, Int32Array]:
         """Groups as rows of many query tokens, padded to a fixed number; and `_Shared`'s tokens (as many as rows)
         and places."""
         nothing = np.empty(0, np.int64)
@@ -285,25 +287,25 @@ class FlashInferAttention(GraphAttention):
         if step.decodes is not None:
             num_decodes = step.decodes.num_rows
             some, some_out = query[:num_decodes], out[:num_decodes]
-            common = None
-            if step.shared is not None:
-                together = some.index_select(0, step.shared.tokens)
-                common_out = torch.empty_like(together)
+            shared = None
+            if step.decodes_shared is not None:
+                together = some.index_select(0, step.decodes_shared.tokens)
+                shared_out = torch.empty_like(together)
                 lse = torch.empty(together.shape[:2], dtype=torch.float32, device=query.device)
-                self._attend(step.shared.part, together, key_cache, value_cache, None, common_out, lse)
-                common = SharedOutput(common_out, lse, step.shared.places)
+                self._attend(step.decodes_shared.part, together, key_cache, value_cache, None, shared_out, lse)
+                shared = SharedOutput(shared_out, lse, step.decodes_shared.places)
             caches = key_cache, value_cache
-            self._decode.run(step.decodes, some, *caches, window, some_out, common, overlaps=overlaps)
+            self._decode.run(step.decodes, some, *caches, window, some_out, shared, overlaps=overlaps)
         if step.prompts:
             part, some, some_out = step.prompts[window], query[num_decodes:], out[num_decodes:]
-            if step.common is None:
+            if step.prompts_shared is None:
                 self._attend(part, some, key_cache, value_cache, window, some_out)
             else:
-                common_out = torch.empty_like(some)
+                shared_out = torch.empty_like(some)
                 lses = torch.empty(2, *some.shape[:2], dtype=torch.float32, device=query.device)
                 self._attend(part, some, key_cache, value_cache, window, some_out, lses[0])
-                self._attend(step.common, some, key_cache, value_cache, None, common_out, lses[1])
-                self._merge(some_out, lses, common_out)
+                self._attend(step.prompts_shared, some, key_cache, value_cache, None, shared_out, lses[1])
+                self._merge(some_out, lses, shared_out)
         return out
 
     @staticmethod
@@ -434,7 +436,7 @@ def _version() -> Version:
     return tuple(int(part) for part in __version__.split("+")[0].split(".")[:3] if part.isdecimal())
 
 
-def _num_common(pages: Int32Array) -> int:
+def _num_shared(pages: Int32Array) -> int:
     """Leading columns of pages [B, n] that all rows share."""
     differs = (pages != pages[0]).any(axis=0)
     return int(differs.argmax()) if differs.any() else pages.shape[1]

@@ -20,7 +20,7 @@ class SharedPrefix:
 def shared_prefixes(
     q_lens: Int32Array, kv_lens: Int32Array, page_table: Int32Array, page_size: int, min_saved_keys: int, max_q: int
 ) -> list[SharedPrefix]:
-    """Disjoint groups of rows (of at most max_q query tokens) with common leading pages, for most saved keys, (rows
+    """Disjoint groups of rows (of at most max_q query tokens) with shared leading pages, for most saved keys, (rows
     - 1) * shared keys; groups that save fewer than min_saved_keys are omitted."""
     past_pages = (kv_lens - q_lens) // page_size
     rows = np.nonzero((past_pages > 0) & (q_lens <= max_q))[0]
@@ -42,15 +42,15 @@ def _best_groups(prefixes: _Prefixes, min_saved: int) -> tuple[int, list[tuple[_
     """Pages saved and (members, shared pages) of the best split: all in one group, or each branch by itself."""
     if len(prefixes) < 2:
         return 0, []
-    common = _common_pages(prefixes[0][0], prefixes[-1][0])
-    whole = (len(prefixes) - 1) * common
+    num_shared = _num_shared(prefixes[0][0], prefixes[-1][0])
+    whole = (len(prefixes) - 1) * num_shared
     saved, groups = 0, []
-    for branch in _branches(prefixes, common):
+    for branch in _branches(prefixes, num_shared):
         branch_saved, branch_groups = _best_groups(branch, min_saved)
         saved += branch_saved
         groups += branch_groups
     if whole >= max(saved, min_saved):
-        return whole, [(prefixes, common)]
+        return whole, [(prefixes, num_shared)]
     return saved, groups
 
 
@@ -63,7 +63,7 @@ def _branches(prefixes: _Prefixes, depth: int) -> list[_Prefixes]:
     return [branch for branch in branches.values() if len(branch) > 1]
 
 
-def _common_pages(a: bytes, b: bytes) -> int:
+def _num_shared(a: bytes, b: bytes) -> int:
     shorter = min(len(a), len(b))
     if a[:shorter] == b[:shorter]:
         return shorter // 4
