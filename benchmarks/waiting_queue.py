@@ -54,7 +54,7 @@ def step(scheduler: Scheduler) -> int:
     batch = scheduler.schedule()
     if batch is None:
         return 0
-    scheduler.launched(batch)
+    scheduler.after_launch(batch)
     tokens = np.zeros(len(batch.requests), np.int32)
     ended = 0
     for group in scheduler.handle(batch, StepResult(tokens, {})):

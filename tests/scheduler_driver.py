@@ -67,7 +67,7 @@ class Driver:
         if step is not None:
             self.check_step(step, decodable)
             launched = (step, self.runner.launch(step.batch))
-            self.scheduler.launched(step)
+            self.scheduler.after_launch(step)
             if self.setting.overlap:
                 self.flying = launched
             else:

@@ -174,7 +174,7 @@ def test_no_step_looks_at_all_that_wait_for_one_prefix(policy: str) -> None:
         batch = driver.scheduler.schedule()
         assert batch is not None
         pending = driver.runner.launch(batch.batch)
-        driver.scheduler.launched(batch)
+        driver.scheduler.after_launch(batch)
         driver.handle(batch, pending)
 
     assert cost(4000) < 3 * cost(500)

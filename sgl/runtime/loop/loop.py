@@ -195,7 +195,7 @@ class EngineLoop:
             self._note_first_step(step)
             step.batch.is_streamed = self._num_streamed > 0
             launched = self._runner.forward(step.batch)
-            self.scheduler.launched(step)
+            self.scheduler.after_launch(step)
             masks = None
             if self._num_constrained:  # masks depend on the previous step's tokens
                 if unhandled is not None:

@@ -189,26 +189,22 @@ class Scheduler:
             if decodes or chunks:
                 self.counters.steps += 1
                 return self._commit(decodes, chunks, setups)
-            stuck = [request for request in self._running.values() if request.phase is Phase.PREFILL]
-            waiting = [request for request in stuck if request.waits_for_grammar]
-            if waiting and (len(waiting) < len(stuck) or self.queue.num_waiting_for_grammar < len(self.queue)):
-                self._retract(waiting[-1])
-            elif not waiting and len(stuck) > 1:
-                self._retract(stuck[-1])  # they wait for pages that they hold themselves
-            else:
+            if not self._break_deadlock():
                 return None
 
-    def launched(self, step: Step) -> None:
-        """Call it after the launch: from the next step on, this batch's prompt pages may be shared."""
+    def after_launch(self, step: Step) -> None:
+        """From the next step on, this batch's prompt pages may be shared."""
         for request in step.requests[step.num_decodes :]:
             self.memory.share(request)
             if self._rows.kv_len[request.row] >= request.computable_len:
                 self.memory.prompt_is_computed(request)
 
     def handle(self, step: Step, result: StepResult) -> Iterator[list[Request]]:
-        """Take in a step's result. Yields groups of requests with one more output token (or computed, if they want
-        none). A request whose draft is accepted returns in the next group, unless the caller ended it or appended
-        to it. Ended requests are skipped."""
+        """Append a step's tokens to its requests; those that have ended are skipped.
+
+        Yields the requests that went on, for the caller to read their latest token: first all of them (also those
+        that want none and are computed now), then again those whose draft was accepted, with the token behind it,
+        unless the caller ended them or appended to them in between."""
         for b, logprobs in result.input_logprobs.items():
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
@@ -399,6 +395,21 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         self.memory.leave(request)
         self._decodes = None
+
+    def _break_deadlock(self) -> bool:
+        """Nothing can be computed: retract a request whose pages others need. False where none would help: all wait
+        for their grammars, or one for the result of a step."""
+        stuck = [request for request in self._running.values() if request.phase is Phase.PREFILL]
+        waiting = [request for request in stuck if request.waits_for_grammar]
+        if waiting:  # they only hold pages, until they are compiled
+            if len(waiting) == len(stuck) and self.queue.num_waiting_for_grammar == len(self.queue):
+                return False
+            self._retract(waiting[-1])
+        elif len(stuck) > 1:  # prompts that wait for each other's pages
+            self._retract(stuck[-1])
+        else:
+            return False
+        return True
 
     def _retract(self, request: Request) -> None:
         """Take a running request's row and pages. It returns to its old place in the queue; pages still in the tree
