@@ -100,7 +100,7 @@ def prepare(rows: int, cached_nodes: int, output_len: int, *, stops: bool) -> En
     def deliver(outputs: list[Output]) -> None:
         delivered[:] = outputs
 
-    loop = EngineLoop(EngineThread(), scheduler, PackingRunner(rows, max_pages), deliver, overlap=True)
+    loop = EngineLoop(EngineThread(), scheduler, PackingRunner(rows, max_pages), deliver, run_ahead=True)
     table = token_table()
     params = SamplingParams(max_new_tokens=output_len, ignore_eos=True, stop=("\n\nUser:",) if stops else ())
     for uid in range(rows):
@@ -122,7 +122,7 @@ def measure(rows: int, cached_nodes: int, steps: int, *, stops: bool = False) ->
     times = []
     for _ in range(steps):
         start = time.perf_counter()
-        loop._drain()
+        loop._take_arrivals()
         loop._expire()
         loop._step()
         loop._flush()

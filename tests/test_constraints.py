@@ -414,11 +414,11 @@ def test_forced_text_of_all_rows_of_a_step_is_encoded_in_one_call(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[int]] = []  # of each group of requests that went on together, the texts of each call
-    go_on, encode_all = EngineLoop._go_on, Tokenizer.encode_all
+    advance, encode_all = EngineLoop._advance, Tokenizer.encode_all
 
     def count_calls(loop: EngineLoop, requests: list[Request]) -> None:
         calls.append([])
-        go_on(loop, requests)
+        advance(loop, requests)
 
     def count_texts(tokenizer: Tokenizer, texts: list[str], **options: Any) -> list[list[int]]:
         if threading.current_thread().name == "sgl-engine":
@@ -429,7 +429,7 @@ def test_forced_text_of_all_rows_of_a_step_is_encoded_in_one_call(
     # Where they are compiled by then, all begin at once.
     one_token = [params | {"max_new_tokens": 1} for params in asked["sampling_params"]]
     engine.generate(prompt=asked["prompt"], sampling_params=one_token)
-    monkeypatch.setattr(EngineLoop, "_go_on", count_calls)
+    monkeypatch.setattr(EngineLoop, "_advance", count_calls)
     monkeypatch.setattr(Tokenizer, "encode_all", count_texts)
     together = engine.generate(**asked)
     assert max(map(len, calls)) == 1

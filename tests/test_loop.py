@@ -46,14 +46,14 @@ class SlowRunner(MockRunner):
 class Harness:
     """A running loop and a queue of what it delivers."""
 
-    def __init__(self, *, overlap: bool = True, **limits: int) -> None:
+    def __init__(self, *, run_ahead: bool = True, **limits: int) -> None:
         pool = PagePool(200, 4)
         settings = {"max_running_requests": 4, "context_length": 400, "step_tokens": 16, **limits}
         self.scheduler = Scheduler(Limits(**settings), pool)  # type: ignore[arg-type]
         self.runner = SlowRunner(200, 4, settings["max_running_requests"], 100)
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self.loop = EngineLoop(
-            EngineThread(), self.scheduler, self.runner, self._deliver, overlap=overlap, check_ledger=True
+            EngineThread(), self.scheduler, self.runner, self._deliver, run_ahead=run_ahead, check_ledger=True
         )
         self.loop.start()
         self.uid = 0
@@ -97,7 +97,7 @@ class Harness:
 
 @pytest.fixture(params=[True, False], ids=["run-ahead", "synchronous"])
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    harness = Harness(overlap=request.param)
+    harness = Harness(run_ahead=request.param)
     yield harness
     harness.loop.stop()
 

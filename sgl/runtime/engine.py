@@ -79,7 +79,7 @@ class Engine:
             started.scheduler,
             started.runner,
             self._router.deliver,
-            overlap=not self.config.disable_overlap_schedule,
+            run_ahead=not self.config.disable_overlap_schedule,
             jump_forward=not self.config.disable_jump_forward,
             jump_cost=_JUMP_COST if self.config.cuda_graph_max_bs else 0.0,
             stream_interval=self.config.stream_interval,

@@ -1,7 +1,13 @@
 """The engine's one thread: takes requests, launches steps, and turns results into outputs.
 
-With run-ahead, step N's result is handled while step N + 1 computes. Token masks are made during the forward pass.
-Outputs leave through one `deliver` call a step.
+A step has two orders; `forward` and `sample` only launch where there is a GPU, and masks are of constrained rows:
+
+    synchronous    forward N    masks N                 sample N    handle N
+    run-ahead      forward N    handle N - 1, masks N   sample N
+                   forward N    sample N                handle N - 1     if no request is constrained
+
+So with run-ahead (`disable_overlap_schedule=False`), step N computes while the result before it is handled. Outputs
+leave through one `deliver` call a step.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ T = TypeVar("T")
 _GRAMMAR_POLL_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
 _SLICE = 64  # requests of a group handled at once
 _SLICES_SECONDS = 0.003  # before each step, for longer groups
-_DRAIN_SECONDS = 0.01  # before each step, for arrivals; overrun by at most one action
+_ARRIVALS_SECONDS = 0.01  # before each step, for arrivals; overrun by at most one action
 
 
 class EngineLoop:
@@ -52,7 +58,7 @@ class EngineLoop:
         runner: Runner,
         deliver: Callable[[list[Output]], None],
         *,
-        overlap: bool,
+        run_ahead: bool,
         jump_forward: bool = True,
         jump_cost: float = 0.0,
         stream_interval: int = 1,
@@ -64,7 +70,7 @@ class EngineLoop:
         """Actions between steps, for the loop's own thread."""
         self._runner = runner
         self._deliver = deliver
-        self._overlap = overlap
+        self._run_ahead = run_ahead
         self._jump_forward = jump_forward
         self._jump_cost = jump_cost
         self._stream_interval = stream_interval
@@ -160,7 +166,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._drain()
+                self._take_arrivals()
                 self._round_began = time.monotonic()
                 self._expire()
                 self._step()
@@ -171,7 +177,7 @@ class EngineLoop:
         finally:
             self._close()
 
-    def _drain(self) -> None:
+    def _take_arrivals(self) -> None:
         """Run arrivals for a bounded time; block for one when idle."""
         has_nothing = self._waits_for_grammar or not self.scheduler.has_work
         idle = self._in_flight is None and not self._outputs and not self._slices and has_nothing
@@ -181,7 +187,7 @@ class EngineLoop:
                 longest = _GRAMMAR_POLL_SECONDS if self._waits_for_grammar else threading.TIMEOUT_MAX
                 self._waits_for_grammar = False
                 self._inbox.get(timeout=max(0.0, min(self.timers.seconds_left(), longest)))()
-            end = time.monotonic() + _DRAIN_SECONDS
+            end = time.monotonic() + _ARRIVALS_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
                 self._inbox.get_nowait()()
         except queue.Empty:
@@ -203,7 +209,7 @@ class EngineLoop:
                     unhandled = None
                 masks = self._collect_masks(step)
             pending = self._runner.sample(launched, masks)
-            if self._overlap:
+            if self._run_ahead:
                 self._in_flight = step, pending
             else:
                 unhandled = step, pending
@@ -242,9 +248,9 @@ class EngineLoop:
 
     def _handle(self, step: Step, pending: PendingStep) -> None:
         for requests in self.scheduler.handle(step, pending.wait()):
-            self._go_on(requests)
+            self._advance(requests)
 
-    def _go_on(self, requests: list[Request]) -> None:
+    def _advance(self, requests: list[Request]) -> None:
         """Read each request's latest token and what certainly follows. Forced texts are tokenised in one call on
         all cores: one by one they would take longer than the step."""
         jumping: list[tuple[Submission, RequestMatcher, ForcedText]] = []
@@ -260,7 +266,7 @@ class EngineLoop:
             except SglError as error:  # this request's alone: a stop regex that runs away
                 reason = FinishReason("abort", error=error)
             if reason is not None or submission.stream:
-                self._tell(submission, reason)
+                self._end_or_emit(submission, reason)
         if jumping:
             self._jump_all(jumping)
 
@@ -272,9 +278,9 @@ class EngineLoop:
                 reason = self._jump(submission, matcher, matcher.forced(ahead, ids, room))
             except SglError as error:  # this request's alone: a grammar that grew too large
                 reason = FinishReason("abort", error=error)
-            self._tell(submission, reason)
+            self._end_or_emit(submission, reason)
 
-    def _tell(self, submission: Submission, reason: FinishReason | None) -> None:
+    def _end_or_emit(self, submission: Submission, reason: FinishReason | None) -> None:
         """End a request if there is a reason; else send its stream what is due."""
         if reason is not None:
             self._end(submission, reason)
@@ -293,10 +299,10 @@ class EngineLoop:
         room = request.max_new_tokens - len(request.output_ids)
         forced = jump.token_ids[:room]
         # With run-ahead, a row with a draft would miss the very step that it may save.
-        draft = None if self._overlap or len(forced) + 2 > room else jump.draft
+        draft = None if self._run_ahead or len(forced) + 2 > room else jump.draft
         # Each token saves a step, except the one that the step in flight samples.
         saved = len(forced) + (draft is not None)
-        if saved <= self._overlap + self._jump_cost * self.scheduler.num_running:
+        if saved <= self._run_ahead + self._jump_cost * self.scheduler.num_running:
             matcher.pin(forced)
             return None
         reason = None
