@@ -93,17 +93,17 @@ class ProgramsApi(Api):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._open = _Open()
-        self._recent: deque[_OpenProgram] = deque(maxlen=RECENT)
+        self._programs = _OpenPrograms()
+        self._recent: deque[_Program] = deque(maxlen=RECENT)
         service.abort_programs = self.abort_all
 
     @endpoint("POST /v1/programs", body=ProgramBody, example=_EXAMPLE, content_type="text/event-stream")
-    async def open(self, request: web.Request, body: ProgramBody) -> web.StreamResponse:
+    async def create(self, request: web.Request, body: ProgramBody) -> web.StreamResponse:
         """Check and run a program; streams its events."""
         self._service.check_is_up()
         rows = body.rows or [Row()]
-        self._open.check_number()
-        self._open.check_room()
+        self._programs.check_number()
+        self._programs.check_room()
         if body.rows is not None and not (body.segment and body.segment.get("final") is True):
             raise InvalidRequest("rows need a segment that is final", param="segment")
         first = await self._checked(program_from_wire, body.program)
@@ -128,10 +128,10 @@ class ProgramsApi(Api):
             for row in rows
         ]
         num_rows = None if body.rows is None else len(rows)
-        opened = _OpenProgram(self._service, programs[0], self._open, num_rows=num_rows)
+        opened = _Program(self._service, programs[0], self._programs, num_rows=num_rows)
         try:
             segment = None if body.segment is None else await self._checked(opened.checker.segment, body.segment)
-            self._open.add(opened)
+            self._programs.add(opened)
             if body.rows is None:
                 opened.nodes += [] if body.segment is None else body.segment["nodes"]
                 self._recent.append(opened)
@@ -166,8 +166,8 @@ class ProgramsApi(Api):
     async def segment(self, request: web.Request, body: SegmentBody) -> web.Response:
         """Send the next segment; its results are events."""
         opened = self._find(request)
-        self._open.check_room()
-        async with opened.turn:
+        self._programs.check_room()
+        async with opened.checking:
             if body.number is not None and body.number > opened.num_segments + 1:
                 raise InvalidRequest(f"segment {opened.num_segments + 1} is missing", param="number")
             if body.number is None or body.number == opened.num_segments + 1:
@@ -196,16 +196,16 @@ class ProgramsApi(Api):
 
     def abort_all(self, asks: Caller) -> None:
         """Fail a caller's programs."""
-        for opened in list(self._open.values()):
+        for opened in list(self._programs.values()):
             if asks.name == opened.owner:
                 opened.abort()
 
-    async def _send(self, request: web.Request, opened: _OpenProgram, last: int) -> web.StreamResponse:
+    async def _send(self, request: web.Request, opened: _Program, last: int) -> web.StreamResponse:
         async with aclosing(opened.listen(last)) as events:
             return await sse.send_events(request, events, self._service.config.write_timeout, done=b"")
 
-    def _find(self, request: web.Request) -> _OpenProgram:
-        opened = self._open.get(request.match_info["id"])
+    def _find(self, request: web.Request) -> _Program:
+        opened = self._programs.get(request.match_info["id"])
         if opened is None or not caller.get().may_reach(
             opened.owner
         ):  # same answer: guessing an id reveals nothing
@@ -213,7 +213,7 @@ class ProgramsApi(Api):
         return opened
 
 
-class _Open(dict[str, "_OpenProgram"]):
+class _OpenPrograms(dict[str, "_Program"]):
     """The open programs by id, and their shared limits."""
 
     def __init__(self) -> None:
@@ -221,12 +221,12 @@ class _Open(dict[str, "_OpenProgram"]):
         self.programs = Pool()
         self.held = Pool()
 
-    def add(self, opened: _OpenProgram) -> None:
+    def add(self, opened: _Program) -> None:
         """Add a program."""
         self[opened.id] = opened
         self.programs.take(1, opened.tenant)
 
-    def forget(self, opened: _OpenProgram) -> None:
+    def forget(self, opened: _Program) -> None:
         """Remove a program, if present."""
         if self.pop(opened.id, None) is not None:
             self.programs.take(-1, opened.tenant)
@@ -250,11 +250,13 @@ class _Open(dict[str, "_OpenProgram"]):
             raise QueueFull(f"{what}; try again later", limit=MAX_HELD)
 
 
-class _OpenProgram:
+class _Program:
     """A program, or one per row, with its events so far."""
 
-    def __init__(self, service: Service, program: ir.Program, known: _Open, *, num_rows: int | None) -> None:
-        """`known`: the open programs, which it leaves at its end. `num_rows`: of a batch."""
+    def __init__(
+        self, service: Service, program: ir.Program, others: _OpenPrograms, *, num_rows: int | None
+    ) -> None:
+        """`others`: the open programs, which it leaves at its end. `num_rows`: of a batch."""
         self.id = secrets.token_hex(16)
         self.owner = caller.get().name
         self.tenant = caller.get().tenant
@@ -263,7 +265,7 @@ class _OpenProgram:
         limits = Limits(requests=service.engine.config.max_requests_per_call)
         self.checker = Checker(program, limits, rows=num_rows or 1)
         self.num_segments = 0  # beside the opening one
-        self.turn = asyncio.Lock()  # held while a segment is checked
+        self.checking = asyncio.Lock()  # held while a segment is checked
         self.log: list[bytes] = []  # event n is at n - 1
         self.nodes: list[dict[str, Any]] = []  # in order of arrival
         self._name = program.name
@@ -274,8 +276,9 @@ class _OpenProgram:
         self._service = service
         self._parent = None if service.tracer is None else service.tracer.here()
         self._grace = service.config.reconnect_grace
-        self._known = known
+        self._others = others
         self._is_batch = num_rows is not None
+        self._num_rows = num_rows or 1
         self._sessions: dict[int, RemoteSession] = {}  # of running rows
         self._waiting: deque[tuple[int, ir.Program]] = deque()  # rows not begun
         self._first: ir.Segment | None = None
@@ -316,7 +319,7 @@ class _OpenProgram:
 
     def _fail(self, error: SglError) -> None:
         self._stop_filling()
-        for row in range(self._num_running + len(self._ended)):
+        for row in range(self._num_rows):
             if row not in self._ended:
                 session = self._sessions.get(row)
                 self._take(row, ir.NodeFailed(None, None, error))
@@ -337,7 +340,7 @@ class _OpenProgram:
     def count(self) -> None:
         """Charge its size to the shared limit, until it ends."""
         size = 0 if self._is_over else self.size
-        self._known.held.take(size - self._num_counted, self.tenant)
+        self._others.held.take(size - self._num_counted, self.tenant)
         self._num_counted = size
 
     def summary(self) -> dict[str, Any]:
@@ -379,7 +382,7 @@ class _OpenProgram:
         if self._timer is not None:
             self._timer.cancel()
         self._changed.set()
-        self._known.forget(self)
+        self._others.forget(self)
         self.count()
         kept = [i for i, data in enumerate(self.log) if b'"type":"delta"' not in data[:40]]
         self.log, self._times = [self.log[i] for i in kept], [self._times[i] for i in kept]  # for the timeline
