@@ -257,11 +257,11 @@ class StepSession(Interpreter[_Stream], Session):
                 raise BackendError(f"asked for {params.sampling['n']} samples, got {len(completions)}")
             return completions
         whole = Completion("")
-        tell = self._told(stream, node)
+        emit = self._emitter(stream, node)
         async for piece in self._backend.stream(prompt, params):
             whole.text += piece.text
             whole.meta = {**whole.meta, **piece.meta}
-            tell(piece.text, piece.meta)
+            emit(piece.text, piece.meta)
         return [whole]
 
     async def _speculate(self, stream: _Stream, params: GenParams) -> Completion:

@@ -331,11 +331,11 @@ class Interpreter(ABC, Generic[S]):
         """Characters that a branch copies."""
         return _ENTRY * len(stream.roles)
 
-    def _told(self, stream: S, node: ir.Gen) -> Callable[[str, dict[str, Any]], None]:
+    def _emitter(self, stream: S, node: ir.Gen) -> Callable[[str, dict[str, Any]], None]:
         """A callback that emits deltas for pieces of a gen's text and meta info."""
         splitter = ReasoningSplitter(node.reasoning) if node.reasoning is not None else None
 
-        def tell(piece: str, meta: dict[str, Any]) -> None:
+        def emit(piece: str, meta: dict[str, Any]) -> None:
             reasoning, answer = splitter.feed(piece) if splitter is not None else ("", piece)
             if reasoning:
                 self._turns.emit(ir.Delta(stream.id, stream.position, reasoning, meta, reasoning=True))
@@ -343,7 +343,7 @@ class Interpreter(ABC, Generic[S]):
             if answer or (says_more and not reasoning):  # keep meta info without text
                 self._turns.emit(ir.Delta(stream.id, stream.position, answer, meta))
 
-        return tell
+        return emit
 
     def _outcome(self, node: ir.Gen, texts: list[str], metas: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """The gen's value (a text without reasoning, or several) and meta info."""

@@ -91,7 +91,7 @@ class ProgramSession(Interpreter[Stream]):
         is_heavy = is_wide or ir.constraint_of(node) is not None or bool(node.tools)
         tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         self._count_tokens(stream, tokens)
-        call = NodeRequests(stream, pairs, self._listener(self._told(stream, node)) if asks[0]["stream"] else None)
+        call = NodeRequests(stream, pairs, self._listener(self._emitter(stream, node)) if asks[0]["stream"] else None)
         yield from self._machine.call(call)
         results = yield from self._results(stream, call)
         texts = [result["text"] for result in results]
@@ -160,7 +160,7 @@ class ProgramSession(Interpreter[Stream]):
             return (yield from self._machine.elsewhere(stream, prepare))
         return prepare()
 
-    def _listener(self, tell: Callable[[str, dict[str, Any]], None]) -> Callable[[NativeResult], None]:
+    def _listener(self, emit: Callable[[str, dict[str, Any]], None]) -> Callable[[NativeResult], None]:
         num_sent = 0
 
         def listen(result: NativeResult) -> None:
@@ -168,7 +168,7 @@ class ProgramSession(Interpreter[Stream]):
             if result.finish_reason is not None and result.finish_reason.error is not None:
                 return
             piece, num_sent = result.text[num_sent:], len(result.text)
-            tell(piece, result.event()["meta_info"])
+            emit(piece, result.event()["meta_info"])
 
         return listen
 
