@@ -318,9 +318,9 @@ def test_a_template_that_is_no_text_cannot_be_sent() -> None:
 def test_parameters_resolve_gen_over_run_over_default() -> None:
     header = ir.Program("p", 1, defaults={"temperature": 0.5, "stop": ("r",)})
     node = ir.Gen("x", {"max_tokens": 7}, dtype="int")
-    params, seeds = ir.resolve(header, node, "3", template_stops=["<end>", "r"])
+    params, seeds = ir.params_and_seeds(header, node, "3", template_stops=["<end>", "r"])
     assert (params["temperature"], params["max_tokens"], params["top_p"]) == (0.5, 7, 1.0)
     assert params["stop"] == ["r", " ", "\n", "<end>"]
     assert seeds == [ir.node_seed(1, "3", 0)]
     params["stop"].append("mine")
-    assert ir.resolve(header, node, "3")[0]["stop"] == ["r", " ", "\n"]
+    assert ir.params_and_seeds(header, node, "3")[0]["stop"] == ["r", " ", "\n"]

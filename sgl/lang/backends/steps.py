@@ -221,7 +221,7 @@ class StepSession(Interpreter[_Stream], Session):
                 name = type(self._backend).__name__
                 raise InvalidRequest(f"{name} cannot enforce a {constraint[0]} constraint", param=constraint[0])
             constraint = None
-        sampling, seeds = self._resolve(stream, node)
+        sampling, seeds = self._params_and_seeds(stream, node)
         params = GenParams(sampling, seeds, node, constraint)
         can_stream = dtype is None and sampling["n"] == 1
         completions = yield from self._io_turns.wait(stream, self._in_time, stream, node, params, can_stream)

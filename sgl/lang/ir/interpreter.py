@@ -317,10 +317,10 @@ class Interpreter(ABC, Generic[S]):
             case _:
                 raise AssertionError(f"{node!r} was checked on arrival")
 
-    def _resolve(self, stream: S, node: ir.Gen) -> tuple[dict[str, Any], list[int]]:
-        """See `nodes.resolve`."""
+    def _params_and_seeds(self, stream: S, node: ir.Gen) -> tuple[dict[str, Any], list[int]]:
+        """See `nodes.params_and_seeds`."""
         stops = self._template.stops if self._template is not None and stream.role is not None else ()
-        return ir.resolve(self._program, node, ir.node_path(stream.path, stream.position), stops)
+        return ir.params_and_seeds(self._program, node, ir.node_path(stream.path, stream.position), stops)
 
     def _append(self, stream: S, text: str, *, is_template: bool = False) -> None:
         """Add text. Raises InvalidRequest beyond the program's limit."""

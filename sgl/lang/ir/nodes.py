@@ -336,7 +336,7 @@ def turn_problem(op: str, role: str, open_role: str | None) -> str | None:
     return None
 
 
-def resolve(
+def params_and_seeds(
     program: Program, gen: Gen, path: str, template_stops: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[int]]:
     """A gen's sampling parameters (a fresh dict) and its samples' seeds; its own seed is the first. `stop` adds those

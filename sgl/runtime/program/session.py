@@ -91,7 +91,8 @@ class ProgramSession(Interpreter[Stream]):
         is_heavy = is_wide or ir.constraint_of(node) is not None or bool(node.tools)
         tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         self._count_tokens(stream, tokens)
-        call = NodeRequests(stream, pairs, self._listener(self._emitter(stream, node)) if asks[0]["stream"] else None)
+        listener = self._listener(self._emitter(stream, node)) if asks[0]["stream"] else None
+        call = NodeRequests(stream, pairs, listener)
         yield from self._machine.call(call)
         results = yield from self._results(stream, call)
         texts = [result["text"] for result in results]
@@ -127,7 +128,7 @@ class ProgramSession(Interpreter[Stream]):
         return int(node.params.get("n", self._program.defaults.get("n", 1)))
 
     def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
-        given, seeds = self._resolve(stream, node)
+        given, seeds = self._params_and_seeds(stream, node)
         constraint, tag = ir.constraint_of(node), None
         if constraint is None and node.tools and (notation := self._notation(stream)) is not None:
             tag = call_tag(node.tools, notation)
