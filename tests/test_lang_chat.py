@@ -8,7 +8,7 @@ import pytest
 
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
-from sgl.lang.ir.chat import PrefixTemplate, as_template, jinja_template, register_chat_template, registry
+from sgl.lang.ir.chat_template import PrefixTemplate, as_template, jinja_template, register_chat_template, registry
 from sgl.lang.ir.reasoning import FORMATS, ReasoningSplitter, split_reasoning
 from tests.lang_mocks import MockBackend
 

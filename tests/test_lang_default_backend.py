@@ -267,7 +267,7 @@ def test_programs_that_a_server_gets_as_single_calls_are_named_as_the_reason(
     server: LiveServer, sgl_command: Any, tmp_path: Path
 ) -> None:
     lines = (
-        "from sgl.lang.ir.chat import ChatTemplate, jinja_template\n"
+        "from sgl.lang.ir.chat_template import ChatTemplate, jinja_template\n"
         "program.run(max_new_tokens=2, chat_template=jinja_template('{{ messages }}')).sync()\n"
     )
     code, said = sgl_command(lines, "trace", "--url", server.url, "--output", str(tmp_path / "t.html"))

@@ -12,7 +12,7 @@ import pytest
 
 import sgl
 from sgl.errors import BackendError, InvalidRequest, ProgramError, SglError
-from sgl.lang.ir.chat import as_template, jinja_template
+from sgl.lang.ir.chat_template import as_template, jinja_template
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.patience import PATIENCE
 

@@ -14,7 +14,7 @@ import pytest
 
 import sgl
 from sgl.errors import EngineDead, InvalidRequest, ProgramError, RequestAborted
-from sgl.lang.ir.chat import PrefixTemplate
+from sgl.lang.ir.chat_template import PrefixTemplate
 from sgl.runtime.engine import Engine
 from tests.live_server import slow_steps
 from tests.patience import wait_until

@@ -17,7 +17,7 @@ from rich.console import Console
 from sgl.cli.logs import configure_logging
 from sgl.cli.options import configs
 from sgl.errors import ConfigError, InvalidRequest, needs_extra
-from sgl.lang.ir.chat import jinja_template
+from sgl.lang.ir.chat_template import jinja_template
 from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.engine_process import EngineProcess

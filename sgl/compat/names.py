@@ -14,7 +14,7 @@ MODULES: Final = {
     "sgl.lang.backend": "sgl.compat",
     "sgl.lang.backend.base_backend": "sgl.lang.backends.legacy",
     "sgl.lang.backend.runtime_endpoint": "sgl.lang.backends.launch",
-    "sgl.lang.chat_template": "sgl.lang.ir.chat",
+    "sgl.lang.chat_template": "sgl.lang.ir.chat_template",
     "sgl.lang.choices": "sgl.lang.ir.choices",
     "sgl.lang.interpreter": "sgl.lang.record.state",
     "sgl.test": "sgl.compat",

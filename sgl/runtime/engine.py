@@ -18,7 +18,7 @@ from typing import Any, Unpack
 
 from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import ChatTemplate, RenderedTemplate
+from sgl.lang.ir.chat_template import ChatTemplate, RenderedTemplate
 from sgl.lang.ir.interpreter import SharedQuota
 from sgl.runtime import startup
 from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from sgl.errors import ProgramError
 from sgl.lang.backends.steps import Completion, GenParams, Prompt, StepSession, TextBackend
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import ChatTemplate, as_template
+from sgl.lang.ir.chat_template import ChatTemplate, as_template
 from sgl.lang.ir.choices import Scores
 
 MAX_SEGMENTS = 200  # ends loops that wait for a value

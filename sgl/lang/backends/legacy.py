@@ -14,7 +14,7 @@ from sgl.errors import BackendError
 from sgl.lang.aio import outcome
 from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import ChatTemplate, get_chat_template
+from sgl.lang.ir.chat_template import ChatTemplate, get_chat_template
 from sgl.lang.ir.choices import ChoicesDecision, method_named
 from sgl.lang.ir.sampling import RENAMED
 

@@ -14,7 +14,7 @@ from sgl.lang.backends.refusals import LIMITS, OPTIONAL, SENT, Refusals
 from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
 from sgl.lang.environment import environment
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import ChatTemplate, as_template
+from sgl.lang.ir.chat_template import ChatTemplate, as_template
 from sgl.lang.ir.choices import Scores
 from sgl.lang.ir.sampling import DEFAULTS
 from sgl.lang.typed.tools import call_schema

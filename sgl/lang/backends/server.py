@@ -14,7 +14,7 @@ from sgl.lang.backends.http import HttpClient
 from sgl.lang.backends.remote import RemoteSession
 from sgl.lang.backends.steps import Completion, GenParams, Prompt, TextBackend
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import ChatTemplate, as_template, jinja_template, registry
+from sgl.lang.ir.chat_template import ChatTemplate, as_template, jinja_template, registry
 from sgl.lang.ir.choices import Scores
 from sgl.lang.ir.sampling import CONSTRAINT_NAMES, logprob_options, native_sampling
 

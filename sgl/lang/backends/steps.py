@@ -14,7 +14,7 @@ from sgl.errors import BackendError, InvalidRequest, RequestTimeout
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.ir import interpreter as nodes
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import ChatTemplate, as_template
+from sgl.lang.ir.chat_template import ChatTemplate, as_template
 from sgl.lang.ir.choices import Scores, method_named
 from sgl.lang.ir.interpreter import Interpreter, Piece, Steps, Turns
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sgl.errors import BackendError, InvalidRequest, ProgramError, QueueFull, SglError
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import ChatTemplate
+from sgl.lang.ir.chat_template import ChatTemplate
 from sgl.lang.ir.pool import Pool
 from sgl.lang.ir.reasoning import ReasoningSplitter, split_reasoning
 

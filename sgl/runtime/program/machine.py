@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from sgl.errors import EngineDead, RequestTimeout, SglError
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import ChatTemplate
+from sgl.lang.ir.chat_template import ChatTemplate
 from sgl.lang.ir.interpreter import Quota, SharedQuota, Steps, Turns
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission

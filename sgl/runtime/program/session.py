@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import as_template
+from sgl.lang.ir.chat_template import as_template
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.choices import Scores, method_named
 from sgl.lang.ir.interpreter import Interpreter, Steps

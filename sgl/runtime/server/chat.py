@@ -1,5 +1,5 @@
 """Renders conversations to token ids with the model's chat template. User text never becomes control tokens. Turns
-of programs are rendered one by one instead, by `sgl.lang.ir.chat`."""
+of programs are rendered one by one instead, by `sgl.lang.ir.chat_template`."""
 
 from __future__ import annotations
 

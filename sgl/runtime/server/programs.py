@@ -28,7 +28,7 @@ from pydantic import Field
 
 from sgl.errors import InvalidRequest, QueueFull, RequestAborted, SglError
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat import registry
+from sgl.lang.ir.chat_template import registry
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.pool import Pool
 from sgl.lang.ir.sampling import MAX_WHOLE
