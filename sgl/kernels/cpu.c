@@ -1,6 +1,6 @@
 /* CPU kernels in float32: paged attention, and the work between a layer's products.
  *
- * cpu.py compiles them for this processor and defines MOST_HEAD_DIM and MOST_QUERIES (of a block). Vectors are GCC's
+ * cpu.py compiles them for this processor and defines MAX_HEAD_DIM and MAX_QUERIES (of a block). Vectors are GCC's
  * portable ones; threads are torch's.
  */
 
@@ -12,7 +12,7 @@
 #define WIDE 16           /* floats in a vector */
 #define TILE 64           /* keys attended to at a time */
 #define AT_ONCE 4         /* queries that attend to a tile together */
-#define FEW 16384         /* elements that are not worth a second thread */
+#define SERIAL_SIZE 16384 /* elements that are not worth a second thread */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -27,7 +27,7 @@ INLINE Wide load(const float *at) { return *(const WideAt *)at; }
 INLINE void store(float *at, Wide x) { *(WideAt *)at = x; }
 INLINE Eight load_eight(const float *at) { return *(const EightAt *)at; }
 INLINE void store_eight(float *at, Eight x) { *(EightAt *)at = x; }
-INLINE Wide all(float x) { return x - (Wide){}; }
+INLINE Wide splat(float x) { return x - (Wide){}; }
 
 /* Select the first number where mask bits are set, else the second. */
 INLINE Wide choose(WideInt is_first, Wide first, Wide second)
@@ -37,7 +37,7 @@ INLINE Wide choose(WideInt is_first, Wide first, Wide second)
 
 INLINE Wide larger(Wide x, Wide y) { return choose(x > y, x, y); }
 
-INLINE Wide turned(Wide x, int by)
+INLINE Wide rotate_lanes(Wide x, int by)
 {
     const WideInt order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return __builtin_shuffle(x, (order + by) & (WIDE - 1));
@@ -45,17 +45,17 @@ INLINE Wide turned(Wide x, int by)
 
 INLINE float sum(Wide x)
 {
-    x += turned(x, 8);
-    x += turned(x, 4);
-    x += turned(x, 2);
+    x += rotate_lanes(x, 8);
+    x += rotate_lanes(x, 4);
+    x += rotate_lanes(x, 2);
     return x[0] + x[1];
 }
 
 INLINE float largest(Wide x)
 {
-    x = larger(x, turned(x, 8));
-    x = larger(x, turned(x, 4));
-    x = larger(x, turned(x, 2));
+    x = larger(x, rotate_lanes(x, 8));
+    x = larger(x, rotate_lanes(x, 4));
+    x = larger(x, rotate_lanes(x, 2));
     return x[0] > x[1] ? x[0] : x[1];
 }
 
@@ -63,7 +63,7 @@ INLINE float largest(Wide x)
  * two parts, so that f is exact (Cody & Waite 1980). */
 INLINE Wide exponential(Wide x)
 {
-    const Wide least = all(-87.0f), shift = all(12582912.0f); /* 1.5 * 2^23: larger floats are whole */
+    const Wide least = splat(-87.0f), shift = splat(12582912.0f); /* 1.5 * 2^23: larger floats are whole */
     Wide bounded = choose(x < least, least, x); /* NaN is not */
     Wide n = bounded * 1.44269504f + shift - shift;
     Wide f = bounded - n * 0.693359375f + n * 2.12194440e-4f;
@@ -96,7 +96,7 @@ static float inverse_root_mean_square(const float *x, int64_t n, float eps)
 void sgl_add_rms_norm(const float *parts, int64_t num_parts, float *residual, const float *weight, float *out,
                       int64_t rows, int64_t n, float eps)
 {
-#pragma omp parallel for if (rows * n > FEW)
+#pragma omp parallel for if (rows * n > SERIAL_SIZE)
     for (int64_t row = 0; row < rows; row++) {
         float *x = residual + row * n, *to = out + row * n;
         for (int64_t part = 0; part < num_parts; part++)
@@ -116,7 +116,7 @@ void sgl_rotate_and_store(const float *qkv, const float *cos, const float *sin, 
                           int64_t num_kv_heads, int64_t head_dim, float eps)
 {
     int64_t half = head_dim / 2, size = num_kv_heads * head_dim, width = num_heads * head_dim + 2 * size;
-#pragma omp parallel for if (tokens * width > FEW)
+#pragma omp parallel for if (tokens * width > SERIAL_SIZE)
     for (int64_t token = 0; token < tokens; token++) {
         const float *all_heads = qkv + token * width, *c = cos + token * head_dim, *s = sin + token * head_dim;
         for (int64_t head = 0; head < num_heads + num_kv_heads; head++) {
@@ -144,7 +144,7 @@ INLINE Wide gated(Wide gate, Wide up)
 /* out [rows, n] = silu(gate) * up of gate_up [rows, 2n]. */
 void sgl_silu_and_mul(const float *gate_up, float *out, int64_t rows, int64_t n)
 {
-#pragma omp parallel for if (rows * n > FEW)
+#pragma omp parallel for if (rows * n > SERIAL_SIZE)
     for (int64_t row = 0; row < rows; row++) {
         const float *gate = gate_up + row * 2 * n, *up = gate + n;
         float *to = out + row * n;
@@ -173,7 +173,7 @@ typedef struct {
     const int32_t *shared_keys;               /* [rows]: leading keys that a row's group attends to */
     const int32_t *groups, *members;          /* group g: rows members[groups[g]] … members[groups[g + 1] - 1] */
     const int32_t *blocks;                    /* [num_blocks, 2]: a row, and the first of its queries in the block */
-    float *most, *total;                      /* [tokens, num_heads]: workspace */
+    float *max_scores, *weight_sums;          /* [tokens, num_heads]: workspace */
     int64_t table_width, num_groups, num_blocks, num_heads, num_kv_heads, head_dim, page_size, is_small;
     float scale;
 } Step;
@@ -186,14 +186,14 @@ typedef struct {
 
 typedef struct {
     const float *query;
-    float *out, *most, *total; /* sum of values, largest score, sum of weights so far */
-    int64_t first, last;       /* visible positions */
+    float *out, *max_score, *weight_sum; /* so far; out: the weighted sum of values */
+    int64_t first, last;                 /* visible positions */
 } Query;
 
 typedef struct {
     int64_t position, count;   /* of the first key; how many */
     const float *values[TILE];
-    float keys[MOST_HEAD_DIM * TILE]; /* [head_dim, TILE] */
+    float keys[MAX_HEAD_DIM * TILE]; /* [head_dim, TILE] */
 } Tile;
 
 /* Transpose 8 x 8 numbers to columns that are TILE apart. */
@@ -259,28 +259,28 @@ INLINE void weigh(const Step *step, const Tile *tile, const Query *queries, floa
         const Query *query = queries + i;
         int32_t first = query->first > tile->position ? query->first - tile->position : 0;
         int32_t last = (query->last < end ? query->last : end) - tile->position;
-        Wide most = all(*query->most), total = {};
+        Wide largest_scores = splat(*query->max_score), sums = {};
         for (int v = 0; v < vectors; v++) {
             WideInt at = order + v * WIDE;
             scores[i][v] *= step->scale;
             if (first > 0 || last < vectors * WIDE - 1)
-                scores[i][v] = choose((at >= first) & (at <= last), scores[i][v], all(-INFINITY));
-            most = larger(scores[i][v], most);
+                scores[i][v] = choose((at >= first) & (at <= last), scores[i][v], splat(-INFINITY));
+            largest_scores = larger(scores[i][v], largest_scores);
         }
-        float its_most = largest(most);
+        float max_score = largest(largest_scores);
         for (int v = 0; v < vectors; v++) {
-            Wide weight = exponential(scores[i][v] - its_most);
+            Wide weight = exponential(scores[i][v] - max_score);
             store(weights + i * TILE + v * WIDE, weight);
-            total += weight;
+            sums += weight;
         }
-        if (its_most > *query->most) {
-            float scale = expf(*query->most - its_most);
-            *query->most = its_most;
-            *query->total *= scale;
+        if (max_score > *query->max_score) {
+            float scale = expf(*query->max_score - max_score);
+            *query->max_score = max_score;
+            *query->weight_sum *= scale;
             for (int64_t d = 0; d < step->head_dim; d++)
                 query->out[d] *= scale;
         }
-        *query->total += sum(total);
+        *query->weight_sum += sum(sums);
     }
 }
 
@@ -362,10 +362,10 @@ static int64_t append(const Step *step, const Layer *layer, int64_t row, int64_t
 {
     int64_t group = step->num_heads / step->num_kv_heads, token = from / group, head = from % group;
     int64_t past = step->kv_lens[row] - step->q_lens[row];
-    while (count < MOST_QUERIES && token < step->q_lens[row]) {
+    while (count < MAX_QUERIES && token < step->q_lens[row]) {
         int64_t at = (step->starts[row] + token) * step->num_heads + kv_head * group + head, last = past + token;
         queries[count++] = (Query){layer->query + at * step->head_dim, layer->out + at * step->head_dim,
-                                   step->most + at, step->total + at, first_seen(layer, last), last};
+                                   step->max_scores + at, step->weight_sums + at, first_seen(layer, last), last};
         if (++head == group)
             token++, head = 0;
     }
@@ -375,8 +375,8 @@ static int64_t append(const Step *step, const Layer *layer, int64_t row, int64_t
 static void begin(const Step *step, const Query *queries, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        *queries[i].most = -FLT_MAX;
-        *queries[i].total = 0;
+        *queries[i].max_score = -FLT_MAX;
+        *queries[i].weight_sum = 0;
         memset(queries[i].out, 0, sizeof(float) * step->head_dim);
     }
 }
@@ -387,17 +387,18 @@ static void attend_shared(const Step *step, const Layer *layer, int64_t group, i
     const int32_t *members = step->members + step->groups[group];
     int64_t num_members = step->groups[group + 1] - step->groups[group], stop = step->shared_keys[members[0]];
     Tile tile;
-    Query queries[MOST_QUERIES];
+    Query queries[MAX_QUERIES];
     for (int64_t position = 0; position < stop; position += TILE) {
         gather(step, layer, members[0], kv_head, position, stop, &tile);
+        /* blocks of queries, a row's after another's: a full one, and the last, attend to the tile */
         for (int64_t i = 0, from = 0, count = 0; i < num_members;) {
             int64_t before = count;
             count = append(step, layer, members[i], kv_head, from, queries, before);
-            if (count < MOST_QUERIES)
+            if (count < MAX_QUERIES)
                 i++, from = 0; /* that was the row's last */
             else
                 from += count - before;
-            if (count < MOST_QUERIES && i < num_members)
+            if (count < MAX_QUERIES && i < num_members)
                 continue;
             if (position == 0)
                 begin(step, queries, count);
@@ -411,7 +412,7 @@ static void attend_shared(const Step *step, const Layer *layer, int64_t group, i
 static void attend_block(const Step *step, const Layer *layer, const int32_t *block, int64_t kv_head)
 {
     Tile tile;
-    Query queries[MOST_QUERIES];
+    Query queries[MAX_QUERIES];
     int64_t row = block[0], count = append(step, layer, row, kv_head, block[1], queries, 0);
     int64_t position = step->shared_keys[row], stop = queries[count - 1].last + 1;
     if (position == 0) {
@@ -425,7 +426,7 @@ static void attend_block(const Step *step, const Layer *layer, const int32_t *bl
     }
     for (int64_t i = 0; i < count; i++)
         for (int64_t d = 0; d < step->head_dim; d++)
-            queries[i].out[d] /= *queries[i].total;
+            queries[i].out[d] /= *queries[i].weight_sum;
 }
 
 /* One layer's attention. query, out: [tokens, num_heads, head_dim]; keys, values: [pages, page_size, num_kv_heads,

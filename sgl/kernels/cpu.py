@@ -14,12 +14,12 @@ import torch
 from sgl import native_code
 from sgl.native_code import CannotCompile
 
-MOST_HEAD_DIM = 256
-MOST_QUERIES = 64  # in one block of attention
+MAX_HEAD_DIM = 256
+MAX_QUERIES = 64  # in one block of attention
 
 _FLAGS = (
     *("-fopenmp", "-fno-math-errno"),
-    *(f"-DMOST_HEAD_DIM={MOST_HEAD_DIM}", f"-DMOST_QUERIES={MOST_QUERIES}"),
+    *(f"-DMAX_HEAD_DIM={MAX_HEAD_DIM}", f"-DMAX_QUERIES={MAX_QUERIES}"),
 )
 _FUNCTIONS = {
     "sgl_add_rms_norm": "pipppiif",

@@ -19,7 +19,7 @@ _FEW = 1 << 18  # multiplications that are not worth a second thread
 _Int32Array = npt.NDArray[np.int32]
 
 
-_ARRAYS = "pages starts q_lens kv_lens shared_keys groups members blocks most total"
+_ARRAYS = "pages starts q_lens kv_lens shared_keys groups members blocks max_scores weight_sums"
 _NUMBERS = "table_width num_groups num_blocks num_heads num_kv_heads head_dim page_size is_small"
 
 
@@ -49,9 +49,9 @@ class _Layout:
             shared_keys[prefix.rows] = len(prefix.pages) * shape.page_size
         groups = np.cumsum([0, *(len(prefix.rows) for prefix in prefixes)], dtype=np.int32)
         members = np.concatenate([np.empty(0, np.int32), *(prefix.rows for prefix in prefixes)], dtype=np.int32)
-        counts = -(-q_lens * (shape.num_heads // shape.num_kv_heads) // cpu.MOST_QUERIES)
+        counts = -(-q_lens * (shape.num_heads // shape.num_kv_heads) // cpu.MAX_QUERIES)
         rows = np.repeat(np.arange(len(q_lens)), counts)
-        firsts = (np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]) * cpu.MOST_QUERIES
+        firsts = (np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]) * cpu.MAX_QUERIES
         blocks = np.stack((rows, firsts), axis=1, dtype=np.int32)
         starts = np.cumsum(q_lens, dtype=np.int32) - q_lens
         self._shared_pages = pages[:, : max(1, int(shared_keys.max()) // shape.page_size)].copy()
@@ -103,7 +103,7 @@ def why_not(shape: AttentionShape) -> str | None:
         return f"it is for CPUs, and this is {shape.device}"
     if {shape.dtype, shape.cache_dtype} != {torch.float32}:
         return f"it computes in float32, and this is {str(shape.dtype).removeprefix('torch.')}"
-    size, most = shape.head_dim, cpu.MOST_HEAD_DIM
+    size, most = shape.head_dim, cpu.MAX_HEAD_DIM
     if size % 8 or size > most:
         return f"its heads have a multiple of 8 and at most {most} numbers, and these have {size}"
     return cpu.why_not()
