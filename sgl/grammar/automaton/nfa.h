@@ -6,6 +6,7 @@
 #include <string.h>
 
 enum { DEAD = -1, UNKNOWN = -2, SHIFT = 26, INC_CHAR = 1, RESET_CHAR = 2, MAX_BLANKS = 64, NEVER_REACHED = 1 << 30 };
+enum { NO_COUNTER = 2 }; /* behind those of characters and of items */
 enum { DONE, NEEDS, BRACKETS, ROOM, TOO_MANY, NO_MEMORY };  /* how a call ended; but for DONE it is made again */
 enum { STAY, PUSH, POP };                                   /* of a move */
 enum { NODE, OPENING, CLOSING };                            /* of a target */
@@ -32,8 +33,8 @@ typedef struct { int32_t character, low, high, target; int64_t plain_limit; } Co
 typedef struct { int32_t counter, limit, num_below, num_at; int64_t below, at; } Guard;
 typedef struct { int64_t members; int32_t number; } State;
 typedef struct { int32_t what, which; } Need;
-typedef struct { Bytes mask; int64_t first, number; } Bracket; /* its moves among `ways` */
-typedef struct { int32_t origin, kind, target, unused; } Way;
+typedef struct { Bytes mask; int64_t first, number; } BracketCell; /* its moves among `bracket_moves` */
+typedef struct { int32_t origin, kind, target, unused; } BracketMove;
 typedef struct { uint32_t hash; int32_t item; } Slot; /* item: 1 + its number, or 0 */
 typedef struct { Slot *slots; int64_t size, number; } Index;
 
@@ -46,9 +47,9 @@ typedef struct {
     int64_t num_rows, width, max_states, num_states, num_classes, has_guards, has_unique;
     Need *needed;
     int64_t num_needed;
-    Bracket *bracket;
-    Way *way;
-    int64_t num_brackets;
+    BracketCell *shown_cells;
+    BracketMove *shown_moves;
+    int64_t num_shown_cells;
     uint64_t *member; /* of the state that was asked for: origin << 32 | thread */
     int64_t num_members;
     int32_t kind, expr, target, length; /* of the thread or the expression that was asked for */
@@ -65,7 +66,7 @@ typedef struct {
     POOL(Target) targets;
     POOL(Thread) threads;
     POOL(int32_t) lists; /* of threads */
-    POOL(Move) moves, here;
+    POOL(Move) moves, state_moves; /* of all threads; of the state that is expanded */
     POOL(Guard) guards;
     POOL(Counted) counted;
     POOL(State) states;
@@ -73,8 +74,8 @@ typedef struct {
     POOL(int32_t) entered, unsplit;
     POOL(uint8_t) texts;
     POOL(Need) needs;
-    POOL(Bracket) brackets;
-    POOL(Way) ways;
+    POOL(BracketCell) bracket_cells;
+    POOL(BracketMove) bracket_moves;
     POOL(Bytes) cells;
     POOL(int32_t) cell_entries;
     Index by_members, by_parts, by_text, by_words;
@@ -296,7 +297,7 @@ static void put_lexeme_move(Subsets *s, Bytes mask, int32_t rest, int32_t target
         enter(s, rest, target);
         move.number = (int32_t)s->entered.number - first;
     }
-    PUT(s->here, move);
+    PUT(s->state_moves, move);
 }
 
 /* The guard of a count behind which there are the entered threads from `first` up to `at` below a limit, and the rest at
@@ -339,7 +340,7 @@ static void put_counted_moves(Subsets *s, Thread t, int32_t origin) {
             int32_t guard = guard_of(s, thread_of(s, GUARDED, rest, t.target, t.depth), limit, first, at);
             PUT(s->entered, guard);
         }
-        PUT(s->here, (Move){arc.mask, STAY, limit < 0 ? 0 : INC_CHAR, first, (int32_t)s->entered.number - first, NONE, origin});
+        PUT(s->state_moves, (Move){arc.mask, STAY, limit < 0 ? 0 : INC_CHAR, first, (int32_t)s->entered.number - first, NONE, origin});
     }
 }
 
@@ -361,7 +362,7 @@ static void put_moves(Subsets *s, int32_t number, int32_t origin) {
             else
                 PUT(s->entered, thread_of(s, KEYS, low, high, t.depth + 1));
             Bytes mask = only(s->texts.at[word.text + t.depth]);
-            PUT(s->here, (Move){mask, STAY, 0, first, (int32_t)s->entered.number - first, NONE, origin});
+            PUT(s->state_moves, (Move){mask, STAY, 0, first, (int32_t)s->entered.number - first, NONE, origin});
         }
     } else if (t.kind == BLANKS) {
         Bytes mask = {{1ull << ' ' | 1ull << '\t'}};
@@ -372,7 +373,7 @@ static void put_moves(Subsets *s, int32_t number, int32_t origin) {
         enter(s, t.expr, t.target);
         int32_t guard = guard_of(s, number, MAX_BLANKS, first, at);
         PUT(s->entered, guard);
-        PUT(s->here, (Move){mask, STAY, INC_CHAR, (int32_t)s->entered.number - 1, 1, NONE, origin});
+        PUT(s->state_moves, (Move){mask, STAY, INC_CHAR, (int32_t)s->entered.number - 1, 1, NONE, origin});
     } else {
         for (int64_t i = t.moves; i < t.moves + t.num_moves; i++) {
             Move move = s->moves.at[i];
@@ -381,7 +382,7 @@ static void put_moves(Subsets *s, int32_t number, int32_t origin) {
             RESERVE(s->entered, move.number);
             memcpy(s->entered.at + move.first, s->lists.at + list, move.number * sizeof(int32_t));
             s->entered.number += move.number;
-            PUT(s->here, move);
+            PUT(s->state_moves, move);
         }
     }
 }

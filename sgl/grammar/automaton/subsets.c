@@ -62,12 +62,13 @@ static void choose(Subsets *s, uint64_t origin, int64_t list, int32_t number) {
     for (int32_t i = 0; i < number; i++) s->chosen.at[s->chosen.number++] = origin << 32 | (uint32_t)s->lists.at[list + i];
 }
 
-/* A state of guards becomes two: below the lowest limit all guards open downwards, at it those with that limit. */
+/* Splits on the lowest limit of the lowest counter: below it every guard takes its `below` threads; at it guards with that
+ * limit take `at`, the others stay. */
 static void split_guards(Subsets *s) {
     while (s->unsplit.number) {
         int32_t state = s->unsplit.at[s->unsplit.number - 1], sides[2];
         State of = s->states.at[state];
-        int32_t counter = 2, limit = 0;
+        int32_t counter = NO_COUNTER, limit = 0;
         for (int64_t i = of.members; i < of.members + of.number; i++) {
             const Thread *t = &s->threads.at[(uint32_t)s->members.at[i]];
             if (t->kind != GUARD) continue;
@@ -117,8 +118,8 @@ static void split_classes(Subsets *s, const Bytes *mask) {
 /* Disjoint sets of bytes, in each of which all go the same way. */
 static void find_cells(Subsets *s) {
     s->cells.number = 0;
-    for (int64_t i = 0; i < s->here.number; i++) {
-        Bytes left = s->here.at[i].mask;
+    for (int64_t i = 0; i < s->state_moves.number; i++) {
+        Bytes left = s->state_moves.at[i].mask;
         for (int64_t c = 0, number = s->cells.number; c < number && !is_none(&left); c++) {
             Bytes shared = both(&s->cells.at[c], &left);
             if (is_none(&shared)) continue;
@@ -133,16 +134,16 @@ static void find_cells(Subsets *s) {
     }
 }
 
-/* Where a cell leads; UNKNOWN where that is a bracket, whose moves are put among the brackets. */
+/* Where a cell leads; UNKNOWN where that is a bracket, of which Python is asked. */
 static int32_t cell_entry(Subsets *s, const Bytes *cell) {
     int byte = lowest(cell), operation = 0, is_bracket = 0;
-    int64_t first = s->ways.number;
+    int64_t first = s->bracket_moves.number;
     s->chosen.number = 0;
-    for (int64_t i = 0; i < s->here.number; i++) {
-        const Move *move = &s->here.at[i];
+    for (int64_t i = 0; i < s->state_moves.number; i++) {
+        const Move *move = &s->state_moves.at[i];
         if (!has(&move->mask, byte)) continue;
         uint64_t origin = (uint32_t)move->origin;
-        if (move->kind != STAY || move->number) PUT(s->ways, (Way){move->origin, move->kind, move->target, 0});
+        if (move->kind != STAY || move->number) PUT(s->bracket_moves, (BracketMove){move->origin, move->kind, move->target, 0});
         if (move->kind != STAY) {
             is_bracket = 1;
             continue;
@@ -153,14 +154,15 @@ static int32_t cell_entry(Subsets *s, const Bytes *cell) {
             s->chosen.at[s->chosen.number++] = origin << 32 | (uint32_t)s->entered.at[move->first + k];
     }
     if (is_bracket) {
-        PUT(s->brackets, (Bracket){*cell, first, s->ways.number - first});
+        PUT(s->bracket_cells, (BracketCell){*cell, first, s->bracket_moves.number - first});
         return UNKNOWN;
     }
-    s->ways.number = first;
-    s->work += s->here.number / 8 + s->chosen.number;
+    s->bracket_moves.number = first;
+    s->work += s->state_moves.number / 8 + s->chosen.number;
     return s->chosen.number ? chosen_state(s) | operation << SHIFT : DEAD;
 }
 
+/* Returns DONE, NEEDS (give what is missing, call again), BRACKETS (call again with answers) or how it ran out of room. */
 static int64_t expand(Subsets *s, int64_t state, const int32_t *answers) {
     int why = setjmp(s->out);
     if (why) return why;
@@ -168,7 +170,7 @@ static int64_t expand(Subsets *s, int64_t state, const int32_t *answers) {
     int32_t *row = s->entries + state * s->width;
     if (row[0] != UNKNOWN) return DONE;
     State of = s->states.at[state];
-    s->needs.number = s->here.number = s->entered.number = s->brackets.number = s->ways.number = 0;
+    s->needs.number = s->state_moves.number = s->entered.number = s->bracket_cells.number = s->bracket_moves.number = 0;
     for (int64_t i = 0; i < of.number; i++) need_moves(s, (int32_t)(uint32_t)s->members.at[of.members + i]);
     s->needed = s->needs.at, s->num_needed = s->needs.number;
     if (s->num_needed) return NEEDS;
@@ -177,13 +179,13 @@ static int64_t expand(Subsets *s, int64_t state, const int32_t *answers) {
         put_moves(s, (int32_t)(uint32_t)member, (int32_t)(member >> 32));
     }
     find_cells(s);
-    s->work += s->here.number * s->cells.number / 4;
-    int64_t number = 0, num_brackets = 0;
+    s->work += s->state_moves.number * s->cells.number / 4;
+    int64_t number = 0, num_answered = 0;
     s->cell_entries.number = 0;
     for (int64_t c = 0; c < s->cells.number; c++) {
         Bytes cell = s->cells.at[c];
         int32_t entry = cell_entry(s, &cell);
-        if (entry == UNKNOWN && answers) entry = answers[num_brackets++];
+        if (entry == UNKNOWN && answers) entry = answers[num_answered++];
         if (entry == DEAD) continue;
         int64_t same = 0;
         while (same < number && s->cell_entries.at[same] != entry) same++;
@@ -195,8 +197,8 @@ static int64_t expand(Subsets *s, int64_t state, const int32_t *answers) {
         }
     }
     split_guards(s);
-    s->bracket = s->brackets.at, s->way = s->ways.at, s->num_brackets = s->brackets.number;
-    if (s->num_brackets && !answers) return BRACKETS;
+    s->shown_cells = s->bracket_cells.at, s->shown_moves = s->bracket_moves.at, s->num_shown_cells = s->bracket_cells.number;
+    if (s->num_shown_cells && !answers) return BRACKETS;
     for (int64_t c = 0; c < number; c++) split_classes(s, &s->cells.at[c]);
     for (int64_t k = 0; k < s->num_classes; k++) {
         int byte = lowest(&s->members_of[k]);
@@ -424,10 +426,10 @@ Subsets *sgl_new(void) {
 }
 
 void sgl_free(Subsets *s) {
-    void *all[] = {s->exprs.at, s->arcs.at, s->targets.at, s->threads.at, s->lists.at, s->moves.at, s->here.at, s->guards.at,
-                   s->states.at, s->members.at, s->chosen.at, s->entered.at, s->unsplit.at, s->texts.at, s->needs.at,
-                   s->brackets.at, s->ways.at, s->cells.at, s->cell_entries.at, s->by_members.slots, s->by_parts.slots,
-                   s->by_text.slots,
-                   s->word_sets.at, s->words.at, s->counted.at, s->by_words.slots, s};
+    void *all[] = {s->exprs.at, s->arcs.at, s->targets.at, s->threads.at, s->lists.at, s->moves.at, s->state_moves.at,
+                   s->guards.at, s->states.at, s->members.at, s->chosen.at, s->entered.at, s->unsplit.at, s->texts.at,
+                   s->needs.at, s->bracket_cells.at, s->bracket_moves.at, s->cells.at, s->cell_entries.at,
+                   s->by_members.slots, s->by_parts.slots, s->by_text.slots, s->word_sets.at, s->words.at, s->counted.at,
+                   s->by_words.slots, s};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }

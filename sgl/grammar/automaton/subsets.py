@@ -95,11 +95,11 @@ def compiled() -> ctypes.CDLL | None:
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
-class _Bracket(ctypes.Structure):
+class _BracketCell(ctypes.Structure):
     _fields_ = [("mask", ctypes.c_uint8 * 32), ("first", _LONG), ("number", _LONG)]
 
 
-class _Way(ctypes.Structure):
+class _BracketMove(ctypes.Structure):
     _fields_ = [("origin", _INT), ("kind", _INT), ("target", _INT), ("unused", _INT)]
 
 
@@ -113,9 +113,9 @@ class _Fields(ctypes.Structure):
             (_LONG, "num_rows width max_states num_states num_classes has_counters has_unique_texts"),
             (_POINTER, "needed"),
             (_LONG, "num_needed"),
-            (ctypes.POINTER(_Bracket), "brackets"),
-            (ctypes.POINTER(_Way), "ways"),
-            (_LONG, "num_brackets"),
+            (ctypes.POINTER(_BracketCell), "shown_cells"),
+            (ctypes.POINTER(_BracketMove), "shown_moves"),
+            (_LONG, "num_shown_cells"),
             (_POINTER, "member"),
             (_LONG, "num_members"),
             (_INT, "kind expr target length"),
@@ -185,7 +185,7 @@ class Subsets:
                 self._tell()
             elif why == _BRACKETS:
                 self.take_over()
-                found = [bracket(state, mask, ways) for mask, ways in self._brackets()]
+                found = [bracket(state, mask, moves) for mask, moves in self._brackets()]
                 answers = np.array(found, np.int32).tobytes()
             else:
                 self._make_room(why)
@@ -292,11 +292,11 @@ class Subsets:
     def _brackets(self) -> list[tuple[int, Ways]]:
         fields = self._fields
         found = []
-        for i in range(fields.num_brackets):
-            bracket = fields.brackets[i]
-            ways = fields.ways[bracket.first : bracket.first + bracket.number]
-            moves = [(way.origin, self._move(way.kind, way.target)) for way in ways]
-            found.append((int.from_bytes(bracket.mask, "little"), moves))
+        for i in range(fields.num_shown_cells):
+            cell = fields.shown_cells[i]
+            shown = fields.shown_moves[cell.first : cell.first + cell.number]
+            moves = [(move.origin, self._move(move.kind, move.target)) for move in shown]
+            found.append((int.from_bytes(cell.mask, "little"), moves))
         return found
 
     def _move(self, kind: int, target: int) -> Move:
