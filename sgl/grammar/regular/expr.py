@@ -8,7 +8,6 @@ front, a bounded repeat of any size costs nothing to build, and intersection and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final
@@ -51,7 +50,8 @@ class Compound(Expr):
             arcs = self.raw_arcs()
             if self.is_boolean:
                 check_time()
-                self.known_arcs = arcs = tuple(arc for arc in arcs if not is_empty(arc[1]))  # as other threads may
+                # Threads that do this at once find equal arcs; `is_pruned` comes last, so that none reads others.
+                self.known_arcs = arcs = tuple(arc for arc in arcs if not is_empty(arc[1]))
                 self.is_pruned = True
             return arcs
         return self.known_arcs
@@ -74,17 +74,11 @@ class Concat(Compound):
 
     def _derive(self) -> Arcs:
         head, tail = self.head, self.tail
-        if (
-            isinstance(head, Intersection)
-            and head.excluded is not None
-            and head.kept.nullable == head.nullable
-            and not (head.nullable and bytes_of_arcs(head.excluded.arcs()) & bytes_of_arcs(tail.arcs()))
-        ):  # Away from the words it is as if there were none, and that is known from the start of a key.
-            far = beyond(_concat(head.kept, tail).arcs(), head.excluded.arcs())
-            return grouped((*far, *((mask, _distribute(target, tail)) for mask, target in head.near())))
+        if isinstance(head, Intersection) and (found := head.arcs_before(tail)) is not None:
+            return found
         arcs = tuple((mask, _distribute(target, tail)) for mask, target in head.arcs())
         if head.nullable:
-            return merge_arcs((arcs, tail.arcs()))
+            return merged((arcs, tail.arcs()), union)
         return arcs
 
     def __repr__(self) -> str:
@@ -106,7 +100,7 @@ class Union(Compound):
         self.members = members
 
     def _derive(self) -> Arcs:
-        return merge_arcs(member.arcs() for member in self.members)
+        return merged((member.arcs() for member in self.members), union)
 
     def __repr__(self) -> str:
         return "(" + "|".join(map(repr, self.members)) + ")"
@@ -147,11 +141,23 @@ class Intersection(Compound):
             for kept, other in (members, members[::-1]):
                 if isinstance(other, Complement) and not isinstance(other.body, Compound):
                     self.kept, self.excluded = kept, other.body
-        if self.nullable or _is_most_of_one(members):
+        if self.nullable or _only_excludes_words(members):
             self.known_empty = False
 
-    def near(self) -> list[tuple[int, Expr]]:
-        """Where bytes lead that excluded words go on with."""
+    def arcs_before(self, tail: Expr) -> Arcs | None:
+        """The arcs of this and then `tail`, where excluding words changes only those by their bytes; else None."""
+        if self.excluded is None or self.kept.nullable != self.nullable:
+            return None
+        excluded = self.excluded.arcs()
+        if self.nullable and bytes_of_arcs(excluded) & bytes_of_arcs(tail.arcs()):
+            return None
+        # these are known from the start of a key
+        others = beyond(_concat(self.kept, tail).arcs(), excluded)
+        into = ((mask, _distribute(target, tail)) for mask, target in self.arcs_into_excluded())
+        return grouped((*others, *into))
+
+    def arcs_into_excluded(self) -> list[tuple[int, Expr]]:
+        """The arcs by bytes that excluded words go on with."""
         assert self.excluded is not None
         return [
             (both, intersect(target, complement(rest)))
@@ -162,7 +168,7 @@ class Intersection(Compound):
 
     def _derive(self) -> Arcs:
         if self.excluded is not None:
-            return grouped((*beyond(self.kept.arcs(), self.excluded.arcs()), *self.near()))
+            return grouped((*beyond(self.kept.arcs(), self.excluded.arcs()), *self.arcs_into_excluded()))
         cells: list[tuple[int, list[Expr]]] = [(ALL_BYTES, [])]
         for member in self.members:
             arcs = member.arcs()
@@ -425,7 +431,7 @@ def _explore_empty(start: Expr) -> bool:
     return True
 
 
-def _is_most_of_one(members: tuple[Expr, ...]) -> bool:
+def _only_excludes_words(members: tuple[Expr, ...]) -> bool:
     """Whether an intersection only keeps lists of words out of an endless language: never empty, and no exploring."""
     kept = [one for one in members if not (isinstance(one, Complement) and isinstance(one.body, Words | ByteSet))]
     return len(kept) == 1 and _is_endless(kept[0])
@@ -442,8 +448,3 @@ def _is_endless(expr: Expr) -> bool:
     if isinstance(expr, Union):
         return any(map(_is_endless, expr.members))
     return isinstance(expr, Repeat) and expr.high is None
-
-
-def merge_arcs(lists: Iterable[Arcs]) -> Arcs:
-    """The arcs of a union: bytes that several lists have lead to the union of the targets."""
-    return merged(lists, union)
