@@ -195,6 +195,6 @@ def test_the_ends_of_states_are_the_same(schema: Any, order: KeyOrder) -> None:
     paired = check_equal(fast, slow, max_pairs=500)
     ones, others = (np.array(side, np.int32) for side in zip(*paired.items(), strict=True))
     mine, its = ShortestEnds(fast), ShortestEnds(slow)
-    assert (mine.most_within(ones) == its.most_within(others)).all()
+    assert (mine.max_bytes_within(ones) == its.max_bytes_within(others)).all()
     for i in range(len(ones)):
-        assert mine.most_from(ones[i : i + 1]) == its.most_from(others[i : i + 1])
+        assert mine.max_bytes_from_any(ones[i : i + 1]) == its.max_bytes_from_any(others[i : i + 1])

@@ -203,7 +203,7 @@ class _Reach:
         finish, num_symbols = ShortestEnds(self.automaton), self.automaton.tables.num_symbols
         states: dict[Level, dict[int, int]] = {}  # and what suffices to end the level there
         seen = list(self.seen)
-        sizes = finish.most_within(np.array([state for _, state in seen], np.int32)).tolist()
+        sizes = finish.max_bytes_within(np.array([state for _, state in seen], np.int32)).tolist()
         for (level, state), size in zip(seen, sizes, strict=True):
             states.setdefault(level, {})[state] = size
         most_within = max(max(its_states.values()) for its_states in states.values())

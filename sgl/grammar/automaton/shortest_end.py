@@ -1,8 +1,8 @@
 """A short way to the end of a document from any place in it.
 
-The text is the shortest in bytes but for two choices, where looking for the best would take for ever: which keys of
-an object come first, and how a key may go on whose text matters. It is consistent: what is left of it after some of its
-bytes is what is found there. It may be longer than memory, so it is a rope (`rope.py`). `budget.py` counts its tokens.
+The text is the shortest in bytes but for two choices, which are greedy, not optimal: the order of an object's keys, and
+the text of keys that must be unique. Following the answer byte by byte gives the same answer at every point. It may be
+longer than memory, so it is a rope (`rope.py`). `budget.py` counts its tokens.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class ShortestEnds:
         """Of objects where no undeclared key has been used that may not come again: what `_keys` found."""
         self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}
         """The same of arrays and `_next_items`."""
-        self._most_known: dict[Thread | Node, int] = {}
-        self._most_behind: dict[int, int] = {}
+        self._max_bytes_known: dict[Thread | Node, int] = {}
+        self._max_bytes_behind: dict[int, int] = {}
         self.longest: tuple[str, int] | None = None
         """The keyword that asked for the longest text, and how much it asks for."""
         self._seen_texts = NONE_SEEN
@@ -69,32 +69,33 @@ class ShortestEnds:
         with _bounded_depth():
             return self._end(place)
 
-    def most_within(self, states: Int32Array) -> Int64Array:
-        """How many bytes suffice, whatever was counted, to end the frame that each state stands in."""
-        return self.automaton.subsets.most(states, self._most, within=True)
+    def max_bytes_within(self, states: Int32Array) -> Int64Array:
+        """Bytes that suffice from each state to the end of its frame, whatever was counted there; int64 [S]."""
+        return self.automaton.subsets.most(states, self._max_bytes, within=True)
 
-    def most_from(self, states: Int32Array) -> int:
-        """The most of these, whichever of the readings that stand there is the only one to go on."""
-        return int(self.automaton.subsets.most(states, self._most, within=False).max(initial=0))
+    def max_bytes_from_any(self, states: Int32Array) -> int:
+        """Bytes that suffice from any of the states to the end of its frame, whichever of its threads goes on alone."""
+        return int(self.automaton.subsets.most(states, self._max_bytes, within=False).max(initial=0))
 
-    def most_behind(self, symbol: int) -> int:
-        """The same behind a frame that was pushed as `symbol`, of the frame around it."""
-        found = self._most_behind.get(symbol)
+    def max_bytes_behind(self, symbol: int) -> int:
+        """Bytes that suffice from behind a frame that was pushed as `symbol` to the end of the frame around it."""
+        found = self._max_bytes_behind.get(symbol)
         if found is None:
             nodes = [node for callers in self.automaton.callers[symbol] for _, node in callers]
-            found = self._most_behind[symbol] = max(map(self._most, nodes), default=0)
+            found = self._max_bytes_behind[symbol] = max(map(self._max_bytes, nodes), default=0)
         return found
 
-    def _most(self, begun: Thread | Node) -> int:
-        found = self._most_known.get(begun)
+    def _max_bytes(self, begun: Thread | Node) -> int:
+        """Bytes that suffice from the start of a thread or node to the end of its frame."""
+        found = self._max_bytes_known.get(begun)
         if found is None:
             self._seen_texts = NONE_SEEN
             with _bounded_depth():
                 if isinstance(begun, Lexeme) and isinstance(begun.target, Node):
-                    found = _size(shortest_rope(begun.expr)) + self._most(begun.target)
+                    found = _size(shortest_rope(begun.expr)) + self._max_bytes(begun.target)
                 else:
                     found = _size(self._node(begun, 0) if isinstance(begun, Node) else self._thread(begun, 0, 0))
-            self._most_known[begun] = found
+            self._max_bytes_known[begun] = found
         return found
 
     def _end(self, place: Place) -> Rope:
@@ -179,9 +180,8 @@ class ShortestEnds:
                 if node.then is not None:
                     return self._node(node.then, items)
             case NextItem():
-                return self._next_items(
-                    node.plan, node.items, items + 1, self._seen_texts.used
-                )  # its comma is yet to come
+                # its comma is yet to come
+                return self._next_items(node.plan, node.items, items + 1, self._seen_texts.used)
         threads = node.threads()
         return _shortest_of(self._thread(thread, 0, items) for thread in threads) if threads else _NOTHING
 
@@ -263,23 +263,10 @@ class ShortestEnds:
             end = self._keys_left.get(key) if is_kept else None
             if end is not None:
                 break
-            declared, required = self._next_declared(plan, seen)
-            if required is not None:
-                name, value = plan.names[required], self._property(plan, required)
-                seen = plan.with_declared(seen, required)
-            else:
-                found = [
-                    (plan.names[i], value, plan.with_declared(seen, i))
-                    for i in declared
-                    if (value := self._property(plan, i)) is not None
-                ]
-                found += self._undeclared(plan, seen, used)
-                if seen.met != plan.every_met:  # only an undeclared key can bring what must exist
-                    found = [way for way in found if way[2].met != seen.met]
-                if not found:
-                    return None
-                name, value, seen = min(found, key=lambda way: (-way[2].met, len(way[0]) + way[1].size))
-                used |= {name[:-1]}
+            chosen = self._next_key(plan, seen, used)
+            if chosen is None:
+                return None
+            name, value, seen, used = chosen
             step = _joined(before, name, shortest(plan.after_quote), value)
             if step is None:
                 return None
@@ -294,6 +281,27 @@ class ShortestEnds:
                 _make_room(self._keys_left)
                 self._keys_left[key_of_step] = end
         return end
+
+    def _next_key(
+        self, plan: ObjectPlan, seen: Seen, used: frozenset[bytes]
+    ) -> tuple[bytes, Rope | None, Seen, frozenset[bytes]] | None:
+        """A key with its closing quote, its value, and what has been seen and used behind it: the first required one
+        that may come, else the one that brings most of what must exist, with the fewest bytes."""
+        declared, required = self._next_declared(plan, seen)
+        if required is not None:
+            return plan.names[required], self._property(plan, required), plan.with_declared(seen, required), used
+        found = [
+            (plan.names[i], value, plan.with_declared(seen, i))
+            for i in declared
+            if (value := self._property(plan, i)) is not None
+        ]
+        found += self._undeclared(plan, seen, used)
+        if seen.met != plan.every_met:  # only an undeclared key can bring what must exist
+            found = [one for one in found if one[2].met != seen.met]
+        if not found:
+            return None
+        name, value, seen = min(found, key=lambda one: (-one[2].met, len(one[0]) + one[1].size))
+        return name, value, seen, used | {name[:-1]}
 
     def _next_declared(self, plan: ObjectPlan, seen: Seen) -> tuple[list[int], int | None]:
         """The declared keys that may come next, and the first required one; the others are left out if there is one."""
@@ -333,14 +341,13 @@ class ShortestEnds:
     def _items(self, plan: ArrayPlan, items: Items, commas: int) -> Rope | None:
         """From behind an item to the end of the array."""
         is_done = commas + 1 >= plan.shape.min_items if plan.counts_commas else plan.may_close(items)
-        return (
-            _BRACKET if is_done else _joined(b",", self._next_items(plan, items, commas + 1, self._seen_texts.used))
-        )
+        if is_done:
+            return _BRACKET
+        return _joined(b",", self._next_items(plan, items, commas + 1, self._seen_texts.used))
 
     def _next_items(self, plan: ArrayPlan, items: Items, commas: int, used: frozenset[bytes]) -> Rope | None:
         """The items that are still needed, at least one, and the closing bracket. `used` are strings that may not come
-        again.
-        """
+        again."""
         contains, unique = plan.shape.contains, plan.shape.unique
         is_kept = unique is None and self._guesses is None
         steps: list[tuple[tuple[ArrayPlan, Items, int], Rope]] = []

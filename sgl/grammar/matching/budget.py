@@ -104,15 +104,15 @@ class Budget:
         a look at each token: from the states that tokens came through. Not for automata with unique texts."""
         if mask.most_behind is None:
             finish = self.finish
-            most = finish.most_from(mask.seen)
+            most = finish.max_bytes_from_any(mask.seen)
             opened: list[int] = []  # by frame that a token may open: to the end of those around it
             for around, symbol in mask.opened:
-                opened.append(finish.most_behind(symbol) + (opened[around] if around >= 0 else 0))
+                opened.append(finish.max_bytes_behind(symbol) + (opened[around] if around >= 0 else 0))
             mask.most_behind = mask.longest_word + most + max(opened, default=0)
         most = mask.most_behind
         frame = place.stack
         while frame is not None:
-            most += self.finish.most_behind(frame.symbol)
+            most += self.finish.max_bytes_behind(frame.symbol)
             frame = frame.parent
         return most
 
