@@ -27,7 +27,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.server": ("sgl.runtime.engine", "sgl.runtime.metrics", "sgl.lang.ir", "sgl.lang.typed"),
     "sgl.runtime.metrics": ("sgl.errors",),
     "sgl.runtime.profile": ("sgl.errors",),
-    "sgl.runtime.engine": ("sgl.runtime.profile", "sgl.runtime.startup", "sgl.runtime.program"),
+    "sgl.runtime.engine": ("sgl.runtime.profile", "sgl.runtime.startup", "sgl.runtime.program", "sgl.options"),
     "sgl.runtime.program": ("sgl.runtime.requests", "sgl.lang.ir", "sgl.lang.typed"),
     "sgl.runtime.requests": ("sgl.runtime.loop", "sgl.runtime.config"),
     "sgl.runtime.startup": (
@@ -64,7 +64,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.lang": ("sgl.lang.record", "sgl.machine_limits"),
     "sgl.lang.record": ("sgl.lang.config", "sgl.lang.typed", "sgl.machine_limits"),
     "sgl.lang.config": ("sgl.lang.backends", "sgl.lang.environment"),
-    "sgl.lang.backends": ("sgl.lang.ir", "sgl.lang.typed", "sgl.lang.environment"),
+    "sgl.lang.backends": ("sgl.lang.ir", "sgl.lang.typed", "sgl.lang.environment", "sgl.options"),
     "sgl.lang.environment": (),
     "sgl.lang.typed": ("sgl.lang.ir", "sgl.lang.aio"),
     "sgl.lang.aio": (),
@@ -90,6 +90,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.native_code": (),
     "sgl.models": (),
     "sgl.time_limit": ("sgl.errors",),
+    "sgl.options": (),
     "sgl.errors": (),
 }
 

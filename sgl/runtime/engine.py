@@ -20,6 +20,7 @@ from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import ChatTemplate, RenderedTemplate
 from sgl.lang.ir.interpreter import SharedQuota
+from sgl.options import EngineOptions
 from sgl.runtime import startup
 from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of
 from sgl.runtime.config import EngineConfig
@@ -61,11 +62,10 @@ class Engine:
     EngineDead.
     """
 
-    def __init__(self, model_path: str | os.PathLike[str] | None = None, **options: Any) -> None:
-        if model_path is not None:
-            options["model_path"] = model_path
-        options = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items()}
-        config = EngineConfig.from_options(options)
+    def __init__(self, model_path: str | os.PathLike[str] | None = None, **options: Unpack[EngineOptions]) -> None:
+        given: dict[str, Any] = {**options} if model_path is None else {**options, "model_path": model_path}
+        paths = {name: os.fspath(value) for name, value in given.items() if isinstance(value, os.PathLike)}
+        config = EngineConfig.from_options(given | paths)
         self._home = Home.of_engine()
         thread = EngineThread()
         started = thread.call(lambda: startup.start(config))

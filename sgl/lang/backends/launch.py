@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import requests
 
 from sgl.errors import BackendError, MissingExtra, is_installed, needs_extra
 from sgl.lang.backends.http import unreachable, with_scheme
 from sgl.lang.backends.server import RuntimeEndpoint as RuntimeEndpoint
+from sgl.options import ServerOptions
 
 
 class Runtime:
@@ -34,7 +35,7 @@ class Runtime:
         host: str = "127.0.0.1",
         port: int = 30000,
         api_key: str | None = None,
-        **server_args: Any,
+        **server_args: Unpack[ServerOptions],
     ) -> None:
         if self.command == Runtime.command and not is_installed("torch"):
             raise MissingExtra.of("engine", "sgl.Runtime", "torch")

@@ -1,0 +1,68 @@
+"""The options of engine and server as keyword arguments, for type checkers.
+
+`sgl.runtime.config` explains them, checks their ranges and has their defaults; a test holds both together."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class EngineOptions(TypedDict, total=False):
+    """What `sgl.Engine` takes besides its model."""
+
+    tokenizer_path: str | None
+    skip_tokenizer_init: bool
+    load_format: Literal["auto", "safetensors", "dummy"]
+    context_length: int | None
+    device: str | None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    kv_cache_dtype: Literal["auto", "fp8_e4m3"]
+    quantization: Literal["fp8"] | None
+    attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None
+    prefill_kernel: Literal["fa2", "fa3"] | None
+    disable_cuda_graph: bool
+    cuda_graph_max_bs: int | None
+    page_size: int | None
+    mem_fraction_static: float | None
+    max_total_tokens: int | None
+    max_running_requests: int | None
+    max_queued_requests: int | None
+    max_requests_per_call: int
+    chunked_prefill_size: int | None
+    schedule_policy: Literal["lpm", "fcfs", "priority", "dfs-weight"]
+    schedule_conservativeness: float
+    disable_radix_cache: bool
+    disable_overlap_schedule: bool | None
+    request_timeout: float | None
+    queue_timeout: float | None
+    program_lease_ttl: float
+    stream_interval: int
+    disable_jump_forward: bool
+    json_whitespace: Literal["compact", "flexible"]
+    json_additional_properties: Literal["closed", "schema"]
+    grammar_backend: Literal["sgl", "outlines", "llguidance"]
+    constraint_timeout: float
+    random_seed: int | None
+    check_ledger: bool
+
+
+class ServerOptions(EngineOptions, total=False):
+    """What `sgl.Runtime` takes besides its address, log level and `api_key`."""
+
+    model_path: str
+    admin_api_key: str | None
+    cors_origins: str
+    allowed_hosts: str
+    max_request_bytes: int
+    read_timeout: float
+    write_timeout: float
+    reconnect_grace: float
+    drain_timeout: float
+    watchdog_timeout: float
+    served_model_name: str | None
+    chat_template: str | None
+    reasoning_parser: str | None
+    incremental_streaming_output: bool
+    parity_logprobs: bool
+    otlp_endpoint: str | None
+    log_format: Literal["text", "json"]
