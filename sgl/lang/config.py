@@ -6,12 +6,28 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from sgl.errors import ConfigError, MissingExtra, ProgramError, is_installed
 from sgl.lang.backends.base import Backend
 from sgl.lang.backends.engine import backend_of_model, engine_backend
 from sgl.lang.environment import environment
+
+
+class _Engine(Protocol):
+    """An `sgl.Engine`."""
+
+    def open_program(self, program: Any, sink: Any) -> Any: ...
+
+
+class _Runtime(Protocol):
+    """An `sgl.Runtime`, or anything else that has a backend."""
+
+    @property
+    def endpoint(self) -> Backend: ...
+
+
+AnyBackend: TypeAlias = Backend | _Engine | _Runtime | None
 
 
 @dataclass
@@ -29,7 +45,7 @@ class GlobalConfig:
 global_config = GlobalConfig()
 
 
-def set_default_backend(backend: Any) -> None:
+def set_default_backend(backend: AnyBackend) -> None:
     """Run programs on `backend` unless a run names another."""
     global_config.default_backend = backend
 

@@ -11,11 +11,14 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Generic, Literal, TypeAlias
+
+from typing_extensions import TypeVar
 
 from sgl.errors import InvalidRequest
 from sgl.lang.ir.sampling import DEFAULTS
 
+T = TypeVar("T", default=Any)
 VERSION = 1
 MAX_LEASE_S = 3600.0
 MAX_HELD_CHARACTERS = 16_000_000  # of one program, in streams and values
@@ -105,9 +108,9 @@ class Media(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Gen(Node):
-    """Generate text. `params`: this node's overrides. `constraint`: {kind: value}, kind one of regex, json, ebnf.
-    `client` (parser, tools) stays with the recorder."""
+class Gen(Node, Generic[T]):
+    """Generate text; to type checkers, of a T. `params`: this node's overrides. `constraint`: {kind: value}, kind one
+    of regex, json, ebnf. `client` (parser, tools) stays with the recorder."""
 
     op: ClassVar[str] = "gen"
     name: str | None = None

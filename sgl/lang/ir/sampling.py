@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from sgl.errors import InvalidRequest, RegexSyntaxError, nearest_name
 
@@ -51,6 +51,43 @@ PARAMS: dict[str, Param] = {
     "timeout": Param(None, "number", 0.0, MAX_SECONDS),
     "extra": Param(None, "object"),
 }
+
+
+class SampleOptions(TypedDict, total=False):
+    """Parameters of one sample as keyword arguments, for type checkers. PARAMS has their ranges."""
+
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    stop_regex: str | Sequence[str] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    repetition_penalty: float | None
+    ignore_eos: bool | None
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+    return_text_in_logprobs: bool | None
+    seed: int | None
+    logit_bias: Mapping[int, float] | None
+    priority: int | None
+    timeout: float | None
+    extra: Mapping[str, Any] | None
+
+
+class SamplingOptions(SampleOptions, total=False):
+    """All of PARAMS and RENAMED as keyword arguments, for type checkers."""
+
+    max_tokens: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    n: int | None
+
+
 DEFAULTS: dict[str, Any] = {name: param.default for name, param in PARAMS.items()}
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
 """The original's names, also the engine's."""

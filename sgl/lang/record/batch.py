@@ -19,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from sgl.errors import InvalidRequest
 from sgl.lang.aio import Watched
@@ -29,6 +29,7 @@ from sgl.lang.record.run import context_of_row
 from sgl.lang.record.state import ProgramState
 from sgl.machine_limits import num_processors
 
+T = TypeVar("T")
 CHUNK = 200  # rows that generator_style runs at once
 DEFAULT_CONCURRENCY = 10_000
 
@@ -171,7 +172,7 @@ class _Rows(Watched):
         self.wake()
 
 
-class AsyncBatch:
+class AsyncBatch(Generic[T]):
     """Rows on an event loop: `await` for the list of states, or iterate with `async for`."""
 
     def __init__(
@@ -192,7 +193,7 @@ class AsyncBatch:
         self._max_concurrency = max_concurrency or DEFAULT_CONCURRENCY
         self._return_exceptions = return_exceptions
 
-    def __await__(self) -> Generator[Any, None, list[Any]]:
+    def __await__(self) -> Generator[Any, None, list[T]]:
         return self._all().__await__()
 
     async def _all(self) -> list[Any]:
@@ -202,7 +203,7 @@ class AsyncBatch:
             raise noted(outcomes, first, "arun_batch")
         return outcomes
 
-    async def __aiter__(self) -> AsyncIterator[Any]:
+    async def __aiter__(self) -> AsyncIterator[T]:
         index = 0
         async with contextlib.aclosing(self._outcomes()) as outcomes:
             async for outcome in outcomes:

@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from sgl.errors import InvalidRequest
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.choices import ChoicesSamplingMethod, method_named
 from sgl.lang.ir.reasoning import reasoning_format
-from sgl.lang.ir.sampling import PARAMS, check_regex, sampling_params
+from sgl.lang.ir.sampling import PARAMS, SampleOptions, check_regex, sampling_params
 from sgl.lang.typed.schema import json_constraint, typed
-from sgl.lang.typed.tools import Tool, call_schema, tools_of
+from sgl.lang.typed.tools import Tool, ToolCall, call_schema, tools_of
 
+T = TypeVar("T")
 _PARSERS: dict[Any, Callable[[str], Any]] = {
     "int": int,
     "float": float,
@@ -38,6 +39,77 @@ class GenClient:
     tools: Sequence[Tool] = ()
 
 
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    regex: str | None = None,
+    ebnf: str | None = None,
+    **params: Unpack[SampleOptions],
+) -> ir.Gen[str]: ...
+@overload
+def gen(
+    name: str | None = None, max_tokens: int | None = None, *, schema: type[T], **params: Unpack[SampleOptions]
+) -> ir.Gen[T]: ...
+@overload
+def gen(
+    name: str | None = None, max_tokens: int | None = None, *, dtype: type[T], **params: Unpack[SampleOptions]
+) -> ir.Gen[T]: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    tools: Sequence[Callable[..., Any]],
+    tool_choice: Literal["auto", "required"] = "auto",
+    **params: Unpack[SampleOptions],
+) -> ir.Gen[list[ToolCall]]: ...
+@overload
+def gen(
+    name: str | None = None,
+    *,
+    choices: Sequence[str],
+    choices_method: ChoicesSamplingMethod | str | None = None,
+    temperature: float | None = None,
+) -> ir.Select: ...
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesSamplingMethod | str | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    *,
+    schema: Any = None,
+    ebnf: str | None = None,
+    tools: Sequence[Callable[..., Any]] | None = None,
+    tool_choice: Literal["auto", "required"] = "auto",
+    seed: int | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    repetition_penalty: float | None = None,
+    priority: int | None = None,
+    timeout: float | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> ir.Gen[Any] | ir.Select: ...
 def gen(
     name: str | None = None,
     max_tokens: int | None = None,
@@ -104,14 +176,18 @@ def gen(
     )
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, **params: Any) -> ir.Gen | ir.Select:
+def gen_int(
+    name: str | None = None, max_tokens: int | None = None, *, n: int | None = None, **params: Unpack[SampleOptions]
+) -> ir.Gen[Any]:
     """A gen of dtype int with `gen`'s arguments."""
-    return gen(name, max_tokens, dtype=int, **params)
+    return gen(name, max_tokens, n=n, dtype="int", **params)  # type: ignore[return-value]  # no choices
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, **params: Any) -> ir.Gen | ir.Select:
+def gen_string(
+    name: str | None = None, max_tokens: int | None = None, *, n: int | None = None, **params: Unpack[SampleOptions]
+) -> ir.Gen[Any]:
     """A gen of dtype str, a double-quoted string, with `gen`'s arguments."""
-    return gen(name, max_tokens, dtype=str, **params)
+    return gen(name, max_tokens, n=n, dtype="str", **params)  # type: ignore[return-value]  # no choices
 
 
 def select(
@@ -269,7 +345,13 @@ def _png(pixels: Any) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def parser_of(node: ir.Node) -> Callable[[str], Any]:
-    """The parser of a gen's text; str without schema or dtype."""
-    client = getattr(node, "client", None)
-    return client.parse if client is not None and client.parse else str
+def parser_of(node: ir.Node, *, is_plain: bool = False) -> Callable[[str], Any]:
+    """The parser of a gen's text; str without schema or dtype. `is_plain`: to what JSON has, not the user's types. A
+    gen from a file has no parser of its own."""
+    if not isinstance(node, ir.Gen):
+        return str
+    if not is_plain and node.client is not None:
+        return node.client.parse or str
+    if node.dtype is not None:
+        return _PARSERS[node.dtype]
+    return json.loads if node.constraint and "json" in node.constraint else str

@@ -8,25 +8,30 @@ import inspect
 import os
 import sys
 import weakref
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Unpack, overload
+
+from typing_extensions import TypeVar
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.config import backend_of, global_config
 from sgl.lang.ir.sampling import PARAMS, RENAMED, sampling_params
 from sgl.lang.record import batch
+from sgl.lang.record.call import BatchOptions, Parameters, Row, Rows, RunOptions, takes_call
 from sgl.lang.record.open_runs import Hold, together
 from sgl.lang.record.pool import BodyPool, on_own_thread
 from sgl.lang.record.run import Run, child_seed, current_run, program_of
 from sgl.lang.record.state import AsyncProgramState, ProgramState
 from sgl.lang.record.trace import CompiledProgram, Explanation, NestedCallError, Trace, TracedRun, explain
 
+P = ParamSpec("P")
+R = TypeVar("R", default=Any)
 T = TypeVar("T")
 
 SAMPLING_OPTIONS = PARAMS.keys() | RENAMED.keys()
-RUN_OPTIONS = frozenset({"backend", "stream", "use_thread", "chat_template", "sampling"})
+RUN_OPTIONS = RunOptions.__annotations__.keys() - SAMPLING_OPTIONS
 
 _body_pool = BodyPool(max_threads=1024)  # `def` bodies that stream or that event loops run
 os.register_at_fork(after_in_child=_body_pool.reset)
@@ -42,18 +47,21 @@ class Call:
     sampling: dict[str, Any]
 
 
-class SglFunction:
-    """A program: a function of a state `s` and arguments; see `@sgl.function`."""
+class SglFunction(Parameters[P], Generic[P, R]):
+    """A program: a function of a state `s` and arguments P that returns R; see `@sgl.function`."""
 
     def __init__(
         self,
         func: Callable[..., Any],
         num_api_spec_tokens: int | None = None,
         bind_arguments: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
         self.bind_arguments = dict(bind_arguments or {})
+        self.options = dict(options or {})
+        self.sampling = {name: value for name, value in self.options.items() if name in SAMPLING_OPTIONS}
         self.is_async = inspect.iscoroutinefunction(func)
         self.__doc__, self.__name__ = func.__doc__, func.__name__
         self.__module__, self.__wrapped__ = func.__module__, func
@@ -69,14 +77,23 @@ class SglFunction:
     def __repr__(self) -> str:
         return f"SglFunction({self.__name__})"
 
-    def bind(self, **kwargs: Any) -> SglFunction:
+    def bind(self, **kwargs: Any) -> SglFunction[..., R]:
         """The program with some arguments bound."""
         for name in kwargs:
             if name not in self.arg_names and not self._takes_any:
                 raise self._unknown(name)
-        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs})
+        return SglFunction(self.func, self.num_api_spec_tokens, {**self.bind_arguments, **kwargs}, self.options)
 
-    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+    def with_options(self, **options: Unpack[RunOptions]) -> SglFunction[P, R]:
+        """The program with other defaults for the options of its runs, also for those that its arguments shadow."""
+        for name in options:
+            if name not in SAMPLING_OPTIONS and name not in RUN_OPTIONS:
+                hint = nearest_name(name, {*SAMPLING_OPTIONS, *RUN_OPTIONS})
+                raise TypeError(f"{name!r} is no option of a run{hint}")
+        return SglFunction(self.func, self.num_api_spec_tokens, self.bind_arguments, {**self.options, **options})
+
+    @takes_call
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState[R]:
         """Run the body in this thread and return its state before generation is done: reading waits.
 
         Keywords are program arguments first, then options: `backend`, `stream` (run the body in the background, stream
@@ -94,20 +111,37 @@ class SglFunction:
             state.sync()
         return state
 
-    def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
+    @takes_call
+    def stream(self, *args: Any, **kwargs: Any) -> ProgramState[R]:
         """`run` with stream=True; returns at once, for `text_iter` and `text_async_iter`."""
         call = self._call(args, kwargs)
         call.options["stream"] = True
         return self._stream(call)
 
-    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState:
+    @takes_call
+    async def arun(self, *args: Any, **kwargs: Any) -> ProgramState[R]:
         """Run a `def` or `async def` program on an event loop until it is complete, with `run`'s arguments. Raises the
         body's or program's error; cancelling the task cancels the program."""
         return await self._run_async(self._call(args, kwargs))
 
+    @overload
+    def run_batch(self, batch_kwargs: Rows, **options: Unpack[BatchOptions]) -> list[ProgramState[R]]: ...
+    @overload
+    def run_batch(
+        self, batch_kwargs: Rows, *, return_exceptions: Literal[True], **options: Unpack[BatchOptions]
+    ) -> list[ProgramState[R] | Exception]: ...
+    @overload
     def run_batch(
         self,
-        batch_kwargs: Sequence[Any],
+        batch_kwargs: Rows,
+        *,
+        generator_style: bool = False,
+        return_exceptions: bool = False,
+        **options: Unpack[BatchOptions],
+    ) -> Any: ...
+    def run_batch(
+        self,
+        batch_kwargs: Any,
         *,
         num_threads: int | Literal["auto"] = "auto",
         progress_bar: bool = False,
@@ -127,14 +161,32 @@ class SglFunction:
         run_rows = batch.SyncBatch(self.run, options, num_threads, progress_bar, return_exceptions)
         return run_rows.in_chunks(rows) if generator_style else run_rows(rows)
 
+    @overload
     def arun_batch(
         self,
-        rows: Iterable[Any] | AsyncIterable[Any],
+        rows: Iterable[Row] | AsyncIterable[Row],
+        *,
+        max_concurrency: int | None = None,
+        return_exceptions: Literal[False] = False,
+        **options: Unpack[RunOptions],
+    ) -> batch.AsyncBatch[ProgramState[R]]: ...
+    @overload
+    def arun_batch(
+        self,
+        rows: Iterable[Row] | AsyncIterable[Row],
+        *,
+        max_concurrency: int | None = None,
+        return_exceptions: bool,
+        **options: Unpack[RunOptions],
+    ) -> batch.AsyncBatch[ProgramState[R] | Exception]: ...
+    def arun_batch(
+        self,
+        rows: Any,
         *,
         max_concurrency: int | None = None,
         return_exceptions: bool = False,
         **options: Any,
-    ) -> batch.AsyncBatch:
+    ) -> batch.AsyncBatch[Any]:
         """Run the program for each row of a list or async iterator, at most `max_concurrency` at once. `await` gives
         all states in order; `async for` yields each when done. The first error is raised then, or at its row with
         `async for`, which gives up later rows."""
@@ -148,17 +200,19 @@ class SglFunction:
         """Record the body once; runs of the result fill in arguments. The body must not read values or compute with
         arguments. A body that calls other programs is executed by each run."""
         try:
-            return CompiledProgram(self, Trace.of(self, kwargs), backend)
+            return CompiledProgram(self, Trace.of(self, kwargs), backend or self.options.get("backend"))
         except NestedCallError:
             return CompiledProgram(self.bind(**kwargs), None, backend)
 
+    @takes_call
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """A run's nodes and number of requests. Runs the body once with made-up values."""
-        return explain(self.prepare, args, kwargs)
+        return explain(self.prepare, args, kwargs, self.options.get("backend"))
 
+    @takes_call
     def preview(self, *args: Any, **kwargs: Any) -> str:
         """A run's prompt with made-up values in braces. Runs the body once."""
-        return explain(self.prepare, args, kwargs).text
+        return explain(self.prepare, args, kwargs, self.options.get("backend")).text
 
     def cache(self, backend: Any = None) -> None:
         """Cache every run's constant prefix on the backend, if longer than 64 characters."""
@@ -166,9 +220,11 @@ class SglFunction:
         if len(prefix) > 64:
             backend_of(backend).cache_prefix(prefix)
 
+    @takes_call
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program; within another's body, with its backend, parameters and seed. Await `async def`s."""
-        return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
+        run: Callable[..., Any] = self.arun if self.is_async else self.run
+        return run(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> tuple[ProgramState, Callable[[], None]]:
         """A state, and the call that executes the body."""
@@ -185,7 +241,7 @@ class SglFunction:
 
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         arguments = dict(self.bind_arguments)
-        options: dict[str, Any] = {}
+        options = {name: value for name, value in self.options.items() if name in RUN_OPTIONS}
         sampling: dict[str, Any] = {}
         for name, value in kwargs.items():
             if name in self.arg_names:
@@ -204,7 +260,7 @@ class SglFunction:
         further = options.pop("sampling", None) or {}
         if not isinstance(further, Mapping):
             raise InvalidRequest(f"sampling must be a dict of parameters, not {further!r}", param="sampling")
-        return Call(args, arguments, options, {**further, **sampling})
+        return Call(args, arguments, options, {**self.sampling, **further, **sampling})
 
     def _new_run(self, call: Call) -> Run:
         outer = current_run.get()
@@ -274,15 +330,11 @@ class SglFunction:
 
 
 @overload
-def function(func: Callable[..., Any]) -> SglFunction: ...
-
-
+def function(func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]]) -> SglFunction[P, R]: ...
 @overload
-def function(
-    func: None = None, num_api_spec_tokens: int | None = None
-) -> Callable[[Callable[..., Any]], SglFunction]: ...
-
-
+def function(func: Callable[Concatenate[ProgramState, P], R]) -> SglFunction[P, R]: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> _Decorator: ...
 def function(func: Any = None, num_api_spec_tokens: Any = None) -> Any:
     """Make a function of `s` and arguments a program. `num_api_spec_tokens`: on backends of single calls, generate this
     many tokens ahead and serve later gens from them while the text agrees."""
@@ -294,6 +346,15 @@ def function(func: Any = None, num_api_spec_tokens: Any = None) -> Any:
         message = f"num_api_spec_tokens must be a number of tokens, not {num_api_spec_tokens!r}"
         raise InvalidRequest(message, param="num_api_spec_tokens")
     return SglFunction(func, num_api_spec_tokens)
+
+
+class _Decorator(Protocol):
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[AsyncProgramState, P], Coroutine[Any, Any, R]], /
+    ) -> SglFunction[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[ProgramState, P], R], /) -> SglFunction[P, R]: ...
 
 
 def _state_of(run: Run, *, is_observer: bool = False) -> ProgramState:

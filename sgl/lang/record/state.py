@@ -7,25 +7,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, overload
 
-from sgl.errors import ProgramError
+from typing_extensions import TypeVar
+
 from sgl.lang.aio import Wait, drive, drive_async, spare
 from sgl.lang.ir import nodes as ir
 from sgl.lang.record.cell import Cell, Chunk, Failure, Lazy, cells_of
-from sgl.lang.record.expr import parser_of, role_turn
+from sgl.lang.record.expr import role_turn
 from sgl.lang.record.open_runs import Hold
-from sgl.lang.record.place import misuse, place_text, with_place
+from sgl.lang.record.place import misuse
 from sgl.lang.record.run import Run
 from sgl.lang.record.stream import Stream
-from sgl.lang.typed import tools
+from sgl.lang.record.values import cost_of, meta_of, object_of
 
-S = TypeVar("S", bound="Recording")
+R = TypeVar("R", default=Any)  # what the body returns
+S = TypeVar("S", bound="Recording[Any]")
 T = TypeVar("T")
 JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
 
 
-class Recording:
+class Recording(Generic[R]):
     """The recording part of both states. `is_observer`: outside a body that runs elsewhere; reading then waits for what
     the body has yet to record."""
 
@@ -35,7 +37,7 @@ class Recording:
         self._stream = stream
         self._is_observer = is_observer
         self._hold = hold
-        self.ret_value: Any = None
+        self.ret_value: R = None  # type: ignore[assignment]  # until the body returns
 
     def __iadd__(self, expr: object) -> Self:
         """Append text or an expression. Never waits; raises an earlier node's failure."""
@@ -49,9 +51,9 @@ class Recording:
 
     set_var = __setitem__
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         """Whether the variable is set so far; its value may be pending."""
-        return name in self._stream.names
+        return isinstance(name, str) and name in self._stream.names
 
     def ref(self, name: str) -> ir.Ref | ir.Text:
         """A variable's text, to append without reading it: `s += s.ref("x").strip()`."""
@@ -110,7 +112,7 @@ class Recording:
         `queue_seconds` and `compute_seconds`."""
         totals = Counter[str](requests=self._run.requests)
         for cell in self._run.cells():
-            totals.update(_cost_of(cell.meta))
+            totals.update(cost_of(cell.meta))
         return dict(totals)
 
     def when_done(self, call: Callable[[], object]) -> None:
@@ -153,12 +155,39 @@ class Recording:
             yield from self._stream.named(name)
         variable = self._stream.names.get(name, "")
         yield from self._stream.ready(cells_of((variable,)))
-        return _meta_of(variable)
+        return meta_of(variable)
 
-    def parsed(self, name: str) -> Generator[Wait, None, Any]:
+    def parsed(self, key: str | ir.Node, schema: Any = None) -> Generator[Wait, None, Any]:
         """The steps of `value`."""
+        name = getattr(key, "name", None) if isinstance(key, ir.Node) else key
+        if name is None:
+            raise misuse("value() takes the name of a variable, or a gen or select that has one")
         variable = yield from self._variable(name)
-        return (yield from self._object(variable, name))
+        return (yield from object_of(self._run, self._stream, variable, name, schema=schema))
+
+    def _named(self) -> Generator[Wait, None, list[tuple[str, Any]]]:
+        """Names and variables, in the order in which they were first set; waits for a body that runs elsewhere."""
+        if self._is_observer and not self._run.is_over:
+            yield self._run, lambda: self._run.is_over or self._run.failure is not None
+        return [(name, variable) for name, variable in list(self._stream.names.items()) if name is not None]
+
+    def _texts(self) -> Generator[Wait, None, dict[str, Any]]:
+        found = {}
+        for name, variable in (yield from self._named()):
+            found[name] = yield from self._stream.value(variable)
+        return found
+
+    def _plain(self) -> Generator[Wait, None, dict[str, Any]]:
+        found = {}
+        for name, variable in (yield from self._named()):
+            found[name] = yield from object_of(self._run, self._stream, variable, name, is_plain=True)
+        return found
+
+    def _found(self, name: str, default: Any) -> Generator[Wait, None, Any]:
+        if self._is_observer:
+            yield from self._stream.named(name)
+        is_known = name in self._stream.names or self._stream.failure is not None
+        return (yield from self.observed(name)) if is_known else default
 
     def observed(self, name: str) -> Generator[Wait, None, Any]:
         """The steps of `s[name]`."""
@@ -170,37 +199,9 @@ class Recording:
             yield from self._stream.named(name)
         return self._stream.variable(name)
 
-    def _object(self, variable: Any, name: str) -> Generator[Wait, None, Any]:
-        if isinstance(variable, Lazy) and variable.items is not None:
-            objects = []
-            for item in variable.items:
-                objects.append((yield from self._object(item, name)))
-            return objects
-        if not isinstance(variable, Cell) or variable.address is None:
-            return (yield from self._stream.value(variable))
-        home, index = self._run.stream(variable.address[0]), variable.address[1]
-        node = home.nodes[index]
-        yield from self._stream.ready((variable,))
-        if isinstance(node, ir.Gen) and node.tools:
-            yield from self._stream.ready(home.tool_cells(index))
-            return tools.calls_of(variable.text, variable.meta)
-        parse = parser_of(node)
-        try:
-            texts = variable.value
-            return [parse(text) for text in texts] if isinstance(texts, list) else parse(texts)
-        except (ValueError, LookupError) as error:
-            path = ir.node_path(home.path, index)
-            finish = variable.meta.get("finish_reason")
-            message = f"the text of {name!r} does not match its schema (finish reason: {finish}): {error}"
-            place = place_text(home.places[index])
-            failed = ProgramError(with_place(message, place), node=path, variable=name)
-            failed.place = place
-            raise failed from error
-
     def _whole(self, steps: Generator[Wait, None, T]) -> Generator[Wait, None, T]:
         """The steps, after a body that runs elsewhere has ended."""
-        if self._is_observer and not self._run.is_over:
-            yield self._run, lambda: self._run.is_over or self._run.failure is not None
+        yield from self._named()
         return (yield from steps)
 
     async def text_async_iter(
@@ -228,8 +229,11 @@ class Recording:
             raise error
 
 
-class ProgramState(Recording):
-    """A running or finished program. Reads block; interrupting one, or losing all states, gives the program up."""
+class ProgramState(Recording[R], Mapping[str, Any]):
+    """A running or finished program: a mapping of variables to what `s[name]` gives. Reads block; interrupting one, or
+    losing all states, gives the program up."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # a state is itself, not its variables
 
     def __getitem__(self, name: str) -> Any:
         """A variable's value: text, or a list after n > 1 or a join."""
@@ -237,9 +241,38 @@ class ProgramState(Recording):
 
     get_var = __getitem__
 
-    def value(self, name: str) -> Any:
-        """The object of a gen with schema or dtype, calls of one with tools, else the text."""
-        return drive(self.parsed(name), self.cancel)
+    def __iter__(self) -> Iterator[str]:
+        """The variables' names, in the order in which they were first set; of a streaming run, all to its end."""
+        return iter([name for name, _ in drive(self._named(), self.cancel)])
+
+    def __len__(self) -> int:
+        return len(drive(self._named(), self.cancel))
+
+    def __bool__(self) -> bool:
+        return True  # also without variables
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The variable's value, or `default` if the program never sets it."""
+        return drive(self._found(name, default), self.cancel)
+
+    @overload
+    def value(self, name: ir.Gen[T]) -> T: ...
+    @overload
+    def value(self, name: str | ir.Node, schema: type[T]) -> T: ...
+    @overload
+    def value(self, name: str | ir.Node, schema: Any = None) -> Any: ...
+    def value(self, name: str | ir.Node, schema: Any = None) -> Any:
+        """The object of a gen with schema or dtype, calls of one with tools, else the text. `name`: of the variable, or
+        the gen itself. `schema`: a type as which to parse the text, whatever was asked for."""
+        return drive(self.parsed(name, schema), self.cancel)
+
+    def variables(self) -> dict[str, Any]:
+        """Every variable's `s[name]`; of a streaming run, to its end."""
+        return drive(self._texts(), self.cancel)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every variable's value as JSON has it: typed ones parsed, the others texts."""
+        return drive(self._plain(), self.cancel)
 
     def text(self) -> str:
         """All text so far with templates; of a streaming run, to its end."""
@@ -284,7 +317,7 @@ class ProgramState(Recording):
             raise
 
 
-class AsyncProgramState(Recording):
+class AsyncProgramState(Recording[R]):
     """The state of an `async def` program; reads are awaited: `await s["x"]`."""
 
     def __getitem__(self, name: str) -> Awaitable[Any]:
@@ -293,9 +326,27 @@ class AsyncProgramState(Recording):
 
     get_var = __getitem__
 
-    def value(self, name: str) -> Awaitable[Any]:
-        """The object of a gen with schema or dtype, calls of one with tools, else the text."""
-        return drive_async(self.parsed(name))
+    @overload
+    def value(self, name: ir.Gen[T]) -> Awaitable[T]: ...
+    @overload
+    def value(self, name: str | ir.Node, schema: type[T]) -> Awaitable[T]: ...
+    @overload
+    def value(self, name: str | ir.Node, schema: Any = None) -> Awaitable[Any]: ...
+    def value(self, name: str | ir.Node, schema: Any = None) -> Awaitable[Any]:
+        """`ProgramState.value`, to be awaited."""
+        return drive_async(self.parsed(name, schema))
+
+    def get(self, name: str, default: Any = None) -> Awaitable[Any]:
+        """The variable's value, or `default` if the program never sets it."""
+        return drive_async(self._found(name, default))
+
+    def variables(self) -> Awaitable[dict[str, Any]]:
+        """Every variable's `await s[name]`."""
+        return drive_async(self._texts())
+
+    def to_dict(self) -> Awaitable[dict[str, Any]]:
+        """Every variable's value as JSON has it: typed ones parsed, the others texts."""
+        return drive_async(self._plain())
 
     def text(self) -> Awaitable[str]:
         """All text so far with templates."""
@@ -378,31 +429,3 @@ class AsyncProgramStateGroup(Group[AsyncProgramState]):
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
             self.join()
-
-
-def _meta_of(variable: Any) -> Any:
-    """A finished variable's meta info: a dict, a list for samples and branches, None for text."""
-    if isinstance(variable, Cell):
-        return variable.meta.get("samples", variable.meta)
-    if not isinstance(variable, Lazy):
-        return None
-    if variable.items is not None:
-        return [_meta_of(item) for item in variable.items]
-    return _meta_of(variable.source)
-
-
-_COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")
-
-
-def _cost_of(meta: Mapping[str, Any]) -> Counter[str]:
-    """A node's cost, from `usage` or the meta info of single calls."""
-    cost = Counter[str]()
-    usage = meta.get("usage")
-    if usage is None:
-        for sample in meta.get("samples", (meta,)):
-            cost.update({key: sample[key] for key in _COUNTED if isinstance(sample.get(key), int)})
-        return cost
-    cost.update({"prompt_tokens": usage["new_tokens"] + usage["cached_tokens"]})
-    cost.update({"completion_tokens": usage["generated_tokens"] + usage["forced_tokens"]})
-    cost.update({key: usage[key] for key in ("cached_tokens", "forced_tokens", "queue_seconds", "compute_seconds")})
-    return cost

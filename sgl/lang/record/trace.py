@@ -194,12 +194,16 @@ class Explanation:
 
 
 def explain(
-    prepare: Callable[..., tuple[ProgramState, Callable[[], None]]], args: Sequence[Any], kwargs: Mapping[str, Any]
+    prepare: Callable[..., tuple[ProgramState, Callable[[], None]]],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    backend: Any = None,
 ) -> Explanation:
-    """Execute the prepared body once on made-up values and describe what it asks of a backend."""
-    given = kwargs.get("backend") or global_config.default_backend
-    backend = DryBackend(getattr(getattr(given, "endpoint", given), "chat_template", None))
-    state, execute = prepare(*args, **{**kwargs, "backend": backend})
+    """Execute the prepared body once on made-up values and describe what it asks of a backend: of that in `kwargs`,
+    else `backend`, else the default."""
+    given = kwargs.get("backend") or backend or global_config.default_backend
+    dry = DryBackend(getattr(getattr(given, "endpoint", given), "chat_template", None))
+    state, execute = prepare(*args, **{**kwargs, "backend": dry})
     stopped = None
     try:
         execute()
@@ -212,9 +216,7 @@ def explain(
     except Exception as error:
         stopped = f"{type(error).__name__}: {error}"
     root = state.root
-    return Explanation(
-        [(path, node) for path, _, node in walk(root)], backend.segments, root.partial_text(), stopped
-    )
+    return Explanation([(path, node) for path, _, node in walk(root)], dry.segments, root.partial_text(), stopped)
 
 
 def walk(stream: Stream) -> Iterator[tuple[str, Stream, ir.Node]]:

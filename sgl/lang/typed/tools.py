@@ -31,6 +31,10 @@ class ToolCall:
             return f"error: {type(self.error).__name__}: {self.error}"
         return self.result if isinstance(self.result, str) else json.dumps(self.result, default=str)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The call as JSON has it."""
+        return {"name": self.name, "arguments": self.arguments, "content": self.content()}
+
 
 @dataclass(frozen=True)
 class Tool:
