@@ -122,8 +122,8 @@ def made_up(sources: dict[str, str]) -> House:
     return House([Module(name, source, name in packages) for name, source in sources.items()])
 
 
-OUTSIDE = re.compile(r"(?<![\w/-])(?:\.\./)*shared/|[\"']shared[\"'] */|(?<![\w.])/(?:work|root|home)/\w")
-"""Folders that only somebody's machine has."""
+OUTSIDE = re.compile(r"(?<![\w/-])(?:\.\./)*shared/|[\"']shared[\"'] */|(?<![\w.])/(?:work|root|home(?!/sgl\b))/\w")
+"""Folders that only somebody's machine has; /home/sgl is the images' own."""
 WHERE_DATA_LIES = ".ci/run"
 WRITTEN = ("", ".py", ".md", ".html", ".c", ".h", ".yml", ".yaml", ".toml", ".in")
 
