@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.picture import draw
 from sgl import Engine
 from sgl.runtime.config import EngineConfig
 from tests.tiny_models import tiny_checkpoint
@@ -80,3 +82,16 @@ def test_the_stages_of_a_schema_are_as_shown() -> None:
     found = doctest.testfile(str(page), module_relative=False)
     assert found.attempted > 20
     assert found.failed == 0
+
+
+def test_the_picture_shows_the_committed_figures(tmp_path: Path) -> None:
+    results = json.loads((REPOSITORY / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+    for panel in results["panels"]:
+        assert len(panel["values"]) == len(results["engines"]), panel["title"]
+    drawn = tmp_path / "figures.svg"
+    draw(results, drawn)
+    committed, fresh = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "docs" / "figures.svg", drawn))
+    maker = re.search(r"Matplotlib v[\d.]+", fresh)
+    assert maker is not None
+    if maker[0] in committed:  # other versions draw the same a little differently
+        assert committed == fresh, "run python benchmarks/picture.py"
