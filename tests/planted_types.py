@@ -107,6 +107,19 @@ def programs(engine: sgl.Engine) -> None:
     wide.run(1, 2, 3, 4, seed=1)  # type: ignore[call-overload]
 
 
+async def sessions(engine: sgl.Engine) -> None:
+    """Conversations outside a function."""
+    with sgl.session(engine, temperature=0.5, stream=True) as s:
+        assert_type(s, sgl.ProgramState[Any])
+        s += ORDER
+        assert_type(s.value(ORDER), Order)
+    async with sgl.session() as later:
+        assert_type(await later.value(ORDER), Order)
+
+    sgl.session(engine, temprature=0)  # type: ignore[call-arg]
+    sgl.session("http://localhost")  # type: ignore[arg-type]
+
+
 def values(state: sgl.ProgramState) -> None:
     """What a state's variables are."""
     assert_type(state.value(ORDER), Order)

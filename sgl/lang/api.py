@@ -26,6 +26,7 @@ from sgl.lang.record.expr import user_end as user_end
 from sgl.lang.record.expr import video as video
 from sgl.lang.record.function import SglFunction as SglFunction
 from sgl.lang.record.function import function as function
+from sgl.lang.record.session import session as session
 from sgl.lang.record.state import AsyncProgramState as AsyncProgramState
 from sgl.lang.record.state import ProgramState as ProgramState
 from sgl.lang.typed.tools import describe_tools as describe_tools

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sgl import errors
-from sgl.errors import BackendError, InvalidRequest, SglError
+from sgl.errors import BackendError, InvalidRequest, RequestTimeout, SglError
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient, retry_delay
 from sgl.lang.ir import nodes as ir
@@ -32,10 +32,12 @@ class RemoteSession(Session):
         self._segments: asyncio.Queue[ir.Segment] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
+        self._num_unanswered = 0
 
     def send(self, segment: ir.Segment) -> None:
         if self._is_over:
             return
+        self._num_unanswered += sum(isinstance(node, ir.ANSWERED) for _, node in segment.nodes)
         if self._tasks:
             self._segments.put_nowait(segment)
         else:
@@ -81,6 +83,8 @@ class RemoteSession(Session):
                 raise BackendError(f"{self._http.base_url} has given the program up: {error}") from None
             except SglError as error:
                 failures = 1 if self._last > before else failures + 1
+                if isinstance(error, RequestTimeout) and self._last and not self._num_unanswered:
+                    failures = 1  # the server owes nothing: the program waits for Python
                 if not getattr(error, "retryable", False) or failures > self._http.max_retries:
                     raise
                 delay = min(MAX_PAUSE, retry_delay(failures - 1, error))
@@ -88,6 +92,7 @@ class RemoteSession(Session):
 
     def _take(self, number: int, data: Mapping[str, Any]) -> None:
         kind = data.get("type")
+        self._num_unanswered -= kind == "node_done" and number > self._last
         if kind is None:
             raise BackendError(f"the server failed while it sent events: {data}", retryable=True)
         if number <= self._last:

@@ -221,6 +221,7 @@ class ToolResults(Node):
 
 _ALL = Text, Arg, RoleBegin, RoleEnd, Media, Gen, Select, Ref, ScopeBegin, ScopeEnd, Fork, Join, SetVar, ToolResults
 NODES: dict[str, type[Node]] = {cls.op: cls for cls in _ALL}
+ANSWERED = Gen, Select, RoleBegin, RoleEnd, Media, Ref, ToolResults  # a NodeDone brings their text
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,19 @@ X = TypeVar("X")
 X_co = TypeVar("X_co", covariant=True)
 
 
-class RunOptions(SamplingOptions, total=False):
+class SessionOptions(SamplingOptions, total=False):
+    """The options of a session."""
+
+    stream: bool
+    chat_template: Any
+    sampling: Mapping[str, Any] | None
+
+
+class RunOptions(SessionOptions, total=False):
     """The options of a run."""
 
     backend: AnyBackend
-    stream: bool
     use_thread: bool
-    chat_template: Any
-    sampling: Mapping[str, Any] | None
 
 
 class BatchOptions(RunOptions, total=False):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import sys
 import weakref
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,15 +15,16 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Unpa
 from typing_extensions import TypeVar
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.lang.config import backend_of, global_config
-from sgl.lang.ir.sampling import PARAMS, RENAMED, sampling_params
+from sgl.lang.config import backend_of
+from sgl.lang.ir.sampling import PARAMS, RENAMED
 from sgl.lang.record import batch
 from sgl.lang.record.call import BatchOptions, Parameters, Row, Rows, RunOptions, takes_call
 from sgl.lang.record.open_runs import Hold, together
+from sgl.lang.record.opening import opened, take_sampling
 from sgl.lang.record.pool import BodyPool, on_own_thread
-from sgl.lang.record.run import Run, child_seed, current_run, program_of
+from sgl.lang.record.run import Run
 from sgl.lang.record.state import AsyncProgramState, ProgramState
-from sgl.lang.record.trace import CompiledProgram, Explanation, NestedCallError, Trace, TracedRun, explain
+from sgl.lang.record.trace import CompiledProgram, Explanation, NestedCallError, Trace, explain
 
 P = ParamSpec("P")
 R = TypeVar("R", default=Any)
@@ -257,36 +257,17 @@ class SglFunction(Parameters[P], Generic[P, R]):
         if self.bind_arguments and args:  # for unbound parameters
             arguments |= dict(zip([parameter.name for parameter in self.free], args, strict=False))
             args = args[len(self.free) :]
-        further = options.pop("sampling", None) or {}
-        if not isinstance(further, Mapping):
-            raise InvalidRequest(f"sampling must be a dict of parameters, not {further!r}", param="sampling")
-        return Call(args, arguments, options, {**self.sampling, **further, **sampling})
+        return Call(args, arguments, options, {**self.sampling, **take_sampling(options), **sampling})
 
     def _new_run(self, call: Call) -> Run:
-        outer = current_run.get()
-        if isinstance(outer, TracedRun):
-            raise NestedCallError(f"a trace holds one program, and this one calls {self.__name__!r}")
-        options, sampling = call.options, sampling_params(**call.sampling)
-        chosen, template = options.get("backend"), options.get("chat_template")
-        if outer is not None:
-            sampling = {**outer.program.defaults, **sampling}
-            if "seed" not in sampling:
-                sampling["seed"] = child_seed(outer)
-            chosen = outer.backend if chosen is None else chosen
-            template = template or outer.program.chat_template
-        program = program_of(
+        return opened(
             self.__name__,
-            sampling,
-            stream=bool(options.get("stream")),
-            chat_template=template,
+            call.sampling,
+            backend=call.options.get("backend"),
+            chat_template=call.options.get("chat_template"),
+            stream=bool(call.options.get("stream")),
             speculate_tokens=self.num_api_spec_tokens,
         )
-        run = Run(program, backend_of(chosen))
-        if outer is not None:
-            run.user_loop = outer.user_loop
-        if global_config.verbosity >= 2:
-            run.when_done(lambda: sys.stdout.write(run.root.partial_text() + "\n"))
-        return run
 
     def _body(self, run: Run, call: Call, s: ProgramState, keep: Callable[[Any], None]) -> None:
         """Execute a `def` body here; `keep` gets its result."""

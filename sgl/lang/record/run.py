@@ -131,18 +131,21 @@ class Run(Watched):
         try:
             yield
         except BaseException as error:
-            self.is_over = True
-            add_place(error)
-            self.fail(error, is_body=True)
-            self._inner.cancel()
+            self.body_ended(error)
             raise
         finally:
             current_run.reset(token)
             current_group.reset(group_token)
-        self.end()
+        self.body_ended()
 
-    def end(self) -> None:
-        """The body ended well: send the rest."""
+    def body_ended(self, error: BaseException | None = None) -> None:
+        """Send the rest; or give up, if the body raised `error`."""
+        if error is not None:
+            self.is_over = True
+            add_place(error)
+            self.fail(error, is_body=True)
+            self._inner.cancel()
+            return
         failures = [stream.failure for stream in self._streams]
         self._handled = [failure for failure in failures if failure is not None and failure.is_seen]
         self.is_over = True

@@ -16,8 +16,6 @@ from sgl.lang.record.cell import Cell, Chunk, Failure, Lazy, Part, cells_of, gat
 from sgl.lang.record.messages import messages_of
 from sgl.lang.record.place import Place, here, misuse
 
-ANSWERED = (ir.Gen, ir.Select, ir.RoleBegin, ir.RoleEnd, ir.Media, ir.Ref, ir.ToolResults)
-
 
 class _Recorder(Protocol):
     """The part of `Run` used here."""
@@ -95,7 +93,7 @@ class Stream(Watched):
         elif isinstance(node, ir.Arg):
             self._record(node, self.run.program.args[node.name])
         else:
-            self._record(node, Cell() if isinstance(node, ANSWERED) else "")
+            self._record(node, Cell() if isinstance(node, ir.ANSWERED) else "")
 
     def _append_gen(self, node: ir.Gen | ir.Select) -> None:
         cell = Cell((self.id, len(self.nodes)))

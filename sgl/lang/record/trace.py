@@ -160,7 +160,7 @@ class CompiledProgram:
                 streams[source].join([streams[child] for child in node.children], node.mode)
             elif not isinstance(node, ir.ToolResults):  # recording the gen adds them
                 streams[source].append(node, place)
-        run.end()
+        run.body_ended()
         return ProgramState(run, run.root, hold=Hold(run))
 
     def run_batch(
