@@ -19,7 +19,7 @@ from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
-from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, call_constraint
+from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, call_constraint, merged
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.live_server import OPTIONS, LiveServer, served
 from tests.tiny_models import CALLING_TEMPLATE, WRITTEN_CALLS, calling_checkpoint
@@ -195,8 +195,8 @@ def split(text: str, cuts: list[int], sure: Any) -> Piece:
     """All that the splitter makes of a text, cut into pieces."""
     splitter = AnswerSplitter("qwen3", has_tools=True, sure=sure)
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [splitter.feed(text[a:b]) for a, b in itertools.pairwise(edges)]
-    pieces.append(splitter.feed("", final=True))
+    pieces = [merged(splitter.feed(text[a:b])) for a, b in itertools.pairwise(edges)]
+    pieces.append(merged(splitter.feed("", final=True)))
     whole = Piece("".join(piece.reasoning for piece in pieces), "".join(piece.content for piece in pieces))
     for call in [call for piece in pieces for call in piece.calls]:
         if "id" in call:
@@ -244,11 +244,11 @@ def test_any_arguments_go_out_as_they_come(
 
 def test_arguments_are_streamed_before_they_end() -> None:
     splitter = AnswerSplitter(None, has_tools=True, sure="tags")
-    assert splitter.feed('So: <tool_call>\n{"name": "add", "argu') == Piece(content="So: ")
-    [begun] = splitter.feed('ments": {"a": [1').calls
+    assert splitter.feed('So: <tool_call>\n{"name": "add", "argu') == [Piece(content="So: ")]
+    [begun] = merged(splitter.feed('ments": {"a": [1')).calls
     assert begun["function"] == {"name": "add", "arguments": '{"a": [1'}
-    assert splitter.feed(", 2]").calls == [{"index": 0, "function": {"arguments": ", 2]"}}]
-    assert splitter.feed("}}\n</tool_call>").calls == [{"index": 0, "function": {"arguments": "}"}}]
+    assert merged(splitter.feed(", 2]")).calls == [{"index": 0, "function": {"arguments": ", 2]"}}]
+    assert merged(splitter.feed("}}\n</tool_call>")).calls == [{"index": 0, "function": {"arguments": "}"}}]
 
 
 @pytest.mark.parametrize(("name", "expected"), [("qwen2.5", NOTATION), ("mistral-v3", None)])

@@ -289,7 +289,7 @@ def test_a_timeout_counts_while_others_are_tokenised_or_compiled(
     answer = server.post("/generate", {"text": "a", "timeout": 0.2, "stream": True})
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
     release = threading.Event()
-    monkeypatch.setattr("sgl.runtime.server.openai.prompt_ids", lambda *_: release.wait(PATIENCE) and [3])
+    monkeypatch.setattr("sgl.runtime.server.conversations.prompt_ids", lambda *_: release.wait(PATIENCE) and [3])
     answer = chat(server, timeout=0.2)
     release.set()
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")

@@ -37,6 +37,7 @@ from sgl.runtime.requests.results import PreparedCall, Rid
 from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.scheduler.leases import HeldPrefixes
 
 Result = dict[str, Any]
 
@@ -251,7 +252,27 @@ class Engine:
 
     def flush_cache(self) -> bool:
         """Evict all cached prefixes that no running request holds; returns whether the cache is empty now."""
-        return self._loop.call(self._scheduler.memory.cache.reset) == 0
+
+        def flush() -> int:
+            self._prefixes.clear()
+            return self._scheduler.memory.cache.reset()
+
+        return self._loop.call(flush) == 0
+
+    def hold_prefix(self, name: str, input_ids: Sequence[int], extra_key: str | None = None) -> None:
+        """Keep what is cached of these tokens from eviction for `program_lease_ttl` seconds, as long as requests do not
+        need its pages. All names hold at most a quarter of the cache; the oldest make room."""
+        key = key_of(input_ids)
+        self._loop.post(lambda: self._prefixes.hold(name, key, extra_key, time.monotonic()))
+
+    def release_prefix(self, name: str) -> None:
+        """Let a name's prefix be evicted again."""
+        self._loop.post(lambda: self._prefixes.release(name))
+
+    @cached_property
+    def _prefixes(self) -> HeldPrefixes:
+        memory = self._scheduler.memory
+        return HeldPrefixes(memory.leases, memory.pool.num_pages // 4, self.config.program_lease_ttl)
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer. Raises InvalidRequest without one."""

@@ -6,6 +6,7 @@ The scheduler drops the oldest leases before it retracts or refuses a request; a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 from sgl.runtime.cache.radix import Node, RadixCache
@@ -76,3 +77,48 @@ class Leases:
         del self._leases[lease]
         self.num_pages -= lease.num_pages
         self._cache.unlock(lease.node)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    lease: Lease
+    until: float  # on time.monotonic
+
+
+class HeldPrefixes:
+    """Leases by name, each for a while. Together they hold at most a share of the pages: the oldest make room.
+    Single-threaded."""
+
+    def __init__(self, leases: Leases, max_pages: int, ttl: float) -> None:
+        self._leases = leases
+        self._max_pages = max_pages
+        self._ttl = ttl  # seconds
+        self._prefixes: dict[str, _Prefix] = {}  # oldest first
+        self._num_pages = 0
+
+    def __len__(self) -> int:
+        return len(self._prefixes)
+
+    def hold(self, name: str, key: bytes, namespace: str | None, now: float) -> None:
+        """Hold what is cached of a key under a name, instead of what it held."""
+        self.release(name)
+        lease = self._leases.take(key, namespace)
+        if lease is not None:
+            self._prefixes[name] = _Prefix(lease, now + self._ttl)
+            self._num_pages += lease.num_pages
+        while (oldest := next(iter(self._prefixes), None)) is not None:
+            if self._num_pages <= self._max_pages and self._prefixes[oldest].until > now:
+                return
+            self.release(oldest)
+
+    def release(self, name: str) -> None:
+        """Give a name's pages up, if it has any."""
+        prefix = self._prefixes.pop(name, None)
+        if prefix is not None:
+            self._num_pages -= prefix.lease.num_pages
+            self._leases.release(prefix.lease)
+
+    def clear(self) -> None:
+        """Give all up."""
+        for name in list(self._prefixes):
+            self.release(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sgl.runtime.server.logprobs import CompletionLogprobs
-from sgl.runtime.server.tool_calls import AnswerSplitter, Piece
+from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, merged
 
 Result = dict[str, Any]
 
@@ -112,6 +112,17 @@ class Completion(Choice):
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What an event adds to a turn, in order, for protocols that do not have OpenAI's chunks."""
+
+    pieces: list[Piece]
+    logprobs: list[dict[str, Any]]
+    """Of the event's tokens, wherever they ended up."""
+    ending: dict[str, Any]
+    """With a `finish_reason` that is null until the last event."""
+
+
 class Turn(Choice):
     """A chat's choice."""
 
@@ -134,7 +145,7 @@ class Turn(Choice):
         self._held: dict[str, list[Any]] = {}  # logprobs and token ids of text held back
 
     def choice(self, result: Result) -> dict[str, Any]:
-        piece = self._piece(result)
+        piece = merged(self._pieces(result))
         message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
         if piece.calls:
             calls = [{name: value for name, value in call.items() if name != "index"} for call in piece.calls]
@@ -146,7 +157,7 @@ class Turn(Choice):
 
     def deltas(self, event: Result) -> list[dict[str, Any]]:
         """The new part of the answer, then an empty delta that says why it ended."""
-        piece = self._piece(event)
+        piece = merged(self._pieces(event))
         delta: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
         self._has_begun = True
         if piece.reasoning:
@@ -162,6 +173,12 @@ class Turn(Choice):
             deltas.append(({}, ended))
         return [{"index": self._index, "delta": delta, **ended, **self._let_go()} for delta, ended in deltas]
 
+    def part(self, event: Result) -> Part:
+        """What the next event adds; a whole result is one event."""
+        meta = event["meta_info"]
+        logprobs = [] if self._logprobs is None else self._logprobs(meta)
+        return Part(self._pieces(event), logprobs, self._ending(meta))
+
     def _hold(self, event: Result) -> None:
         """Keep the ids and logprobs of an event."""
         held = self._ids(event)
@@ -176,12 +193,13 @@ class Turn(Choice):
         logprobs = None if self._logprobs is None else {"content": held.pop("logprobs", []), "refusal": None}
         return {"logprobs": logprobs, **({"token_ids": []} if self._with_token_ids else {}), **held}
 
-    def _piece(self, event: Result) -> Piece:
-        piece = self._splitter.feed(self._text(event), final=event["meta_info"]["finish_reason"] is not None)
-        self._has_calls = self._has_calls or bool(piece.calls)
+    def _pieces(self, event: Result) -> list[Piece]:
+        is_last = event["meta_info"]["finish_reason"] is not None
+        pieces = self._splitter.feed(self._text(event), final=is_last)
+        self._has_calls = self._has_calls or any(piece.calls for piece in pieces)
         if not self._with_reasoning:
-            piece.reasoning = ""
-        return piece
+            pieces[0].reasoning = ""
+        return pieces
 
     def _ending(self, meta: dict[str, Any]) -> dict[str, Any]:
         fields = super()._ending(meta)

@@ -27,6 +27,7 @@ from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.origins import Origins
 from sgl.runtime.server.programs import ProgramsApi
+from sgl.runtime.server.responses.api import ResponsesApi
 from sgl.runtime.server.routes import Handler, Route
 from sgl.runtime.server.service import Service
 
@@ -43,7 +44,8 @@ _CORS = {
 
 def build_app(service: Service) -> web.Application:
     """The application of one service. Run it with `handler_cancellation=True`."""
-    routes = [*NativeApi(service).routes(), *OpenAIApi(service).routes(), *ProgramsApi(service).routes()]
+    apis = (NativeApi, OpenAIApi, ResponsesApi, ProgramsApi)
+    routes = [route for api in apis for route in api(service).routes()]
     routes += OperationApi(service, routes).routes()
     guard = _Guard(service, routes)
 

@@ -68,6 +68,12 @@ class Conversations:
 
         return Answers("chat.completion", arguments, body.n or 1, choice, answer_id("chatcmpl", body), told)
 
+    async def num_tokens(self, body: ChatBody) -> int:
+        """The length of a chat's prompt. Raises InvalidRequest and NoSuchModel."""
+        check_model(self._service, body.model)
+        service = self._service
+        return len(await service.aside(prompt_ids, service.tokenizer, service.chat_template, body))
+
     @cached_property
     def _notation(self) -> CallNotation | None:
         tokenizer, template = self._service.tokenizer, self._service.chat_template

@@ -33,7 +33,16 @@ logger = logging.getLogger(__name__)
 _SILENT_SECONDS = 2.0  # four beats missing
 _ENDING_SECONDS = 5.0  # for a clean exit
 _MAX_DELAY = 30.0  # seconds between restarts
-Method = Literal["abort", "flush_cache", "get_server_info", "check_ledger", "start_profile", "stop_profile"]
+Method = Literal[
+    "abort",
+    "flush_cache",
+    "hold_prefix",
+    "release_prefix",
+    "get_server_info",
+    "check_ledger",
+    "start_profile",
+    "stop_profile",
+]
 _IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
 
 

@@ -93,8 +93,9 @@ def error_response(error: Exception) -> web.Response:
 
 
 def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidRequest:
-    """A body's first error; `known`: its fields."""
-    detail = error.errors(include_url=False, include_context=False)[0]
+    """A body's first error; `known`: its fields. A value that none of several kinds fits has the errors of each: the
+    deepest belongs to the kind that was meant."""
+    detail = max(error.errors(include_url=False, include_context=False), key=lambda each: len(each["loc"]))
     place = [str(part) for part in detail["loc"] if str(part) not in _TYPES and "[" not in str(part)]
     param = ".".join(place) or None
     if detail["type"] == "extra_forbidden":

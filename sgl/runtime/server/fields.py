@@ -37,6 +37,7 @@ One: TypeAlias = Annotated[Any, _only(1, 1.0), _UNTOLD]
 Empty: TypeAlias = Annotated[Any, _only("", [], {}), _UNTOLD]
 NoFunctions: TypeAlias = Annotated[Any, _only([], hint="tools have replaced it"), _UNTOLD]
 NoCall: TypeAlias = Annotated[Any, _only("none", "auto", hint="tool_choice has replaced it; leave it out"), _UNTOLD]
+NoMaxTokens: TypeAlias = Annotated[Any, _only(hint="it is called max_output_tokens"), _UNTOLD]
 Nothing: TypeAlias = Annotated[Any, _only(), _UNTOLD]
 Unlimited: TypeAlias = Annotated[Any, _only(-1), _UNTOLD]
 

@@ -36,21 +36,16 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class SamplingBody(Constrained, ForeignFields):
-    """Fields of both endpoints: OpenAI's, then extensions."""
+class EngineFields(Constrained, ForeignFields):
+    """What every protocol takes, under the same names: the sampler's parameters, constraints and scheduling."""
 
     model: str | None = None
-    max_tokens: TokenCount | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -64,9 +59,6 @@ class SamplingBody(Constrained, ForeignFields):
     no_stop_trim: bool | None = None
     include_stop_str_in_output: bool | None = None
     """vLLM's no_stop_trim."""
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    """Write tokens of logprobs as token_id:N."""
     priority: int | None = None
     cache_salt: str | None = None
     """Prefixes are shared only between requests of the same salt."""
@@ -76,6 +68,24 @@ class SamplingBody(Constrained, ForeignFields):
     request_id: str | None = None
     """vLLM's rid."""
     timeout: float | None = None
+
+    def engine_fields(self) -> dict[str, Any]:
+        """These fields, for another body."""
+        return {name: getattr(self, name) for name in EngineFields.model_fields}
+
+
+class SamplingBody(EngineFields):
+    """Fields of completions and chats: OpenAI's, then extensions."""
+
+    max_tokens: TokenCount | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Write tokens of logprobs as token_id:N."""
 
     def sampling_params(self, max_new_tokens: int) -> dict[str, Any]:
         """The engine's sampling parameters, without nulls."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from aiohttp import web
@@ -25,9 +25,10 @@ DONE = b"data: [DONE]\n\n"
 _SMALL = 1 << 15  # bytes that an idle transport takes at once
 
 
-def event(data: Any, event_id: int | None = None) -> bytes:
+def event(data: Any, event_id: int | None = None, *, name: str | None = None) -> bytes:
     """One event; JSON fits on one line."""
     head = "" if event_id is None else f"id: {event_id}\n"
+    head += "" if name is None else f"event: {name}\n"
     return b"%bdata: %b\n\n" % (head.encode(), json_bytes(data))
 
 
@@ -37,8 +38,18 @@ class _EventStream(web.StreamResponse):
     _send_headers_immediately = False
 
 
+def failure(error: Exception) -> bytes:
+    """The event for an error in a stream."""
+    return event(error_body(error))
+
+
 async def send_events(
-    request: web.Request, events: AsyncGenerator[bytes, None], write_timeout: float, *, done: bytes = DONE
+    request: web.Request,
+    events: AsyncGenerator[bytes, None],
+    write_timeout: float,
+    *,
+    done: bytes = DONE,
+    failure: Callable[[Exception], bytes] = failure,
 ) -> web.StreamResponse:
     """Stream events; errors before the first are raised, others sent. A client that stops reading is disconnected."""
     async with contextlib.aclosing(events):
@@ -53,12 +64,12 @@ async def send_events(
             async for data in events:
                 await write(request, response, data, write_timeout)
         except SglError as error:
-            await write(request, response, event(error_body(error)), write_timeout)
+            await write(request, response, failure(error), write_timeout)
         except ConnectionError:
             raise
         except Exception as error:
             logger.exception("the request failed while streaming")
-            await write(request, response, event(error_body(error)), write_timeout)
+            await write(request, response, failure(error), write_timeout)
     await response.write_eof(done)
     return response
 

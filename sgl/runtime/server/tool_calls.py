@@ -81,6 +81,12 @@ class Piece:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
 
+def merged(pieces: list[Piece]) -> Piece:
+    """All pieces of one text as one, where their order does not matter."""
+    content = "".join([piece.content for piece in pieces])
+    return Piece(pieces[0].reasoning, content, [call for piece in pieces for call in piece.calls])
+
+
 class AnswerSplitter:
     """Splits an answer fed in pieces. `sure` calls (`call_constraint`) stream; possible ones are held to the end."""
 
@@ -96,22 +102,25 @@ class AnswerSplitter:
         self._num_calls = 0
         self._arguments: _Arguments | None = None
 
-    def feed(self, text: str, *, final: bool = False) -> Piece:
-        """What the next text adds; `final` releases what is held."""
+    def feed(self, text: str, *, final: bool = False) -> list[Piece]:
+        """What the next text adds, in order: text behind a call begins another piece. `final` releases what is
+        held."""
         piece = Piece(content=text)
+        pieces = [piece]
         if self._reasoning is not None:
             piece.reasoning, piece.content = self._reasoning.feed(text, final=final)
         if not self._has_tools:
-            return piece
+            return pieces
         self._held += piece.content
         piece.content = self._free_text(final=final)
-        while self._is_call and self._is_sure() and self._follow(piece):
-            piece.content += self._free_text(final=final)
+        while self._is_call and self._is_sure() and self._follow(pieces[-1]):
+            if behind := self._free_text(final=final):
+                pieces.append(Piece(content=behind))
         if final and self._held:
             if not self._num_calls:
                 self._find(piece)
             self._held = ""
-        return piece
+        return pieces
 
     def _is_sure(self) -> bool:
         return self._sure == "all" or (self._sure == "tags" and self._is_tagged)

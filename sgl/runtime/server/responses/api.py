@@ -1,0 +1,304 @@
+"""OpenAI's Responses API: a translation to chats and back, and the responses that are stored."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from sgl.errors import EngineDead, InvalidRequest
+from sgl.runtime.requests.aside import aside
+from sgl.runtime.server import encoding, sse
+from sgl.runtime.server.answers import Answers, Result, Turn
+from sgl.runtime.server.conversations import Conversations, check_model, streamed, whole
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import NotThere, error_body
+from sgl.runtime.server.identity import caller
+from sgl.runtime.server.protocol import ChatBody
+from sgl.runtime.server.reader import is_small
+from sgl.runtime.server.responses import replies
+from sgl.runtime.server.responses.body import InputBody, Item, ReferenceItem, ResponsesBody
+from sgl.runtime.server.responses.store import ResponseStore, Stored
+from sgl.runtime.server.responses.translation import chat_of, truncated
+from sgl.runtime.server.responses.writer import ResponseWriter, usage
+from sgl.runtime.server.routes import Api, endpoint
+from sgl.runtime.server.service import Service
+
+_ITEMS = TypeAdapter(list[Item])
+_MAX_LISTED = 100
+_ONE = "/v1/responses/{id:(?!input_tokens(?:/|$))[^/]+}"  # other methods of input_tokens are not for a response
+
+
+class PreviousMissing(InvalidRequest):
+    """The response to go on from is not stored."""
+
+    code = "previous_response_not_found"
+
+
+class ResponsesApi(Api):
+    """The endpoints of responses, and the stored ones."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._conversations = Conversations(service)
+        self._store = ResponseStore()
+        self._running: dict[str, _Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @endpoint(
+        "POST /v1/responses",
+        body=ResponsesBody,
+        example={"input": "Hello", "max_output_tokens": 16},
+        answer=replies.Response,
+        streams=True,
+    )
+    async def create(self, request: web.Request, body: ResponsesBody) -> web.StreamResponse:
+        """Answer in a conversation, whose earlier turns may be stored here."""
+        run = await self._run(body)
+        if body.stream:
+            timeout = self._service.config.write_timeout
+            return await sse.send_events(request, self._events(run), timeout, done=b"", failure=run.failure)
+        with self._while_running(run):
+            [result] = await whole(self._service, run.answers)
+            size = encoding.size_of_result(result)
+            await aside(lambda: list(self._written(run, result)), size)
+            await self._keep(run, result)
+            return await encoding.answer(lambda: run.writer.response, size)
+
+    @endpoint(
+        "POST /v1/responses/input_tokens", body=InputBody, example={"input": "Hello"}, answer=replies.InputTokens
+    )
+    async def input_tokens(self, request: web.Request, body: InputBody) -> web.Response:
+        """How many tokens the prompt of a response would have."""
+        chat, _, _ = await self._chat(body)
+        number = await self._conversations.num_tokens(chat)
+        return json_response({"object": "response.input_tokens", "input_tokens": number})
+
+    @endpoint(f"GET {_ONE}", answer=replies.Response)
+    async def retrieve(self, request: web.Request) -> web.Response:
+        """A stored response."""
+        if request.query.get("stream", "false").lower() != "false":
+            raise InvalidRequest("a stored response is not streamed again: leave stream out", param="stream")
+        identity = request.match_info["id"]
+        run = self._running.get(identity)
+        if run is not None and run.is_stored and caller.get().may_reach(run.owner):
+            return json_response(run.writer.response)
+        stored = self._store.find(identity, caller.get())
+        return json_response(await self._service.aside(stored.response))
+
+    @endpoint(f"GET {_ONE}/input_items", answer=replies.Items)
+    async def input_items(self, request: web.Request) -> web.Response:
+        """The items that a stored response answered, the latest first."""
+        stored = self._store.find(request.match_info["id"], caller.get())
+        return json_response(_page(await self._service.aside(stored.inputs), request))
+
+    @endpoint(f"DELETE {_ONE}", answer=replies.Deleted)
+    async def delete(self, request: web.Request) -> web.Response:
+        """Forget a stored response."""
+        identity = request.match_info["id"]
+        self._store.delete(identity, caller.get())
+        self._tell("release_prefix", identity)
+        return json_response({"id": identity, "object": "response", "deleted": True})
+
+    @endpoint(f"POST {_ONE}/cancel", answer=replies.Response)
+    async def cancel(self, request: web.Request) -> web.Response:
+        """End a response that is being answered."""
+        identity = request.match_info["id"]
+        run = self._running.get(identity)
+        if run is None or not caller.get().may_reach(run.owner):
+            self._store.find(identity, caller.get())
+            raise InvalidRequest(f"the response {identity!r} has ended: it cannot be cancelled", param="id")
+        await self._service.engine.call("abort", run.answers.arguments["rid"], run.owner or "")
+        return json_response({**run.writer.response, "status": "cancelled"})
+
+    # ── from a body to a run ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, body: ResponsesBody) -> _Run:
+        check_model(self._service, body.model)
+        chat, own, earlier = await self._chat(body)
+        answers = await self._conversations.answers(chat)
+        run = _Run(answers, ResponseWriter(self._response(body)))
+        answers.arguments.setdefault("rid", run.id)
+        if run.is_stored:
+            run.input = own
+            run.earlier = earlier
+        return run
+
+    async def _chat(self, body: InputBody) -> tuple[ChatBody, list[dict[str, Any]], Stored | None]:
+        """The whole chat, the body's own items with ids, and what it goes on from."""
+        earlier = None
+        if body.previous_response_id is not None:
+            try:
+                earlier = self._store.find(body.previous_response_id, caller.get())
+            except NotThere as error:
+                raise PreviousMissing(str(error), param="previous_response_id") from None
+        given: list[Any] = body.input if isinstance(body.input, list) else []
+        holders = {
+            item.id: self._store.with_item(item.id, caller.get())
+            for item in given
+            if isinstance(item, ReferenceItem)
+        }
+        return await self._service.aside(self._assembled, body, earlier, holders)
+
+    def _assembled(
+        self, body: InputBody, earlier: Stored | None, holders: dict[str, Stored]
+    ) -> tuple[ChatBody, list[dict[str, Any]], Stored | None]:
+        own: list[dict[str, Any]] = []
+        if isinstance(body.input, str):
+            own.append({"type": "message", "role": "user", "content": body.input})
+        outputs = {stored: stored.response()["output"] for stored in holders.values()}
+        for item in body.input if isinstance(body.input, list) else ():
+            if isinstance(item, ReferenceItem):
+                own.append(next(one for one in outputs[holders[item.id]] if one["id"] == item.id))
+            else:
+                own.append(item.model_dump(exclude_none=True))
+        history = [] if earlier is None else earlier.items()
+        chat = chat_of(body, _ITEMS.validate_python([*history, *own]))
+        if body.truncation == "auto":
+            context = self._service.engine.config.context_length
+            chat = truncated(chat, self._service.tokenizer, self._service.chat_template, context or 1)
+        listed = [{**_as_listed(item), "id": item.get("id") or f"msg_{uuid.uuid4().hex}"} for item in own]
+        return chat, listed, earlier
+
+    def _response(self, body: ResponsesBody) -> dict[str, Any]:
+        """The response before its output."""
+        text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
+        reasoning = {} if body.reasoning is None else body.reasoning.model_dump(exclude_none=True)
+        tools = [
+            {**tool.model_dump(by_alias=True), "strict": tool.strict is not False} for tool in body.tools or ()
+        ]
+        choice = body.tool_choice
+        return {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self._service.model_name,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": None, "summary": None, **reasoning},
+            "store": body.store is not False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": {"type": "text"}, **text},
+            "tool_choice": (choice if isinstance(choice, str) else choice.model_dump()) if choice else "auto",
+            "tools": tools,
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": body.truncation or "disabled",
+            "usage": None,
+        }
+
+    # ── from results to a response ──────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _while_running(self, run: _Run) -> Iterator[None]:
+        self._running[run.id] = run
+        try:
+            yield
+        finally:
+            del self._running[run.id]
+
+    async def _events(self, run: _Run) -> AsyncGenerator[bytes, None]:
+        with self._while_running(run):
+            async with aclosing(streamed(self._service, run.answers)) as events:
+                begun = _joined(run.writer.begin())
+                async for event in events:
+                    size = encoding.size_of_result(event)
+                    data = await aside(partial(_joined, self._written(run, event)), size)
+                    if event["meta_info"]["finish_reason"] is not None:
+                        await self._keep(run, event)
+                    if begun or data:  # errors before the first have their HTTP status
+                        yield begun + data
+                        begun = b""
+
+    def _written(self, run: _Run, result: Result) -> Iterator[dict[str, Any]]:
+        """Events of a result, or of one of the engine's events."""
+        part = run.answers.choice(0).part(result)
+        yield from run.writer.add(part)
+        if part.ending["finish_reason"] is not None:
+            reasoning = run.writer.reasoning
+            num_reasoning = len(self._service.tokenizer.encode(reasoning)) if reasoning else 0
+            yield from run.writer.end(part.ending, usage(result, num_reasoning))
+
+    async def _keep(self, run: _Run, result: Result) -> None:
+        """Store a response, and lease what the engine knows of it."""
+        if not run.is_stored:
+            return
+        about = (run.writer.response, run.input, run.earlier, caller.get())
+        self._store.add(Stored(*about) if is_small.get() else await self._service.aside(Stored, *about))
+        ids = [*run.answers.arguments["input_ids"], *result["output_ids"]]
+        self._tell("hold_prefix", run.id, ids, run.answers.arguments.get("extra_key"))
+
+    def _tell(self, method: Any, *arguments: Any) -> None:
+        """Have the engine do something that nobody waits for."""
+
+        async def tell() -> None:
+            with suppress(EngineDead):
+                await self._service.engine.call(method, *arguments)
+
+        task = asyncio.get_running_loop().create_task(tell())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Run:
+    """A response that is being answered."""
+
+    def __init__(self, answers: Answers[Turn], writer: ResponseWriter) -> None:
+        self.answers = answers
+        self.writer = writer
+        self.id: str = writer.response["id"]
+        self.owner = caller.get().name
+        self.is_stored: bool = writer.response["store"]
+        self.input: list[dict[str, Any]] = []
+        self.earlier: Stored | None = None
+
+    def failure(self, error: Exception) -> bytes:
+        """The last events of a stream that failed."""
+        return _joined(self.writer.fail(error_body(error)["error"]))
+
+
+def _joined(events: Iterator[dict[str, Any]]) -> bytes:
+    return b"".join([sse.event(event, name=event["type"]) for event in events])
+
+
+def _as_listed(item: dict[str, Any]) -> dict[str, Any]:
+    """An item of the input as it is listed: contents are lists of parts."""
+    if item.get("type") == "message" and isinstance(item["content"], str):
+        kind = "output_text" if item["role"] == "assistant" else "input_text"
+        return {**item, "content": [{"type": kind, "text": item["content"]}]}
+    return item
+
+
+def _page(items: list[dict[str, Any]], request: web.Request) -> dict[str, Any]:
+    """A part of a list, as `limit`, `order` and `after` say."""
+    query = request.query
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= _MAX_LISTED:
+        raise InvalidRequest(f"limit must be from 1 to {_MAX_LISTED}", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", param="order")
+    if order == "desc":
+        items = items[::-1]
+    if after is not None:
+        places = [number for number, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise InvalidRequest(f"there is no item {after!r:.80}", param="after")
+        items = items[places[0] + 1 :]
+    shown = items[: int(limit)]
+    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return {"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)}

@@ -1,0 +1,213 @@
+"""Bodies of OpenAI's Responses API. `translation` makes chats of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from sgl.runtime.server.fields import Anything, Empty, Lenient, NoMaxTokens, Nothing, Off, Strict, also_takes
+from sgl.runtime.server.protocol import EngineFields, TokenCount
+
+MAX_METADATA = 16
+"""Pairs of metadata."""
+
+
+class TextPart(Lenient):
+    """A piece of a message or of a tool's output."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[TextPart]
+
+
+class MessageItem(Lenient):
+    """A turn."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: str | None = None
+
+
+class CallItem(Lenient):
+    """An earlier call of a function."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+class CallOutputItem(Lenient):
+    """What a function answered."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+    id: str | None = None
+
+
+class ReasoningText(Lenient):
+    """A piece of reasoning or of its summary."""
+
+    text: str
+
+
+class ReasoningItem(Lenient):
+    """Earlier reasoning."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[ReasoningText] | None = None
+    content: list[ReasoningText] | None = None
+
+
+class ReferenceItem(Lenient):
+    """An item of a stored response, by its id."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: str
+
+
+def _kind(value: Any) -> Any:
+    """The type of an item; it may be left out of messages and references."""
+    if not isinstance(value, dict):
+        return getattr(value, "type", None)
+    given = value.get("type")
+    if given is not None:
+        return given
+    return "message" if "role" in value else "item_reference"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ReferenceItem, Tag("item_reference")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(Strict):
+    """A function that the model may call. `strict` is true unless it says otherwise."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: Off = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    output_schema: Anything = None
+    async_: Off = Field(None, alias="async")
+
+
+class ToolName(Lenient):
+    """A tool by its name."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedNames(Lenient):
+    """The tools that may be called, and whether one must be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ToolName] = Field(min_length=1)
+
+
+class TextFormat(Strict):
+    """The form of the answer's text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Strict):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Anything = None
+
+
+class ReasoningOptions(Strict):
+    """Options of reasoning. Answers hold the reasoning itself, and no summary."""
+
+    effort: str | None = None
+    mode: Literal["standard"] | None = None
+    summary: Anything = None
+    generate_summary: Anything = None
+    context: Anything = None
+
+
+class StreamOptions(Strict):
+    """Options of a stream."""
+
+    include_obfuscation: Off = None
+
+
+class InputBody(EngineFields):
+    """POST /v1/responses/input_tokens, and what it shares with /v1/responses."""
+
+    input: str | list[Item] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | AllowedNames | ToolName | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Template variables such as enable_thinking."""
+    conversation: Nothing = None
+    personality: Nothing = None
+
+
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
+@also_takes(
+    (Anything, "max_tool_calls background_options image"),  # of tools, runs and images that there are none of
+    (Nothing, "prompt moderation access_programs"),
+    (NoMaxTokens, "max_tokens max_completion_tokens"),
+    (Off, "background"),
+    (Empty, "context_management"),
+)
+class ResponsesBody(InputBody):
+    """POST /v1/responses."""
+
+    max_output_tokens: TokenCount | None = None
+    top_logprobs: int | None = None
+    include: list[Include] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=MAX_METADATA),
+        ]
+        | None
+    ) = None
+    store: bool | None = None
+    """True unless it says otherwise: the answer can be read again and gone on from, while there is room."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
