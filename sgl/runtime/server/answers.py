@@ -142,6 +142,8 @@ class Turn(Choice):
         self._with_reasoning = with_reasoning
         self._has_begun = False
         self._has_calls = False
+        self._in_text = False
+        self._blank = ""  # white space that begins a text, or nothing
         self._held: dict[str, list[Any]] = {}  # logprobs and token ids of text held back
 
     def choice(self, result: Result) -> dict[str, Any]:
@@ -174,10 +176,21 @@ class Turn(Choice):
         return [{"index": self._index, "delta": delta, **ended, **self._let_go()} for delta, ended in deltas]
 
     def part(self, event: Result) -> Part:
-        """What the next event adds; a whole result is one event."""
+        """What the next event adds; a whole result is one event. White space alone is no text, beside a call."""
         meta = event["meta_info"]
+        pieces = self._pieces(event)
+        for piece in pieces:
+            text = self._blank + piece.content
+            if self._in_text or text.strip():
+                piece.content, self._blank, self._in_text = text, "", True
+            else:
+                piece.content, self._blank = "", text
+            if piece.calls:
+                self._blank, self._in_text = "", False
+        if meta["finish_reason"] is not None and not self._has_calls:
+            pieces.append(Piece(content=self._blank))
         logprobs = [] if self._logprobs is None else self._logprobs(meta)
-        return Part(self._pieces(event), logprobs, self._ending(meta))
+        return Part(pieces, logprobs, self._ending(meta))
 
     def _hold(self, event: Result) -> None:
         """Keep the ids and logprobs of an event."""

@@ -20,8 +20,10 @@ from aiohttp import web
 from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.deadline import Deadline, deadline
-from sgl.runtime.server.errors import NotThere, WrongKey, error_response
+from sgl.runtime.server.errors import NotThere, Shape, WrongKey, error_response
 from sgl.runtime.server.identity import ADMIN, Caller, caller, new_identity, request_id
+from sgl.runtime.server.messages.api import MessagesApi
+from sgl.runtime.server.messages.replies import error_shape as messages_error
 from sgl.runtime.server.native import NativeApi
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
@@ -35,16 +37,18 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EMBEDDINGS = ("/encode", "/v1/embeddings")  # clients may look for these
+_SHAPES: dict[str, Shape] = {"/v1/messages": messages_error}  # of errors, by the beginning of a path
 _CORS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID, X-Request-Id",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID, X-Api-Key, X-Request-Id, "
+    "Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access",
     "Access-Control-Max-Age": "86400",
 }
 
 
 def build_app(service: Service) -> web.Application:
     """The application of one service. Run it with `handler_cancellation=True`."""
-    apis = (NativeApi, OpenAIApi, ResponsesApi, ProgramsApi)
+    apis = (NativeApi, OpenAIApi, ResponsesApi, MessagesApi, ProgramsApi)
     routes = [route for api in apis for route in api(service).routes()]
     routes += OperationApi(service, routes).routes()
     guard = _Guard(service, routes)
@@ -137,16 +141,16 @@ class _Guard:
             async with due.enforced():
                 return await handler(request)
         except web.HTTPNotFound:
-            return error_response(self._no_such_endpoint(request.path))
-        except web.HTTPException as error:
-            return error_response(error)
-        except SglError as error:
-            return error_response(error)
+            failure: Exception = self._no_such_endpoint(request.path)
+        except (web.HTTPException, SglError) as error:
+            failure = error
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
             logger.exception("the request failed")
-            return error_response(error)
+            failure = error
+        shapes = (shape for start, shape in _SHAPES.items() if request.path.startswith(start))
+        return error_response(failure, next(shapes, dict))
 
     def _no_such_endpoint(self, path: str) -> NotThere:
         if path in _EMBEDDINGS:
@@ -161,7 +165,7 @@ class _Guard:
         if route is not None and route.is_open:
             return Caller(None, is_admin=False)
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        given = _digest(key if kind.lower() == "bearer" else "")
+        given = _digest(key if kind.lower() == "bearer" else request.headers.get("X-Api-Key", ""))
         found = self._stranger
         for expected, owner in self._keys:  # compare all: the time must not tell which key matched
             if hmac.compare_digest(given, expected):
@@ -177,6 +181,8 @@ class _Guard:
         if isinstance(request.protocol, Connection):
             request.protocol.is_owed = False
         response.headers["X-Request-Id"] = request_id.get() or new_identity()
+        if request.path.startswith("/v1/messages"):  # Anthropic's name
+            response.headers["Request-Id"] = response.headers["X-Request-Id"]
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
         origin = request.headers.get("Origin")

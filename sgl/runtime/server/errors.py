@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +27,9 @@ _RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves sooner than a rest
 _PARAM_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000  # an error may repeat what was sent
 _TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # pydantic's names for branches of a union
+
+
+Shape = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class NotThere(InvalidRequest):
@@ -75,8 +79,8 @@ def described(message: str, status: int, code: str | None = None, param: str | N
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: Exception) -> web.Response:
-    """The answer to a request that failed before its answer began."""
+def error_response(error: Exception, shape: Shape = dict) -> web.Response:
+    """The answer to a request that failed before its answer began. `shape`: makes a protocol's body of ours."""
     if isinstance(error, web.HTTPException):
         headers, message = {}, error.reason
         if isinstance(error, web.HTTPExpectationFailed):
@@ -84,12 +88,12 @@ def error_response(error: Exception) -> web.Response:
         if isinstance(error, web.HTTPMethodNotAllowed):
             headers["Allow"] = ", ".join(sorted(error.allowed_methods))
             message = f"this endpoint is not for {error.method}, but for {headers['Allow']}"
-        return json_response(described(message, error.status), error.status, headers)
+        return json_response(shape(described(message, error.status)), error.status, headers)
     status = error.http_status if isinstance(error, SglError) else 500
     headers = {"Retry-After": _RETRY_AFTER[status]} if status in _RETRY_AFTER else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(error_body(error), status, headers)
+    return json_response(shape(error_body(error)), status, headers)
 
 
 def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidRequest:

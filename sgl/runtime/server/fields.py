@@ -37,9 +37,13 @@ One: TypeAlias = Annotated[Any, _only(1, 1.0), _UNTOLD]
 Empty: TypeAlias = Annotated[Any, _only("", [], {}), _UNTOLD]
 NoFunctions: TypeAlias = Annotated[Any, _only([], hint="tools have replaced it"), _UNTOLD]
 NoCall: TypeAlias = Annotated[Any, _only("none", "auto", hint="tool_choice has replaced it; leave it out"), _UNTOLD]
-NoMaxTokens: TypeAlias = Annotated[Any, _only(hint="it is called max_output_tokens"), _UNTOLD]
 Nothing: TypeAlias = Annotated[Any, _only(), _UNTOLD]
 Unlimited: TypeAlias = Annotated[Any, _only(-1), _UNTOLD]
+
+
+def called(name: str) -> Any:
+    """A field that goes by another name here."""
+    return Annotated[Any, _only(hint=f"it is called {name}"), _UNTOLD]
 
 
 _NULL = WithJsonSchema({"type": "null"})

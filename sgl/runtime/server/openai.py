@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
@@ -36,7 +37,9 @@ class OpenAIApi(Api):
     @endpoint("GET /v1/models", answer=replies.Models)
     async def models(self, request: web.Request) -> web.Response:
         """The served model, as a list."""
-        return json_response({"object": "list", "data": [self._model()]})
+        model = self._model()
+        pages = {"first_id": model["id"], "last_id": model["id"], "has_more": False}  # Anthropic's
+        return json_response({"object": "list", "data": [model], **pages})
 
     @endpoint("GET /v1/models/{model:.+}", answer=replies.Model)
     async def model(self, request: web.Request) -> web.Response:
@@ -130,6 +133,9 @@ class OpenAIApi(Api):
             "object": "model",
             "created": int(service.started),
             "owned_by": "sgl",
+            "type": "model",  # from here on Anthropic's
+            "display_name": service.model_name,
+            "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(timespec="seconds"),
             "root": service.engine.config.model_path,
             "max_model_len": service.engine.config.context_length,
         }

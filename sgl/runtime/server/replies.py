@@ -141,6 +141,9 @@ class Model(TypedDict):
     object: Literal["model"]
     created: int
     owned_by: str
+    type: Literal["model"]
+    display_name: str
+    created_at: str
     root: str
     max_model_len: int
 
@@ -150,6 +153,9 @@ class Models(TypedDict):
 
     object: Literal["list"]
     data: list[Model]
+    first_id: str
+    last_id: str
+    has_more: bool
 
 
 class PromptTokensDetails(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from aiohttp import web
@@ -30,6 +30,11 @@ def event(data: Any, event_id: int | None = None, *, name: str | None = None) ->
     head = "" if event_id is None else f"id: {event_id}\n"
     head += "" if name is None else f"event: {name}\n"
     return b"%bdata: %b\n\n" % (head.encode(), json_bytes(data))
+
+
+def named(events: Iterable[dict[str, Any]]) -> bytes:
+    """Events with their types as names."""
+    return b"".join([event(each, name=each["type"]) for each in events])
 
 
 class _EventStream(web.StreamResponse):

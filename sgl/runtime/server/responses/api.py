@@ -215,10 +215,10 @@ class ResponsesApi(Api):
     async def _events(self, run: _Run) -> AsyncGenerator[bytes, None]:
         with self._while_running(run):
             async with aclosing(streamed(self._service, run.answers)) as events:
-                begun = _joined(run.writer.begin())
+                begun = sse.named(run.writer.begin())
                 async for event in events:
                     size = encoding.size_of_result(event)
-                    data = await aside(partial(_joined, self._written(run, event)), size)
+                    data = await aside(partial(sse.named, self._written(run, event)), size)
                     if event["meta_info"]["finish_reason"] is not None:
                         await self._keep(run, event)
                     if begun or data:  # errors before the first have their HTTP status
@@ -269,11 +269,7 @@ class _Run:
 
     def failure(self, error: Exception) -> bytes:
         """The last events of a stream that failed."""
-        return _joined(self.writer.fail(error_body(error)["error"]))
-
-
-def _joined(events: Iterator[dict[str, Any]]) -> bytes:
-    return b"".join([sse.event(event, name=event["type"]) for event in events])
+        return sse.named(self.writer.fail(error_body(error)["error"]))
 
 
 def _as_listed(item: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from sgl.runtime.server.fields import Anything, Empty, Lenient, NoMaxTokens, Nothing, Off, Strict, also_takes
+from sgl.runtime.server.fields import Anything, Empty, Lenient, Nothing, Off, Strict, also_takes, called
 from sgl.runtime.server.protocol import EngineFields, TokenCount
 
 MAX_METADATA = 16
@@ -189,7 +189,7 @@ Include = Literal[
 @also_takes(
     (Anything, "max_tool_calls background_options image"),  # of tools, runs and images that there are none of
     (Nothing, "prompt moderation access_programs"),
-    (NoMaxTokens, "max_tokens max_completion_tokens"),
+    (called("max_output_tokens"), "max_tokens max_completion_tokens"),
     (Off, "background"),
     (Empty, "context_management"),
 )

@@ -21,7 +21,6 @@ class ResponseWriter:
         self._item: dict[str, Any] | None = None  # being written
         self._texts: list[str] = []  # of it
         self._written: list[dict[str, Any]] = []  # its logprobs
-        self._blank = ""  # white space that begins a message, or nothing
         self._logprobs: list[dict[str, Any]] = []  # of tokens whose text did not come yet
         self._reasoning: list[str] = []
         self._number = 0
@@ -43,11 +42,7 @@ class ResponseWriter:
             if piece.reasoning:
                 yield from self._add_text("reasoning", piece.reasoning)
             if piece.content:
-                text = self._blank + piece.content
-                is_begun = self._item is not None and self._item["type"] == "message"
-                self._blank = "" if is_begun or text.strip() else text
-                if not self._blank:
-                    yield from self._add_text("message", text)
+                yield from self._add_text("message", piece.content)
             for call in piece.calls:
                 yield from self._add_call(call)
 
@@ -55,7 +50,7 @@ class ResponseWriter:
         """The last events."""
         status = _STATUSES.get(ending["finish_reason"], "completed")
         if self._item is None and not self.response["output"]:  # an empty text is an answer
-            yield from self._add_text("message", self._blank)
+            yield from self._add_text("message", "")
         yield from self._close("completed" if status == "completed" else "incomplete")
         self.response |= {"usage": usage, "status": status}
         if status == "incomplete":
@@ -91,7 +86,6 @@ class ResponseWriter:
     def _add_call(self, call: dict[str, Any]) -> Iterator[Event]:
         """A call's first delta, or more of its arguments."""
         function = call["function"]
-        self._blank = ""
         if "id" in call:
             yield from self._close()
             about = {"call_id": call["id"], "name": function["name"], "arguments": ""}
@@ -102,7 +96,7 @@ class ResponseWriter:
 
     def _open(self, item: dict[str, Any]) -> Iterator[Event]:
         self._item = {"id": _PREFIXES[item["type"]] + uuid.uuid4().hex, **item}
-        self._texts, self._written, self._blank = [], [], ""
+        self._texts, self._written = [], []
         yield self._event("response.output_item.added", item=dict(self._item))
 
     def _close(self, status: str = "completed") -> Iterator[Event]:

@@ -1,0 +1,143 @@
+"""Bodies of Anthropic's Messages API. `translation` makes chats of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from sgl.runtime.server.fields import Anything, Empty, Lenient, Nothing, Off, Strict, also_takes, called
+from sgl.runtime.server.protocol import EngineFields, TokenCount
+
+
+class TextBlock(Lenient):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolUseBlock(Lenient):
+    """An earlier call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Lenient):
+    """What a tool answered."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(Lenient):
+    """Earlier reasoning."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedBlock(Lenient):
+    """Reasoning of another server, which nobody can read."""
+
+    type: Literal["redacted_thinking"]
+
+
+def _kind(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedBlock, Tag("redacted_thinking")],
+    Discriminator(_kind),
+]
+
+
+class Turn(Lenient):
+    """A turn; a system's changes the instructions from there on."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class ClientTool(Strict):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] | None = None
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Off = None
+    cache_control: Anything = None
+    eager_input_streaming: Anything = None
+    input_examples: Empty = None
+
+
+class ToolChoice(Strict):
+    """Which tools may or must be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(Strict):
+    """The form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Strict):
+    """Options of the answer."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class Thinking(Strict):
+    """Whether to reason, for models whose template can say so; `budget_tokens` is advice that none takes."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Anything = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+@also_takes(
+    (Anything, "cache_control inference_geo service_tier speed user_profile_id workspace_id"),
+    (Nothing, "container diagnostics"),
+    (Empty, "context_management mcp_servers"),
+)
+class CountBody(EngineFields):
+    """POST /v1/messages/count_tokens, and what it shares with /v1/messages."""
+
+    messages: list[Turn] = Field(min_length=1)
+    system: str | list[TextBlock] | None = None
+    tools: list[ClientTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """The beta's name of output_config.format."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Template variables such as enable_thinking."""
+
+
+@also_takes((called("stop_sequences"), "stop"))
+class MessagesBody(CountBody):
+    """POST /v1/messages."""
+
+    max_tokens: TokenCount
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None

@@ -1,0 +1,130 @@
+"""Anthropic's messages and bodies as a ChatBody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.server.constrained import ResponseFormat
+from sgl.runtime.server.messages.body import (
+    ClientTool,
+    CountBody,
+    MessagesBody,
+    OutputFormat,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from sgl.runtime.server.protocol import (
+    CalledFunction,
+    ChatBody,
+    ChosenName,
+    ChosenTool,
+    Function,
+    Message,
+    Tool,
+    ToolCall,
+)
+
+
+def chat_of(body: CountBody) -> ChatBody:
+    """The chat that a body asks for. Raises InvalidRequest."""
+    messages = [message for turn in body.messages for message in _messages(turn)]
+    if body.system:
+        text = body.system if isinstance(body.system, str) else "\n\n".join(block.text for block in body.system)
+        messages.insert(0, Message(role="system", content=text))
+    fields: dict[str, Any] = {
+        **body.engine_fields(),
+        "messages": messages,
+        "tools": None if body.tools is None else [Tool(function=_function(tool)) for tool in body.tools],
+        "chat_template_kwargs": {**_thinking(body), **(body.chat_template_kwargs or {})} or None,
+        "include_reasoning": None if body.thinking is None else body.thinking.display != "omitted",
+    }
+    if body.tool_choice is not None:
+        fields["tool_choice"] = _choice(body.tool_choice)
+        fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
+    if body.messages[-1].role == "assistant":  # the answer's beginning
+        if messages[-1].tool_calls:
+            raise InvalidRequest("the last message calls tools: their results are needed", param="messages")
+        fields["continue_final_message"] = True
+    if (wanted := _format(body)) is not None:
+        if body.response_format is not None:
+            message = "response_format is called output_config.format here: give one"
+            raise InvalidRequest(message, param="response_format")
+        fields["response_format"] = ResponseFormat.model_validate({"type": "json_schema", "schema": wanted.schema_})
+    if body.output_config is not None:
+        fields["reasoning_effort"] = body.output_config.effort
+    if isinstance(body, MessagesBody):
+        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
+    return ChatBody.model_construct(**fields)
+
+
+def _messages(turn: Turn) -> Iterator[Message]:
+    """A turn's messages: results of tools are messages of their own."""
+    if isinstance(turn.content, str):
+        yield Message(role=turn.role, content=turn.content)
+        return
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[ToolCall] = []
+    for block in turn.content:
+        if isinstance(block, ToolResultBlock):
+            if texts:
+                yield Message(role=turn.role, content="".join(texts))
+                texts = []
+            yield Message(role="tool", content=_result(block), tool_call_id=block.tool_use_id)
+        elif isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ThinkingBlock):
+            reasoning.append(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            calls.append(ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=block.input)))
+    if texts or reasoning or calls or not turn.content:
+        yield Message(
+            role=turn.role,
+            content="".join(texts),
+            reasoning_content="".join(reasoning) or None,
+            tool_calls=calls or None,
+        )
+
+
+def _result(block: ToolResultBlock) -> str:
+    content = block.content or ""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return f"error: {text}" if block.is_error else text
+
+
+def _function(tool: ClientTool) -> Function:
+    return Function.model_construct(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+
+
+def _choice(choice: ToolChoice) -> Any:
+    if (choice.type == "tool") != (choice.name is not None):
+        raise InvalidRequest(
+            "tool_choice has a name if it is of type tool, and only then", param="tool_choice.name"
+        )
+    if choice.name is not None:
+        return ChosenTool(function=ChosenName(name=choice.name))
+    return {"any": "required"}.get(choice.type, choice.type)
+
+
+def _thinking(body: CountBody) -> dict[str, Any]:
+    """Variables of templates, which use one of these names."""
+    if body.thinking is None:
+        return {}
+    return dict.fromkeys(("enable_thinking", "thinking"), body.thinking.type != "disabled")
+
+
+def _format(body: CountBody) -> OutputFormat | None:
+    inside = None if body.output_config is None else body.output_config.format
+    if inside is not None and body.output_format is not None:
+        raise InvalidRequest(
+            "output_format is an old name of output_config.format: give one", param="output_format"
+        )
+    return inside or body.output_format
