@@ -218,7 +218,17 @@ def test_the_admins_key_alone_flushes_and_profiles(served: Callable[..., LiveSer
 def test_every_door_but_the_open_ones_asks_for_a_key(served: Callable[..., LiveServer]) -> None:
     server = served(**KEYS)
     described = server.get("/openapi.json").json()["paths"]
-    is_open = {"/health", "/health_generate", "/ready", "/ping", "/version", "/openapi.json", "/docs", "/"}
+    is_open = {
+        "/health",
+        "/health_generate",
+        "/ready",
+        "/ping",
+        "/version",
+        "/api/version",
+        "/openapi.json",
+        "/docs",
+        "/",
+    }
     for path, methods in described.items():
         for method in methods:
             answer = requests.request(method, server.url + path.replace("{", "").replace("}", ""), timeout=PATIENCE)

@@ -56,10 +56,15 @@ class Started:
     scheduler: Scheduler
     eos_ids: frozenset[int]
     kv_bytes: int
+    weight_bytes: int
+    num_weights: int
 
     def facts(self) -> dict[str, Any]:
         """Facts for users beside the options."""
         return {
+            "architecture": self.model_config.architecture,
+            "num_weights": self.num_weights,
+            "weight_bytes": self.weight_bytes,
             "kv_bytes": self.kv_bytes,
             "eos_token_ids": sorted(self.eos_ids),
             "torch_version": torch.__version__,
@@ -169,7 +174,18 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
     )
     pool = PagePool(num_pages, page_size)
     scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache)
-    return Started(config, model_config, tokenizer, runner, scheduler, eos_ids, kv_bytes)
+    tensors = list(model.weights.tensors())
+    return Started(
+        config,
+        model_config,
+        tokenizer,
+        runner,
+        scheduler,
+        eos_ids,
+        kv_bytes,
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        num_weights=sum(tensor.numel() for tensor in tensors),
+    )
 
 
 def freeze(started: Started) -> bool:

@@ -25,6 +25,8 @@ from sgl.runtime.server.identity import ADMIN, Caller, caller, new_identity, req
 from sgl.runtime.server.messages.api import MessagesApi
 from sgl.runtime.server.messages.replies import error_shape as messages_error
 from sgl.runtime.server.native import NativeApi
+from sgl.runtime.server.ollama.api import OllamaApi
+from sgl.runtime.server.ollama.replies import error_shape as ollama_error
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.origins import Origins
@@ -36,8 +38,15 @@ from sgl.runtime.server.service import Service
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_EMBEDDINGS = ("/encode", "/v1/embeddings")  # clients may look for these
-_SHAPES: dict[str, Shape] = {"/v1/messages": messages_error}  # of errors, by the beginning of a path
+_NO_EMBEDDINGS = "there are no embeddings: the models that are served here generate"
+_NO_MODELS = "there is one model here, which requests neither load nor change: /api/tags names it"
+_ABSENT = {
+    **dict.fromkeys(("/encode", "/v1/embeddings", "/api/embed", "/api/embeddings"), _NO_EMBEDDINGS),
+    **dict.fromkeys((f"/api/{verb}" for verb in ("pull", "push", "create", "copy", "delete")), _NO_MODELS),
+}
+"""What clients may look for."""
+_SHAPES: dict[str, Shape] = {"/v1/messages": messages_error, "/api/": ollama_error}
+"""Of errors, by the beginning of a path."""
 _CORS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "Authorization, Content-Type, Last-Event-ID, X-Api-Key, X-Request-Id, "
@@ -48,7 +57,7 @@ _CORS = {
 
 def build_app(service: Service) -> web.Application:
     """The application of one service. Run it with `handler_cancellation=True`."""
-    apis = (NativeApi, OpenAIApi, ResponsesApi, MessagesApi, ProgramsApi)
+    apis = (NativeApi, OpenAIApi, ResponsesApi, MessagesApi, OllamaApi, ProgramsApi)
     routes = [route for api in apis for route in api(service).routes()]
     routes += OperationApi(service, routes).routes()
     guard = _Guard(service, routes)
@@ -153,8 +162,8 @@ class _Guard:
         return error_response(failure, next(shapes, dict))
 
     def _no_such_endpoint(self, path: str) -> NotThere:
-        if path in _EMBEDDINGS:
-            return NotThere("there are no embeddings: the models that are served here generate", param="path")
+        if path in _ABSENT:
+            return NotThere(_ABSENT[path], param="path")
         hint = nearest_name(path, self._paths)
         return NotThere(f"there is no endpoint {path!r}{hint}; /openapi.json lists them", param="path")
 

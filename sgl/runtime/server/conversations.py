@@ -30,14 +30,16 @@ class Conversations:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def answers(self, body: ChatBody) -> Answers[Turn]:
-        """Render, constrain and check a chat. Raises InvalidRequest, NoSuchModel and ContextTooLong."""
+    async def answers(self, body: ChatBody, ids: list[int] | None = None) -> Answers[Turn]:
+        """Render, constrain and check a chat. `ids`: its prompt, if it is not rendered from the messages. Raises
+        InvalidRequest, NoSuchModel and ContextTooLong."""
         check_model(self._service, body.model)
         num_top = _top_logprobs(body)
         service = self._service
         tokenizer = service.tokenizer
         context = service.engine.config.context_length or 1
-        ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context)
+        if ids is None:
+            ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         if limit is None:  # what fits into the context and an answer
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
@@ -86,7 +88,7 @@ class Conversations:
 def check_model(service: Service, name: str | None) -> None:
     """Raise NoSuchModel for another model than the served one."""
     served = service.model_name
-    if name not in (None, "", "default", served, service.engine.config.model_path):
+    if name not in (None, "", "default", served, f"{served}:latest", service.engine.config.model_path):
         raise NoSuchModel(f"the model {name!r} does not exist: this server has {served!r}", param="model")
 
 

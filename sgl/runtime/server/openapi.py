@@ -92,6 +92,7 @@ class _ForGenerators(GenerateJsonSchema):
 def _operation(route: Route, path: str, schemas: Schemas) -> dict[str, Any]:
     by_type = {"application/json": schemas[route.answer], "text/event-stream": _EVENTS}
     types = [route.content_type, *(["text/event-stream"] if route.streams else [])]
+    types += ["application/x-ndjson"] if route.lines else []
     answer = {each: {"schema": by_type.get(each, _TEXT)} for each in types}
     error = {"content": {"application/json": {"schema": schemas[route.failure]}}}
     operation: dict[str, Any] = {

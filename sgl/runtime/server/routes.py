@@ -30,7 +30,8 @@ class Route:
     example: dict[str, Any] | None = None  # of a body
     answer: Any = dict[str, Any]  # the type of its JSON, see `replies`
     failure: Any = Error
-    streams: bool = False  # if asked to
+    streams: bool = False  # events, if asked to
+    lines: bool = False  # of JSON, unless asked not to
     headers: tuple[str, ...] = ()  # that it reads itself
     is_open: bool = False  # needs no API key
     for_admin: bool = False  # needs the admin key, if set

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -55,13 +55,14 @@ async def send_events(
     *,
     done: bytes = DONE,
     failure: Callable[[Exception], bytes] = failure,
+    headers: Mapping[str, str] = HEADERS,
 ) -> web.StreamResponse:
     """Stream events; errors before the first are raised, others sent. A client that stops reading is disconnected."""
     async with contextlib.aclosing(events):
         if request.method == "HEAD":
-            return web.Response(headers=HEADERS)
+            return web.Response(headers=headers)
         first = await anext(events, None)
-        response = _EventStream(headers=HEADERS)
+        response = _EventStream(headers=headers)
         await response.prepare(request)
         try:
             if first is not None:

@@ -1,0 +1,200 @@
+"""Ollama's API: chats and prompts are our chats, answered in lines of JSON. There is one model, and it stays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.requests.aside import aside
+from sgl.runtime.server import encoding, sse
+from sgl.runtime.server.answers import Answers, Turn
+from sgl.runtime.server.conversations import Conversations, check_model, streamed, whole
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import error_body
+from sgl.runtime.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
+from sgl.runtime.server.ollama.replies import (
+    OllamaChat,
+    OllamaDetails,
+    OllamaError,
+    OllamaGenerated,
+    OllamaModel,
+    OllamaModels,
+    OllamaShown,
+    Writer,
+    error_shape,
+    line,
+    timestamp,
+)
+from sgl.runtime.server.replies import Version
+from sgl.runtime.server.routes import Api, endpoint
+from sgl.runtime.server.service import VERSION, Service
+
+_HEADERS = {**sse.HEADERS, "Content-Type": "application/x-ndjson"}
+_NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
+_HELLO = {"messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 16}, "stream": False}
+_ONCE = {"prompt": "Once upon a time", "options": {"num_predict": 16}, "stream": False}
+
+
+class OllamaApi(Api):
+    """Ollama's endpoints."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._conversations = Conversations(service)
+
+    @endpoint(
+        "POST /api/chat", body=OllamaChatBody, example=_HELLO, answer=OllamaChat, failure=OllamaError, lines=True
+    )
+    async def chat(self, request: web.Request, body: OllamaChatBody) -> web.StreamResponse:
+        """Answer in a conversation; in lines unless stream is false."""
+        answers = None
+        if body.messages:
+            self._check_thinking(body.think)
+            answers = await self._conversations.answers(body.chat())
+        return await self._answer(request, body, answers)
+
+    @endpoint(
+        "POST /api/generate",
+        body=OllamaGenerateBody,
+        example=_ONCE,
+        answer=OllamaGenerated,
+        failure=OllamaError,
+        lines=True,
+    )
+    async def generate(self, request: web.Request, body: OllamaGenerateBody) -> web.StreamResponse:
+        """Answer a prompt; in lines unless stream is false. Raw, or without a chat template, continue it."""
+        answers = None
+        if body.prompt:
+            tokenizer = self._service.tokenizer
+            has_template = self._service.chat_template is not None or tokenizer.has_chat_template
+            if body.raw or not has_template:
+                limit = self._service.engine.config.context_length
+                ids = await self._service.aside(partial(tokenizer.encode, body.prompt, limit=limit))
+                answers = await self._conversations.answers(body.raw_chat(), ids.tolist())
+            else:
+                self._check_thinking(body.think)
+                answers = await self._conversations.answers(body.chat())
+        return await self._answer(request, body, answers)
+
+    def _check_thinking(self, think: bool | str | None) -> None:
+        """Raise InvalidRequest for thinking that nobody would find in the answer."""
+        if think and self._service.config.reasoning_parser is None:
+            message = "this server does not tell thinking from answers: start it with --reasoning-parser"
+            raise InvalidRequest(message, param="think")
+
+    async def _answer(
+        self, request: web.Request, body: OllamaChatBody | OllamaGenerateBody, answers: Answers[Turn] | None
+    ) -> web.StreamResponse:
+        writer = Writer(body.model or self._service.model_name, is_chat=isinstance(body, OllamaChatBody))
+        if answers is None:  # clients load and unload models like this
+            check_model(self._service, body.model)
+            if str(body.keep_alive) in ("0", "0s", "0.0"):
+                raise InvalidRequest("the model stays: stop the server to unload it", param="keep_alive")
+            return json_response(writer.empty())
+        if body.stream is not False:
+            timeout = self._service.config.write_timeout
+            lines = self._lines(answers, writer)
+            return await sse.send_events(request, lines, timeout, done=b"", failure=_failure, headers=_HEADERS)
+        [result] = await whole(self._service, answers)
+        size = encoding.size_of_result(result)
+        turn = answers.choice(0)
+        return await encoding.answer(lambda: writer.whole(turn.choice(result), result["meta_info"]), size)
+
+    async def _lines(self, answers: Answers[Turn], writer: Writer) -> AsyncGenerator[bytes, None]:
+        turn = answers.choice(0)
+        async with aclosing(streamed(self._service, answers)) as events:
+            async for event in events:
+                meta = event["meta_info"]
+
+                def written(event: dict[str, Any] = event, meta: dict[str, Any] = meta) -> list[bytes]:
+                    return [line(each) for delta in turn.deltas(event) for each in writer.lines(delta, meta)]
+
+                for data in await aside(written, encoding.size_of_result(event)):
+                    yield data
+
+    # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @endpoint("GET /api/tags", answer=OllamaModels, failure=OllamaError)
+    async def tags(self, request: web.Request) -> web.Response:
+        """The served model, as a list."""
+        return json_response({"models": [await self._model()]})
+
+    @endpoint("GET /api/ps", answer=OllamaModels, failure=OllamaError)
+    async def running(self, request: web.Request) -> web.Response:
+        """The same: it is always loaded."""
+        info, model = await self._info(), await self._model()
+        size = info["weight_bytes"] + info["kv_bytes"]
+        on_device = size if str(info["device"]).startswith("cuda") else 0
+        more = {"expires_at": _NEVER, "size_vram": on_device, "context_length": info["context_length"]}
+        return json_response({"models": [{**model, "size": size, **more}]})
+
+    @endpoint("POST /api/show", body=OllamaShowBody, example={"model": ""}, answer=OllamaShown, failure=OllamaError)
+    async def show(self, request: web.Request, body: OllamaShowBody) -> web.Response:
+        """The served model's kind, chat template and abilities."""
+        service = self._service
+        check_model(service, body.model or body.name)
+        info, model = await self._info(), await self._model()
+        template = service.chat_template
+        if template is None and service.engine.tokenizer is not None:
+            template = service.engine.tokenizer.hf.chat_template
+        abilities = ["completion", *(["tools"] if template else [])]
+        abilities += ["thinking"] if service.config.reasoning_parser is not None else []
+        family = model["details"]["family"]
+        return json_response(
+            {
+                "modelfile": f"FROM {info['model_path']}\n",
+                "parameters": "",
+                "template": str(template or ""),
+                "details": model["details"],
+                "model_info": {
+                    "general.architecture": family,
+                    "general.parameter_count": info["num_weights"],
+                    f"{family}.context_length": info["context_length"],
+                },
+                "capabilities": abilities,
+                "modified_at": model["modified_at"],
+            }
+        )
+
+    @endpoint("GET /api/version", answer=Version, failure=OllamaError, is_open=True)
+    async def version(self, request: web.Request) -> web.Response:
+        """Our own release."""
+        return json_response({"version": VERSION})
+
+    async def _model(self) -> OllamaModel:
+        info, name = await self._info(), self._service.model_name
+        family = info["architecture"].removesuffix("ForCausalLM").lower()
+        details: OllamaDetails = {
+            "parent_model": "",
+            "format": "safetensors",
+            "family": family,
+            "families": [family],
+            "parameter_size": _size(info["num_weights"]),
+            "quantization_level": (info["quantization"] or info["dtype"]).upper(),
+        }
+        return {
+            "name": name,
+            "model": name,
+            "modified_at": timestamp(self._service.started),
+            "size": info["weight_bytes"],
+            "digest": hashlib.sha256(name.encode()).hexdigest(),  # tells models apart; weights are not read for it
+            "details": details,
+        }
+
+    async def _info(self) -> dict[str, Any]:
+        info: dict[str, Any] = await self._service.engine.call("get_server_info")
+        return info
+
+
+def _failure(error: Exception) -> bytes:
+    return line(error_shape(error_body(error)))
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"

@@ -1,0 +1,209 @@
+"""What Ollama's endpoints answer, for /openapi.json, and how its answers are written. Durations are nanoseconds."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from sgl.runtime.server.encoding import json_bytes
+from sgl.runtime.server.replies import ChatTokenLogprob
+
+
+class OllamaError(TypedDict):
+    """A request that failed."""
+
+    error: str
+
+
+class OllamaCalled(TypedDict):
+    """The called function."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaToolCall(TypedDict):
+    """A call."""
+
+    id: str
+    function: OllamaCalled
+
+
+class OllamaTurn(TypedDict):
+    """The answer's turn, or what a line adds to it."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaToolCall]]
+
+
+class _Answer(TypedDict):
+    """What every answer and line of a stream has; the last has the counts."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: NotRequired[str]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    logprobs: NotRequired[list[ChatTokenLogprob]]
+
+
+class OllamaChat(_Answer):
+    """The answer of /api/chat."""
+
+    message: OllamaTurn
+
+
+class OllamaGenerated(_Answer):
+    """The answer of /api/generate."""
+
+    response: str
+    thinking: NotRequired[str]
+
+
+class OllamaDetails(TypedDict):
+    """A model's kind."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(TypedDict):
+    """A model; while it runs, also until when."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    expires_at: NotRequired[str]
+    size_vram: NotRequired[int]
+    context_length: NotRequired[int]
+
+
+class OllamaModels(TypedDict):
+    """All of them: one."""
+
+    models: list[OllamaModel]
+
+
+class OllamaShown(TypedDict):
+    """More of a model."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+def error_shape(body: dict[str, Any]) -> dict[str, Any]:
+    """Ollama's error of ours."""
+    return {"error": body["error"]["message"]}
+
+
+def line(data: dict[str, Any]) -> bytes:
+    """A line of a stream."""
+    return json_bytes(data) + b"\n"
+
+
+def timestamp(seconds: float | None = None) -> str:
+    """A time, or the present one."""
+    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return at.isoformat().replace("+00:00", "Z")
+
+
+class Writer:
+    """Writes one answer, whole or as a stream's lines."""
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        self._model = model
+        self._is_chat = is_chat
+        self._calls: list[dict[str, Any]] = []  # of a stream: whole calls are sent
+
+    def whole(self, choice: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+        """The answer of a turn's choice."""
+        message = choice["message"]
+        self._collect(message.get("tool_calls") or [])
+        calls, rest = self._called()
+        said = {**message, "content": (message["content"] or "") + rest}
+        return {**self._body(said, choice, calls), **_counts(meta)}
+
+    def lines(self, delta: dict[str, Any], meta: dict[str, Any]) -> list[dict[str, Any]]:
+        """A stream's lines for a turn's delta."""
+        said = delta["delta"]
+        self._collect(said.get("tool_calls") or [])
+        if delta["finish_reason"] is None:
+            is_told = said.get("content") or said.get("reasoning_content") or delta["logprobs"]
+            return [self._body(said, delta)] if is_told else []
+        calls, rest = self._called()
+        last = {**self._body({**said, "content": rest}, delta), **_counts(meta)}
+        return [self._body({}, {}, calls), last] if calls else [last]
+
+    def empty(self) -> dict[str, Any]:
+        """The answer to a request for nothing."""
+        return {**self._body({}, {}), "done": True, "done_reason": "load"}
+
+    def _body(
+        self, said: dict[str, Any], choice: dict[str, Any], calls: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self._model, "created_at": timestamp(), "done": False}
+        text, thinking = said.get("content") or "", said.get("reasoning_content")
+        more = {"thinking": thinking} if thinking else {}
+        if self._is_chat:
+            more |= {"tool_calls": calls} if calls else {}
+            body["message"] = {"role": "assistant", "content": text, **more}
+        else:
+            body |= {"response": text, **more}
+        if (logprobs := choice.get("logprobs")) is not None:
+            body["logprobs"] = logprobs["content"]
+        return body
+
+    def _collect(self, calls: list[dict[str, Any]]) -> None:
+        for call in calls:
+            if "id" in call:
+                self._calls.append({"id": call["id"], "function": {**call["function"]}})
+            else:  # more of the last one's arguments
+                self._calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+
+    def _called(self) -> tuple[list[dict[str, Any]], str]:
+        """The calls, with arguments as objects, and the text of one that was cut off."""
+        found, rest = [], ""
+        for call in self._calls:
+            name, text = call["function"]["name"], call["function"]["arguments"]
+            try:
+                found.append({**call, "function": {"name": name, "arguments": json.loads(text)}})
+            except ValueError:
+                rest = f'{{"name": {json.dumps(name)}, "arguments": {text}'
+        return found, rest
+
+
+def _counts(meta: dict[str, Any]) -> dict[str, Any]:
+    total, before = meta["e2e_latency"], meta["queue_time"] or 0.0
+    prefill = meta["prefill_time"] or 0.0
+    return {
+        "done": True,
+        "done_reason": meta["finish_reason"]["type"],
+        "total_duration": round(1e9 * total),
+        "load_duration": 0,
+        "prompt_eval_count": meta["prompt_tokens"],
+        "prompt_eval_duration": round(1e9 * prefill),
+        "eval_count": meta["completion_tokens"],
+        "eval_duration": max(1, round(1e9 * (total - before - prefill))),
+    }
