@@ -94,20 +94,22 @@ def test_generators_of_clients_get_names_and_types(document: dict[str, Any]) -> 
 
 
 def test_every_endpoint_answers_as_it_says(server: LiveServer, document: dict[str, Any]) -> None:
-    """With its example, and in the forms that an answer takes; a program's own endpoints with a program."""
+    """With its example, and in the forms that an answer takes; those of a program or response with one."""
     opened = {"program": {"v": 1, "name": "p", "seed": 1}, "segment": {"nodes": []}}
     with requests.post(server.url + "/v1/programs", json=opened, stream=True, timeout=PATIENCE) as events:
         first = next(line for line in events.iter_lines() if line.startswith(b"data: "))
-        places = {"id": json.loads(first[6:])["id"], "model": "tiny"}
+        stored = server.post("/v1/responses", {"input": "a", "max_output_tokens": 2}).json()["id"]
+        ids = {"programs": json.loads(first[6:])["id"], "responses": stored}
         bodies = {"/v1/programs/{id}/segments": {"segment": {"nodes": [], "final": True}}}
-        last = {"get_v1_programs_id_events": 1, "delete_v1_programs_id": 2}  # when it may be over
+        over = {"get_v1_programs_id_events", "post_v1_responses_id_cancel", "delete_v1_programs_id"}  # it may be
+        last = {"delete_v1_responses_id": 1, **dict.fromkeys(over, 2)}
         for method, path, operation in sorted(operations(document), key=lambda o: last.get(o[2]["operationId"], 0)):
             body = bodies.get(path)
             if body is None and "requestBody" in operation:
                 body = operation["requestBody"]["content"]["application/json"]["example"]
-            url = server.url + path.format(**places)
+            url = server.url + path.format(id=ids.get(path.split("/")[2]) if "{id}" in path else "", model="tiny")
             answer = requests.request(method, url, json=body, timeout=PATIENCE)
-            assert answer.status_code == 200 or operation["operationId"] in last, (path, answer.text)
+            assert answer.status_code == 200 or operation["operationId"] in over, (path, answer.text)
             check(document, operation, answer)
     for path, body in MORE:
         answer = server.post(path, body)
