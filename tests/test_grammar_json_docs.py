@@ -11,7 +11,7 @@ from sgl.errors import UnsupportedSchema
 from sgl.grammar import compile
 from sgl.grammar.schema.document import Dialect
 from sgl.grammar.text.formats import FORMATS, KNOWN_BUT_UNDECIDABLE
-from tests.conftest import REPOSITORY
+from tests.house import REPOSITORY
 
 DRAFTS = (4, 6, 7, 2019, 2020)
 TEXT = (REPOSITORY / "docs" / "json_schema.md").read_text()

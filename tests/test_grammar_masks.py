@@ -19,7 +19,6 @@ from sgl.grammar.automaton.finished import finish
 from sgl.grammar.automaton.nfa import KeyOrder
 from sgl.grammar.regular.charset import EVERY_CHAR, json_text
 from sgl.grammar.shape import Array, CountedString
-from tests.conftest import REPOSITORY
 from tests.grammar_oracles import (
     accepted_one_by_one,
     likely,
@@ -29,6 +28,7 @@ from tests.grammar_oracles import (
     shape_matcher,
 )
 from tests.grammar_shapes import FixedSchema, random_schema
+from tests.house import REPOSITORY
 from tests.test_grammar_regex import patterns
 from tests.tiny_tokenizers import WITH_TABLE
 

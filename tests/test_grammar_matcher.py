@@ -17,7 +17,6 @@ from sgl.grammar import Matcher, Vocabulary
 from sgl.grammar.automaton.nfa import KeyOrder
 from sgl.grammar.matching.budget import FAR
 from sgl.grammar.matching.jump import ForcedText, Jump, cut, forced_text, jump
-from tests.conftest import REPOSITORY
 from tests.grammar_oracles import (
     accepted_one_by_one,
     likely,
@@ -27,6 +26,7 @@ from tests.grammar_oracles import (
     shape_matcher,
 )
 from tests.grammar_shapes import random_schema
+from tests.house import REPOSITORY
 from tests.test_grammar_regex import patterns
 from tests.tiny_tokenizers import byte_level, sentencepiece
 

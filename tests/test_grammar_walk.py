@@ -26,9 +26,9 @@ from sgl.grammar.matching.budget import Budget
 from sgl.grammar.matching.masks import MaskCache
 from sgl.grammar.matching.walk_plan import Mask, likeness, whole
 from sgl.time_limit import OutOfTime, time_limit
-from tests.conftest import REPOSITORY
 from tests.grammar_oracles import likely, mask_of, piece_vocabulary, real_vocabulary, shape_matcher
 from tests.grammar_shapes import random_schema
+from tests.house import REPOSITORY
 
 PIECES = piece_vocabulary()
 SEEDS = st.integers(0, 1 << 32)

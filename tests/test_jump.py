@@ -20,7 +20,7 @@ from sgl.grammar.automaton.place import Place, advance
 from sgl.grammar.matching.jump import Encode, _seam, cut
 from sgl.runtime.constraints.cursor import Cursor, FinishedCursor, FinishedGrammar, MatcherCursor
 from sgl.runtime.text.tokenizer import Tokenizer
-from tests.conftest import REPOSITORY
+from tests.house import REPOSITORY
 from tests.tiny_tokenizers import byte_level, sentencepiece
 
 REAL = ["gpt2", "qwen2.5", "mistral-v3"]
