@@ -36,6 +36,7 @@ from tests.test_constraints import CONSTRAINTS, DATE, FIELDS, PERSON, assert_mat
 from tests.tiny_models import tiny_checkpoint
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HOST_MASKS_ON_CPU = RequestBuilder.masks_on_device  # as it is where no test replaces it
 NESTED: dict[str, Any] = {
     "$defs": {"node": {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}},
               "required": ["v"], "additionalProperties": False}},
@@ -295,15 +296,21 @@ def test_a_service_that_nobody_has_ends_its_processes() -> None:
     assert all(process._process is None for process in processes)
 
 
-def test_an_engine_that_walks_masks_gives_the_same_tokens(folder: Path, walking: Engine) -> None:
+def test_an_engine_that_walks_masks_gives_the_same_tokens(
+    folder: Path, walking: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base: dict[str, Any] = {"max_new_tokens": 150}
     kinds = [*CONSTRAINTS, {"json_schema": FIELDS}, {"json_schema": FIELDS, "max_new_tokens": 40}, {"regex": DATE},
              {"json_schema": NESTED}, {"json_schema": {}, "max_new_tokens": 60}, {"ignore_eos": True}]  # fmt: skip
     params = [{**base, **kind, "temperature": t, "seed": 7} for kind in kinds for t in (0.0, 1.2)]
     prompts = ["the answer is"] * len(params)
     got = walking.generate(prompt=prompts, sampling_params=params)
+    monkeypatch.setattr(RequestBuilder, "masks_on_device", HOST_MASKS_ON_CPU)
     with Engine(folder, dtype="float32", device="cpu") as engine:
         expected = engine.generate(prompt=prompts, sampling_params=params)
+        [state] = engine.get_server_info()["internal_states"]
+    assert state["host_masks"]
+    assert not state["device_masks"]
     for its, one, other in zip(params, got, expected, strict=True):
         if DEVICE.type == "cpu":
             assert one["output_ids"] == other["output_ids"], its
