@@ -5,12 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+DOCS_STAMP := $(VENV)/.docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 # More workers than this cost more in imports and memory than they save.
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slow format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-embedded bench-serving bench-programs train-embedded soak clean
+.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-embedded bench-serving bench-programs train-embedded soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,8 +38,11 @@ types: $(STAMP) ## mypy --strict over sgl/
 unit: $(STAMP) ## the tests alone; ARGS="tests/test_x.py -k name" picks some
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
-slow: $(STAMP) ## the tests that `make test` leaves out
+slow: $(STAMP) $(DOCS_STAMP) ## the tests that `make test` leaves out
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)
+
+docs: $(DOCS_STAMP) ## build the site of docs/ into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 fmt: $(STAMP) ## format, and fix what ruff can fix
 	$(BIN)/ruff format --quiet .
@@ -89,7 +93,7 @@ soak: $(STAMP) ## a million random scheduler operations under the page ledger
 	$(BIN)/python -m benchmarks.scheduler_soak $(ARGS)
 
 clean: ## remove caches and build output; .venv stays
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # torch goes first and by its bare version, so that an index offering a CPU build (2.13.0+cpu, which sorts higher)
@@ -103,4 +107,9 @@ $(STAMP): pyproject.toml
 	@echo "installing into $(VENV) (minutes, the first time)"
 	@$(PIP) install torch==2.13.0
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+# What builds the site is not needed to work on the code, so only those who ask for it wait for it.
+$(DOCS_STAMP): $(STAMP)
+	@$(PIP) install --editable '.[docs]'
 	@touch $@

@@ -18,7 +18,7 @@ from tests.patience import PATIENCE
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-WITHOUT_ENGINE = (None, "ebnf", "otel", "plot")
+WITHOUT_ENGINE = (None, "ebnf", "otel", "plot", "docs")
 
 
 def requirements(extra: str | None) -> dict[str, Requirement]:
@@ -47,7 +47,7 @@ def test_the_extra_asks_for_just_the_flashinfer_that_is_accepted() -> None:
 
 
 def test_the_extras_are_those_that_messages_name() -> None:
-    assert set(EXTRAS) == {"engine", "cuda", "ebnf", "otel", "plot", "dev"}
+    assert set(EXTRAS) == {"engine", "cuda", "ebnf", "otel", "plot", "docs", "dev"}
     named = {
         extra
         for path in (REPOSITORY / "sgl").rglob("*.py")
