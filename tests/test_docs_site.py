@@ -17,6 +17,7 @@ import yaml
 
 import sgl
 from sgl.runtime.model.families import FAMILIES
+from tests.command_rows import leaves, rows
 from tests.patience import PATIENCE
 from tools.site_links import on_page_markdown
 
@@ -49,6 +50,15 @@ def test_every_public_name_is_in_the_reference() -> None:
             module, _, attribute = path.rpartition(".")
             found = getattr(importlib.import_module(module), attribute)
             assert found is value or isinstance(value, found), name
+
+
+def test_every_option_of_every_command_is_listed() -> None:
+    listed = (DOCS / "commands.md").read_text().splitlines()
+    for name, command in leaves():
+        assert f"`{name}" in "\n".join(listed), name
+        if name != "sgl serve":  # whose options are those of docs/server.md and docs/engine.md, and tested there
+            missing = [row for row in rows(command) if row not in listed]
+            assert missing == [], f"{name}: python -m tests.command_rows prints what docs/commands.md should list"
 
 
 def test_the_page_of_models_lists_every_family() -> None:
