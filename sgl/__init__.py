@@ -29,7 +29,7 @@ names.install()
 
 _LANGUAGE = """AsyncProgramState ProgramState SglFunction agent assistant assistant_begin assistant_end
 describe_tools flush_cache function gen gen_int gen_string get_server_info global_config greedy_token_selection
-image select separate_reasoning session set_default_backend system system_begin system_end token_length_normalized
+image load select separate_reasoning session set_default_backend system system_begin system_end token_length_normalized
 unconditional_likelihood_normalized user user_begin user_end video"""
 
 _HOME = {

@@ -122,12 +122,13 @@ _SERVE = """Serve a model over HTTP: native API, OpenAI API, programs.
 
 Every option may also come from a YAML file (--config) or from an SGL_<NAME> variable; flags win over the file, and the
 file over variables."""
-_RUN = """Run a Python file whose programs go to a server or an engine.
+_RUN = """Run a Python file whose programs go to a server or an engine, or a saved program.
 
-What follows FILE is the file's own."""
-_TRACE = """Run a Python file and write its programs' timelines as an HTML page.
+What follows a Python FILE is the file's own. A saved program (FILE.json, of f.compile().save) takes its arguments as
+--arg NAME=TEXT and prints its text, or with --json its variables."""
+_TRACE = """Run a Python file or a saved program and write the timelines of what ran as an HTML page.
 
-What follows FILE is the file's own."""
+What follows FILE is as for sgl run."""
 _EPILOG = """Every command runs on the small embedded model where no other is named.
 
 To complete commands and options in bash: eval "$(_SGL_COMPLETE=bash_source sgl)"
@@ -178,8 +179,10 @@ def _run() -> Parameters:
         Option(["--url"], metavar="URL", help="A server that runs already."),
         Option(["--api-key"], metavar="KEY", help="Of that server."),
         Option(["--model"], metavar="MODEL", type=click.Path(), help=model),
-        click.RichArgument(["file"], type=click.Path(), help="A Python file."),
-        click.RichArgument(["arguments"], nargs=-1, type=click.UNPROCESSED, help="Its own arguments."),
+        click.RichArgument(["file"], type=click.Path(), help="A Python file, or a saved program: FILE.json."),
+        click.RichArgument(
+            ["arguments"], nargs=-1, type=click.UNPROCESSED, help="Its own; of a saved program --arg and --json."
+        ),
     ]
 
 

@@ -1,4 +1,4 @@
-"""`sgl run` and `sgl trace`: a Python file's programs on a server or an engine of their own."""
+"""`sgl run` and `sgl trace`: a file's programs on a server or an engine of their own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from sgl.cli.options import check_output
+from sgl.cli.saved import Saved
 from sgl.errors import ConfigError, InvalidRequest, ProgramError, needs_extra
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.backends.launch import Runtime
@@ -117,14 +118,19 @@ def _check(options: SimpleNamespace) -> None:
         raise ConfigError("give either --url or --model", option="url")
     if not Path(options.file).is_file():
         raise ConfigError(f"there is no file {options.file} to run", option="file")
+    is_saved = Path(options.file).suffix == ".json"
+    options.saved = Saved.read(options.file, list(options.arguments)) if is_saved else None
 
 
 def _execute(options: SimpleNamespace, backend: Backend | None = None) -> None:
-    """Run the file as a script on the backend, and shut that down."""
+    """Run the file, as a script or a saved program, on the backend, and shut that down."""
     set_default_backend(backend)
-    sys.argv = [options.file, *options.arguments]
-    sys.path.insert(0, str(Path(options.file).resolve().parent))
     try:
+        if options.saved is not None:
+            options.saved.run()
+            return
+        sys.argv = [options.file, *options.arguments]
+        sys.path.insert(0, str(Path(options.file).resolve().parent))
         runpy.run_path(options.file, run_name="__main__")
     finally:
         if backend is not None:

@@ -8,6 +8,7 @@ from sgl.lang.ir.choices import greedy_token_selection as greedy_token_selection
 from sgl.lang.ir.choices import token_length_normalized as token_length_normalized
 from sgl.lang.ir.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
 from sgl.lang.record.agent import agent as agent
+from sgl.lang.record.compiled import load as load
 from sgl.lang.record.expr import assistant as assistant
 from sgl.lang.record.expr import assistant_begin as assistant_begin
 from sgl.lang.record.expr import assistant_end as assistant_end

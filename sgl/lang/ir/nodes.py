@@ -195,11 +195,12 @@ class Fork(Node):
 
 @dataclass(frozen=True, slots=True)
 class Join(Node):
-    """Wait for streams `children` and close them; mode "append" adds what each wrote since its fork."""
+    """Wait for streams `children` and close them; mode "append" adds what each wrote since its fork. The client makes
+    lists of their variables for "gather", and takes them as they are for "absorb"."""
 
     op: ClassVar[str] = "join"
     children: tuple[int, ...]
-    mode: Literal["gather", "append"] = "gather"
+    mode: Literal["gather", "append", "absorb"] = "gather"
 
 
 @dataclass(frozen=True, slots=True)

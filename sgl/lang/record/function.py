@@ -4,27 +4,31 @@ around a `Run`, and returns the state. Batches are in `batch.py`, dry runs in `t
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import os
+import sys
 import weakref
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Unpack, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, Unpack, overload
 
 from typing_extensions import TypeVar
 
-from sgl.errors import InvalidRequest, nearest_name
+from sgl.errors import InvalidRequest, ProgramError, nearest_name
 from sgl.lang.config import backend_of
-from sgl.lang.ir.sampling import PARAMS, RENAMED
+from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.sampling import PARAMS, RENAMED, sampling_params
 from sgl.lang.record import batch
 from sgl.lang.record.call import BatchOptions, Parameters, Row, Rows, RunOptions, takes_call
+from sgl.lang.record.compiled import CompiledProgram, Uncompiled
 from sgl.lang.record.open_runs import Hold, together
 from sgl.lang.record.opening import opened, take_sampling
 from sgl.lang.record.pool import BodyPool, on_own_thread
 from sgl.lang.record.run import Run
 from sgl.lang.record.state import AsyncProgramState, ProgramState
-from sgl.lang.record.trace import CompiledProgram, Explanation, NestedCallError, Trace, explain
+from sgl.lang.record.trace import Explanation, NestedCallError, Trace, explain
 
 P = ParamSpec("P")
 R = TypeVar("R", default=Any)
@@ -76,6 +80,27 @@ class SglFunction(Parameters[P], Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"SglFunction({self.__name__})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """By the name of its function, as functions are pickled. Raises InvalidRequest if that is not to be found."""
+        if "cloudpickle" in sys._getframe(1).f_globals.get("__name__", ""):
+            return super().__reduce_ex__(protocol)  # which sends functions themselves
+        module, name = self.func.__module__, self.func.__qualname__
+        if "<" in name:
+            what = "a lambda" if name.endswith("<lambda>") else "defined inside a function"
+            message = (
+                f"program {name!r} is {what}, and programs are pickled by name: define it at the top of a module"
+            )
+            raise InvalidRequest(message, param="program")
+        if _named(module, name).func is not self.func:
+            raise InvalidRequest(f"{module}.{name} is another program than the one to be pickled", param="program")
+        return _unpickled, (module, name, self.bind_arguments, self.options)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
     def bind(self, **kwargs: Any) -> SglFunction[..., R]:
         """The program with some arguments bound."""
@@ -199,10 +224,23 @@ class SglFunction(Parameters[P], Generic[P, R]):
     def compile(self, *, backend: Any = None, **kwargs: Any) -> CompiledProgram:
         """Record the body once; runs of the result fill in arguments. The body must not read values or compute with
         arguments. A body that calls other programs is executed by each run."""
+        backend = self.options.get("backend") if backend is None else backend
         try:
-            return CompiledProgram(self, Trace.of(self, kwargs), backend or self.options.get("backend"))
+            traced = Trace.of(self, kwargs).run
         except NestedCallError:
-            return CompiledProgram(self.bind(**kwargs), None, backend)
+            return Uncompiled(self, kwargs, backend)
+        if traced.problem:
+            raise ProgramError(f"program {self.__name__!r} cannot be compiled: {traced.problem}")
+        options = dict(self.options)
+        header = ir.Program(
+            self.__name__,
+            0,
+            sampling_params(**{**take_sampling(options), **self.sampling}),
+            traced.program.args,
+            chat_template=options.get("chat_template"),
+            speculate_tokens=self.num_api_spec_tokens,
+        )
+        return CompiledProgram(header, traced.recorded, backend, (self, kwargs))
 
     @takes_call
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
@@ -336,6 +374,28 @@ class _Decorator(Protocol):
     ) -> SglFunction[P, R]: ...
     @overload
     def __call__(self, func: Callable[Concatenate[ProgramState, P], R], /) -> SglFunction[P, R]: ...
+
+
+def _named(module: str, name: str) -> SglFunction[..., Any]:
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, SglFunction):
+        message = (
+            f"{module}.{name} is no program, and programs are pickled by name: bind that name with @sgl.function"
+        )
+        raise InvalidRequest(message, param="program")
+    return found
+
+
+def _unpickled(
+    module: str, name: str, bind_arguments: dict[str, Any], options: dict[str, Any]
+) -> SglFunction[..., Any]:
+    """A pickled program: the very object of that name, or one with its own arguments and options."""
+    program = _named(module, name)
+    if (bind_arguments, options) == (program.bind_arguments, program.options):
+        return program
+    return SglFunction(program.func, program.num_api_spec_tokens, bind_arguments, options)
 
 
 def _state_of(run: Run, *, is_observer: bool = False) -> ProgramState:

@@ -28,10 +28,10 @@ def opened(
     backend: Any = None,
     chat_template: Any = None,
     stream: bool = False,
-    speculate_tokens: int | None = None,
+    **fields: Any,
 ) -> Run:
-    """A run with these options; within a body, what they leave out is the body's, and the seed follows from its. Raises
-    InvalidRequest and ProgramError."""
+    """A run with these options and `fields` of its ir.Program. Within a body, what they leave out is the body's, and
+    the seed follows from its. Raises InvalidRequest and ProgramError."""
     outer, sampling = current_run.get(), sampling_params(**sampling)
     if isinstance(outer, TracedRun):
         raise NestedCallError(f"a trace holds one program, and this one calls {name!r}")
@@ -41,9 +41,7 @@ def opened(
             sampling["seed"] = child_seed(outer)
         backend = outer.backend if backend is None else backend
         chat_template = chat_template or outer.program.chat_template
-    program = program_of(
-        name, sampling, stream=stream, chat_template=chat_template, speculate_tokens=speculate_tokens
-    )
+    program = program_of(name, sampling, stream=stream, chat_template=chat_template, **fields)
     run = Run(program, backend_of(backend))
     if outer is not None:
         run.user_loop = outer.user_loop

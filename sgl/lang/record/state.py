@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Self, overload
+from typing import Any, Generic, Literal, Self, overload
 
 from typing_extensions import TypeVar
 
@@ -24,7 +24,7 @@ from sgl.lang.record.values import cost_of, meta_of, object_of
 R = TypeVar("R", default=Any)  # what the body returns
 S = TypeVar("S", bound="Recording[Any]")
 T = TypeVar("T")
-JOIN_MODES = {"gather_variable": "gather", "concate_and_append": "append"}
+JOIN_MODES: dict[str, Literal["gather", "append"]] = {"gather_variable": "gather", "concate_and_append": "append"}
 
 
 class Recording(Generic[R]):
@@ -89,7 +89,7 @@ class Recording(Generic[R]):
         """A branch whose variables, not text, return to this state."""
         [branch] = self._fork(1)
         yield branch
-        self._stream.absorb(branch._stream)
+        self._stream.join([branch._stream], "absorb")
 
     def cancel(self) -> None:
         """Give up the program, also on the backend."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from sgl.errors import nearest_name
 from sgl.lang.aio import Wait, Watched
@@ -141,14 +141,14 @@ class Stream(Watched):
         self.children += branches
         return branches
 
-    def join(self, branches: Sequence[Stream], mode: str) -> None:
+    def join(self, branches: Sequence[Stream], mode: Literal["gather", "append", "absorb"]) -> None:
         """Close the branches. "gather": their variables become lists, in branch order, None where unset; the last round
-        wins. "append": append their text. "keep": neither."""
+        wins. "append": append their text. "absorb": take their variables as they are."""
         if any(branch.is_closed for branch in branches):
             raise misuse("these branches were joined already")
         self._place = here()
         parts = [part for branch in branches for part in branch.parts]
-        node = ir.Join(tuple(branch.id for branch in branches), "append" if mode == "append" else "gather")
+        node = ir.Join(tuple(branch.id for branch in branches), mode)
         # what follows waits for the branches
         self._record(node, Lazy(cells_of(parts), lambda: text_of(parts) if mode == "append" else ""))
         for branch in branches:
@@ -157,16 +157,13 @@ class Stream(Watched):
         if mode == "gather":
             for name in dict.fromkeys(name for branch in branches for name in branch.own_names):
                 self._name(name, gathered([branch.names.get(name) for branch in branches]))
+        elif mode == "absorb":
+            for branch in branches:
+                for name in branch.own_names:
+                    self._name(name, branch.names[name])
         failure = next((branch.failure for branch in branches if branch.failure), None)
         if failure:
             self.fail(len(self.nodes) - 1, failure)
-        self.wake()
-
-    def absorb(self, branch: Stream) -> None:
-        """Close a branch and take its variables."""
-        self.join([branch], "keep")
-        for name in branch.own_names:
-            self._name(name, branch.names[name])
         self.wake()
 
     def tool_cells(self, gen: int) -> list[Cell]:

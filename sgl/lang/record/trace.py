@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,10 @@ from typing import Any, Protocol
 
 from sgl.errors import ProgramError, SglError
 from sgl.lang.backends.dry import DryBackend
-from sgl.lang.config import backend_of, global_config
+from sgl.lang.config import global_config
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.sampling import sampling_params
-from sgl.lang.record.open_runs import Hold
 from sgl.lang.record.place import Place
-from sgl.lang.record.run import Run, program_of
+from sgl.lang.record.run import Run
 from sgl.lang.record.state import ProgramState
 from sgl.lang.record.stream import Stream
 
@@ -29,8 +26,6 @@ class _Program(Protocol):
     bind_arguments: dict[str, Any]
     free: list[inspect.Parameter]
     is_async: bool
-
-    def run(self, *args: Any, **kwargs: Any) -> ProgramState: ...
 
 
 class NestedCallError(ProgramError):
@@ -46,18 +41,38 @@ class TraceState(ProgramState):
 
     get_var = __getitem__
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(self._run, TracedRun) and not isinstance(value, str):
+            self._run.problem = f"it sets {name!r} to {type(value).__name__}, and only texts are recorded"
+        super().__setitem__(name, value)
+
+    set_var = __setitem__
+
 
 class TracedRun(Run):
-    """A run that keeps all streams' recording order."""
+    """A run that keeps all streams' recording order. `problem`: why the record is not all of the program, or None."""
 
     def __init__(self, program: _Program, args: Mapping[str, str]) -> None:
         self.recorded: list[tuple[int, ir.Node, Place | None]] = []
+        self.problem: str | None = None
+        self._thread = threading.get_ident()
+        self._is_recording = False
         super().__init__(ir.Program(program.__name__, 0, args=args), DryBackend())
 
     def record(self, stream: int, node: ir.Node) -> None:
         """Note the node and record it."""
         self.recorded.append((stream, node, self.stream(stream).places[-1]))
+        self._is_recording = True
         super().record(stream, node)
+        self._is_recording = False
+
+    def flush(self, *, final: bool = False) -> None:
+        """Send when the body looks at a made-up value or ends; not when it is busy with something else."""
+        if threading.get_ident() != self._thread and not final:
+            return
+        if not (final or self._is_recording):
+            self.problem = "it looks at what it generates, and is executed only once, before anything is generated"
+        super().flush(final=final)
 
 
 @dataclass(frozen=True)
@@ -125,55 +140,6 @@ class Trace:
                 break
             prefix += node.text
         return prefix
-
-
-class CompiledProgram:
-    """A recorded program with holes for arguments. `trace` is None if it calls others: its runs execute the body."""
-
-    def __init__(self, program: _Program, trace: Trace | None, backend: Any) -> None:
-        self._program = program
-        self._trace = trace
-        self._backend = backend
-
-    def print_graph(self) -> None:
-        """Print every node with its path."""
-        graph = self._trace.print_graph_dfs() if self._trace else f"{self._program.__name__} calls other programs"
-        sys.stdout.write(graph + "\n")
-
-    def run(self, *, backend: Any = None, **kwargs: Any) -> ProgramState:
-        """Run with the open arguments' values; other keywords are sampling parameters."""
-        if self._trace is None:
-            return self._program.run(**kwargs, backend=backend or self._backend)
-        holes = self._trace.run.program.args
-        args = {name: kwargs.pop(name) for name in list(kwargs) if name in holes}
-        if missing := sorted(holes.keys() - args.keys()):
-            raise TypeError(f"program {self._program.__name__!r} lacks its arguments {', '.join(missing)}")
-        if wrong := [name for name, value in args.items() if not isinstance(value, str)]:
-            raise TypeError(f"the arguments of a compiled program are texts; {', '.join(wrong)} is not")
-        program = program_of(self._program.__name__, sampling_params(**kwargs), args=args)
-        run = Run(program, backend_of(backend or self._backend))
-        streams = [run.root]
-        for source, node, place in self._trace.run.recorded:
-            if isinstance(node, ir.Fork):
-                streams += streams[source].fork(len(node.children))
-            elif isinstance(node, ir.Join):
-                streams[source].join([streams[child] for child in node.children], node.mode)
-            elif not isinstance(node, ir.ToolResults):  # recording the gen adds them
-                streams[source].append(node, place)
-        run.body_ended()
-        return ProgramState(run, run.root, hold=Hold(run))
-
-    def run_batch(
-        self, rows: Sequence[Mapping[str, Any]], *, return_exceptions: bool = False, **options: Any
-    ) -> list[Any]:
-        """Run all rows to their ends. Raises the first error, unless `return_exceptions` leaves errors in the list."""
-        states = [self.run(**row, **options) for row in rows]
-        errors = [state.error() for state in states]
-        if return_exceptions:
-            return [error or state for error, state in zip(errors, states, strict=True)]
-        for error in filter(None, errors):
-            raise error
-        return list(states)
 
 
 @dataclass(frozen=True)
