@@ -28,7 +28,7 @@ from sgl.lang.record.opening import opened, take_sampling
 from sgl.lang.record.pool import BodyPool, on_own_thread
 from sgl.lang.record.run import Run
 from sgl.lang.record.state import AsyncProgramState, ProgramState
-from sgl.lang.record.trace import Explanation, NestedCallError, Trace, explain
+from sgl.lang.record.trace import Explanation, NestedCallError, Preview, Trace, explain
 
 P = ParamSpec("P")
 R = TypeVar("R", default=Any)
@@ -250,7 +250,7 @@ class SglFunction(Parameters[P], Generic[P, R]):
     @takes_call
     def preview(self, *args: Any, **kwargs: Any) -> str:
         """A run's prompt with made-up values in braces. Runs the body once."""
-        return explain(self.prepare, args, kwargs, self.options.get("backend")).text
+        return Preview.of(explain(self.prepare, args, kwargs, self.options.get("backend")))
 
     def cache(self, backend: Any = None) -> None:
         """Cache every run's constant prefix on the backend, if longer than 64 characters."""

@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 
 from sgl.lang.aio import Wait, drive, drive_async, spare
 from sgl.lang.ir import nodes as ir
+from sgl.lang.record import shown
 from sgl.lang.record.cell import Cell, Chunk, Failure, Lazy, cells_of
 from sgl.lang.record.expr import role_turn
 from sgl.lang.record.open_runs import Hold
@@ -135,6 +136,19 @@ class Recording(Generic[R]):
             text += "; running"
         model = self._run.backend.model_name
         return f"ProgramState({text}{f'; model: {model}' if model else ''})"
+
+    def timeline(self) -> dict[str, Any]:
+        """The program so far, for `sgl.lang.view`; never waits."""
+        return shown.timeline(self._run, self._stream)
+
+    def _repr_html_(self) -> str:
+        return shown.html(self._run, self._stream)
+
+    def _ipython_display_(self) -> None:
+        shown.display(self._run, self._stream, repr(self))
+
+    def __rich__(self) -> Any:
+        return shown.terminal(self._run, self._stream)
 
     def _role(self, role: str, expr: ir.Node | str | None) -> Any:
         return self._turn(role) if expr is None else self._stream.append(role_turn(role, expr))

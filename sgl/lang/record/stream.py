@@ -221,7 +221,7 @@ class Stream(Watched):
         """A node's description for messages, and its variable."""
         node = self.nodes[index]
         name = getattr(node, "name", None)
-        before = len(text_of([part for _, part in self._chain(index)]))
+        before = len(text_of([part for _, part in self.chain(index)]))
         where = f"node {ir.node_path(self.path, index)}, after {before} characters"
         return f"{node.op} {name!r} ({where})" if name else f"{node.op} ({where})", name
 
@@ -279,12 +279,12 @@ class Stream(Watched):
 
     def shown(self) -> str:
         """The text now, with marks for pending and failed nodes."""
-        return "".join([_shown(node, part) for node, part in self._chain()])
+        return "".join([_shown(node, part) for node, part in self.chain()])
 
     def messages(self) -> Generator[Wait, None, list[dict[str, Any]]]:
         """The closed turns; see `messages_of`."""
         yield from self.text()
-        return messages_of(self._chain())
+        return messages_of(self.chain())
 
     def chunks(self, name: str | None, *, to_the_end: bool) -> Iterator[Chunk | Wait]:
         """New text of a variable or the whole stream. `to_the_end`: also wait for a body elsewhere."""
@@ -347,11 +347,12 @@ class Stream(Watched):
 
     def chain_parts(self) -> list[Part]:
         """Parts of the whole text, bases included."""
-        return [part for _, part in self._chain()]
+        return [part for _, part in self.chain()]
 
-    def _chain(self, length: int | None = None) -> list[tuple[ir.Node, Part]]:
+    def chain(self, length: int | None = None) -> list[tuple[ir.Node, Part]]:
+        """Nodes and parts of the whole text, bases included; the first `length` of its own."""
         own = list(zip(self.nodes[:length], self.parts[:length], strict=False))
-        return [*self.base._chain(self.base_length), *own] if self.base else own
+        return [*self.base.chain(self.base_length), *own] if self.base else own
 
     def _chain_length(self) -> int:
         length = len(self.parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sgl.errors import ProgramError, SglError
@@ -132,6 +132,12 @@ class Trace:
         """A line per node, with its path."""
         return "\n".join(f"{path}: {node!r}" for path, _, node in walk(self.run.root))
 
+    def __rich__(self) -> Any:
+        from sgl.lang.view.terminal import table
+
+        nodes = [(path, node) for path, _, node in walk(self.run.root)]
+        return table(nodes, f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}")
+
     def constant_prefix(self) -> str:
         """Every run's first constant text."""
         prefix = ""
@@ -150,13 +156,40 @@ class Explanation:
     requests: int
     text: str
     stopped: str | None = None
+    timeline: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """For `sgl.lang.view`."""
 
     def __str__(self) -> str:
         lines = [f"{path:>8}  {_shown(node)}" for path, node in self.nodes]
+        return "\n".join([*lines, self._count])
+
+    def __rich__(self) -> Any:
+        from sgl.lang.view.terminal import table
+
+        return table(self.nodes, self._count)
+
+    @property
+    def _count(self) -> str:
         count = f"{self.requests} request" + ("s" if self.requests != 1 else "")
-        if self.stopped:
-            count = f"at least {count}; with made-up values the body stopped: {self.stopped}"
-        return "\n".join([*lines, count])
+        return f"at least {count}; with made-up values the body stopped: {self.stopped}" if self.stopped else count
+
+
+class Preview(str):
+    """A prompt with made-up values, which rich shows in colours."""
+
+    timeline: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, explained: Explanation) -> Preview:
+        """The prompt of a dry run."""
+        preview = cls(explained.text)
+        preview.timeline = explained.timeline
+        return preview
+
+    def __rich__(self) -> Any:
+        from sgl.lang.view.terminal import text
+
+        return text(self.timeline)
 
 
 def explain(
@@ -182,7 +215,8 @@ def explain(
     except Exception as error:
         stopped = f"{type(error).__name__}: {error}"
     root = state.root
-    return Explanation([(path, node) for path, _, node in walk(root)], dry.segments, root.partial_text(), stopped)
+    nodes = [(path, node) for path, _, node in walk(root)]
+    return Explanation(nodes, dry.segments, root.partial_text(), stopped, state.timeline())
 
 
 def walk(stream: Stream) -> Iterator[tuple[str, Stream, ir.Node]]:

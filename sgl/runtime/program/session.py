@@ -95,6 +95,9 @@ class ProgramSession(Interpreter[Stream]):
         call = NodeRequests(stream, pairs, listener)
         yield from self._machine.call(call)
         results = yield from self._results(stream, call)
+        for result, request in zip(results, call.requests, strict=True):
+            if runs := self._services.encoder.spelled_by(request.output_ids, request.forced):
+                result["meta_info"]["forced_bytes"] = runs
         texts = [result["text"] for result in results]
         value, meta = self._outcome(node, texts, [result["meta_info"] for result in results])
         text = value if isinstance(value, str) else value[0]

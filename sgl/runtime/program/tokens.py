@@ -92,6 +92,14 @@ class Encoder:
                 return count, text[length:]
         return 0, text
 
+    def spelled_by(self, output_ids: Sequence[int], runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Where runs of tokens (first, count) begin and end in the bytes of the output. Empty without a token table."""
+        table = self._table
+        if table is None or not runs:
+            return []
+        ends = [0, *accumulate(len(table[token_id]) for token_id in output_ids)]
+        return [(ends[first], ends[first + count]) for first, count in runs]
+
     def _is_complete(self, prompt_ids: Int32Array, output_ids: Sequence[int]) -> bool:
         detokenizer = self._tokenizer.detokenizer(prompt_ids)
         for token_id in output_ids:

@@ -63,7 +63,8 @@ class Request:
     output_logprobs: list[Logprobs] = field(default_factory=list)
     cached_len: int = 0  # tokens found in the cache at first admission
     num_retractions: int = 0
-    num_forced: int = 0  # output tokens that were certain and not sampled
+    forced: list[tuple[int, int]] = field(default_factory=list)
+    """Runs of output tokens that were certain and not sampled: the first's place, and how many."""
 
     waits_for_grammar: bool = False  # its last known token waits for the constraint
     tick: int = 0  # scheduling round of its arrival
@@ -85,6 +86,11 @@ class Request:
     def prompt_len(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_ids)
+
+    @property
+    def num_forced(self) -> int:
+        """Output tokens that were certain and not sampled."""
+        return sum(count for _, count in self.forced)
 
     @property
     def num_known(self) -> int:

@@ -136,8 +136,9 @@ class Scheduler:
         then changes nothing."""
         if not token_ids and self._rows.kv_len[request.row] == request.num_known:
             return
+        if token_ids:
+            request.forced.append((len(request.output_ids), len(token_ids)))
         request.output_ids.extend(token_ids)
-        request.num_forced += len(token_ids)
         self.counters.forced_tokens += len(token_ids)
         request.match = None
         for step in self._in_flight:
