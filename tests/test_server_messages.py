@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from sgl.errors import EngineDead
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.answers import Turn
-from sgl.runtime.server.messages.body import MessagesBody
+from sgl.runtime.server.messages.body import CountBody, MessagesBody
 from sgl.runtime.server.messages.translation import chat_of
 from sgl.runtime.server.messages.writer import MessageWriter
 from sgl.runtime.server.tool_calls import AnswerSplitter
@@ -210,6 +210,16 @@ def test_bad_messages_are_refused_in_anthropics_shape(server: LiveServer, body: 
     assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
     assert words in told["error"]["message"]
     assert told["request_id"] == answer.headers["request-id"] == answer.headers["X-Request-Id"]
+
+
+def test_every_field_of_the_package_is_decided() -> None:
+    from anthropic.types import message_count_tokens_params, message_create_params
+
+    for theirs, ours in (
+        (message_create_params.MessageCreateParamsBase, MessagesBody),
+        (message_count_tokens_params.MessageCountTokensParams, CountBody),
+    ):
+        assert theirs.__annotations__.keys() <= ours.model_fields.keys()
 
 
 def test_errors_become_the_packages_exceptions(

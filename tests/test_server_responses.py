@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.identity import Caller
 from sgl.runtime.server.responses import store as stores
+from sgl.runtime.server.responses.body import InputBody, ResponsesBody
 from sgl.runtime.server.responses.store import ResponseStore, Stored
 from sgl.runtime.server.responses.writer import ResponseWriter
 from sgl.runtime.server.tool_calls import AnswerSplitter
@@ -36,6 +38,12 @@ ADD: dict[str, Any] = {
     },
     "strict": True,
 }
+
+
+LARK = r"""
+start: NUMBER ("+" NUMBER)~0..3
+NUMBER: /[1-9]/
+"""
 
 
 class Point(BaseModel):
@@ -138,6 +146,36 @@ def test_functions_are_called_and_answered(client: Any, choice: Any, stream: boo
     )
     assert following.previous_response_id == answer.id
     assert following.usage.input_tokens > answer.usage.input_tokens
+
+
+PICK = {"type": "custom", "name": "pick", "format": {"type": "grammar", "syntax": "regex", "definition": "[ab]{3}"}}
+SUM = {"type": "custom", "name": "sum", "format": {"type": "grammar", "syntax": "lark", "definition": LARK}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("tool", "pattern"), [(PICK, "[ab]{3}"), (SUM, r"[1-9](\+[1-9]){0,3}")])
+def test_custom_tools_get_a_text_of_their_grammar(client: Any, tool: Any, pattern: str, stream: bool) -> None:
+    if tool is SUM:
+        pytest.importorskip("llguidance")
+    choice = {"type": "custom", "name": tool["name"]}
+    options = {"model": MODEL, "input": "x", "tools": [tool], "tool_choice": choice, "max_output_tokens": 90}
+    if stream:
+        events = list(client.responses.create(stream=True, **options))
+        answer = events[-1].response
+        joined = "".join(e.delta for e in events if e.type == "response.custom_tool_call_input.delta")
+        [done] = [e for e in events if e.type == "response.custom_tool_call_input.done"]
+        assert joined == done.input == answer.output[0].input
+    else:
+        answer = client.responses.create(**options)
+    [call] = answer.output
+    assert (call.type, call.name) == ("custom_tool_call", tool["name"])
+    assert re.fullmatch(pattern, call.input)
+    told = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "7"}
+    following = client.responses.create(
+        model=MODEL, input=[told], previous_response_id=answer.id, max_output_tokens=1
+    )
+    items = client.responses.input_items.list(following.id, order="asc").data
+    assert [item.type for item in items] == ["message", "custom_tool_call", "custom_tool_call_output"]
 
 
 def test_items_become_the_turns_that_a_chat_would_have(client: Any, server: LiveServer) -> None:
@@ -309,7 +347,8 @@ def test_a_failure_in_a_stream_is_told_in_events(
         ({"input": "x", "include": ["all"]}, "include"),
         ({"input": "x", "top_logprobs": 21}, "20"),
         ({"input": "x", "text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "function"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "web_search"),
+        ({"input": "x", "tools": [{"type": "custom", "name": "f", "format": {"type": "grammar"}}]}, "definition"),
         ({"input": "x", "tool_choice": "required"}, "tools"),
         ({"input": [{"type": "computer_call", "id": "x"}]}, "computer_call"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_image"),
@@ -322,6 +361,21 @@ def test_bad_responses_are_refused_in_words(server: LiveServer, body: Any, words
     answer = server.post("/v1/responses", body)
     assert answer.status_code in (400, 404), answer.text
     assert words in answer.json()["error"]["message"]
+
+
+def test_every_field_of_the_package_is_decided(server: LiveServer) -> None:
+    from openai.types.responses import input_token_count_params, response_create_params
+
+    for theirs, ours in (
+        (response_create_params.ResponseCreateParamsBase, ResponsesBody),
+        (input_token_count_params.InputTokenCountParams, InputBody),
+    ):
+        assert theirs.__annotations__.keys() <= ours.model_fields.keys()
+    harmless = {"store": True, "user": "u", "service_tier": "auto", "prompt_cache_key": "k", "max_tool_calls": 3}
+    harmless |= {"background": False, "text": {"verbosity": "low"}, "reasoning": {"summary": "auto"}}
+    harmless |= {"include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False}}
+    body = {"input": "x", "max_output_tokens": 1, **harmless}
+    assert server.post("/v1/responses", body).json()["status"] == "incomplete"
 
 
 def test_keys_reach_only_what_is_their_own(engine: Engine) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from sgl.runtime.server.custom_tools import CustomCalls
 from sgl.runtime.server.logprobs import CompletionLogprobs
 from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, merged
 
@@ -133,13 +134,18 @@ class Turn(Choice):
         logprobs: Callable[[dict[str, Any]], list[Any]] | None,
         *,
         with_reasoning: bool,
+        custom: Collection[str] = (),
+        as_function: bool = False,
         **wanted: Any,
     ) -> None:
-        """`logprobs`: formats a result's or event's meta info."""
+        """`logprobs`: formats a result's or event's meta info. `custom`: names of custom tools. `as_function`: a call
+        is the old `function_call`."""
         super().__init__(index, **wanted)
         self._splitter = splitter
         self._logprobs = logprobs
         self._with_reasoning = with_reasoning
+        self._custom_calls = CustomCalls(custom)
+        self._as_function = as_function
         self._has_begun = False
         self._has_calls = False
         self._in_text = False
@@ -151,7 +157,7 @@ class Turn(Choice):
         message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
         if piece.calls:
             calls = [{name: value for name, value in call.items() if name != "index"} for call in piece.calls]
-            message |= {"content": piece.content or None, "tool_calls": calls}
+            message |= {"content": piece.content or None, **self._called(calls)}
         if piece.reasoning:
             message["reasoning_content"] = piece.reasoning
         self._hold(result)
@@ -167,7 +173,7 @@ class Turn(Choice):
         if piece.content:
             delta["content"] = piece.content
         if piece.calls:
-            delta["tool_calls"] = piece.calls
+            delta |= self._called(piece.calls)
         self._hold(event)
         ended = self._ending(event["meta_info"])
         deltas = [(delta, dict.fromkeys(ended))] if delta else []
@@ -206,10 +212,16 @@ class Turn(Choice):
         logprobs = None if self._logprobs is None else {"content": held.pop("logprobs", []), "refusal": None}
         return {"logprobs": logprobs, **({"token_ids": []} if self._with_token_ids else {}), **held}
 
+    def _called(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        """The field for calls, or for what is new of them."""
+        return {"function_call": calls[0]["function"]} if self._as_function else {"tool_calls": calls}
+
     def _pieces(self, event: Result) -> list[Piece]:
         is_last = event["meta_info"]["finish_reason"] is not None
         pieces = self._splitter.feed(self._text(event), final=is_last)
-        self._has_calls = self._has_calls or any(piece.calls for piece in pieces)
+        for piece in pieces:
+            self._has_calls = self._has_calls or bool(piece.calls)
+            piece.calls = self._custom_calls.converted(piece.calls)
         if not self._with_reasoning:
             pieces[0].reasoning = ""
         return pieces
@@ -217,7 +229,7 @@ class Turn(Choice):
     def _ending(self, meta: dict[str, Any]) -> dict[str, Any]:
         fields = super()._ending(meta)
         if self._has_calls and fields["finish_reason"] == "stop":
-            fields["finish_reason"] = "tool_calls"
+            fields["finish_reason"] = "function_call" if self._as_function else "tool_calls"
         return fields
 
 

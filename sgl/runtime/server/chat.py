@@ -11,7 +11,8 @@ import numpy as np
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.server.bodies import load_json
-from sgl.runtime.server.protocol import CalledFunction, ChatBody, Message, Part
+from sgl.runtime.server.custom_tools import arguments_of, function_of
+from sgl.runtime.server.protocol import CalledFunction, ChatBody, CustomToolCall, Message, Part, ToolCall
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _ROLES = {"developer": "system", "function": "tool"}  # old or new names of roles
@@ -38,7 +39,8 @@ def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit
     if template is not None:
         variables["chat_template"] = template
     if body.tools and body.tool_choice != "none":
-        variables["tools"] = [_each_text(tool.model_dump(exclude_none=True), quote) for tool in body.tools]
+        functions = [function_of(tool).model_dump(exclude_none=True) for tool in body.tools]
+        variables["tools"] = _each_text([{"type": "function", "function": each} for each in functions], quote)
     if body.continue_final_message:
         if messages[-1]["role"] != "assistant":
             raise InvalidRequest("continue_final_message needs an assistant message at the end", param="messages")
@@ -108,7 +110,7 @@ def _message(message: Message, quote: Callable[[str], str]) -> dict[str, Any]:
             given[name] = value
     if message.reasoning is not None:
         given.setdefault("reasoning_content", message.reasoning)
-    calls = [(call.id, call.function) for call in message.tool_calls or ()]
+    calls = [(call.id, _called(call)) for call in message.tool_calls or ()]
     if message.function_call is not None:
         calls.append((None, message.function_call))
     if calls:
@@ -125,6 +127,12 @@ def _part_text(part: Part) -> str:
     if text is None:
         raise InvalidRequest(f"this model takes texts only, not {part.type!r}", param="messages")
     return text
+
+
+def _called(call: ToolCall | CustomToolCall) -> CalledFunction:
+    if isinstance(call, ToolCall):
+        return call.function
+    return CalledFunction(name=call.custom.name, arguments=arguments_of(call.custom.input))
 
 
 def _loaded(called: CalledFunction) -> Any:

@@ -17,7 +17,7 @@ from sgl.runtime.server.answers import Answers, Choice, Result, Turn
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.errors import NoSuchModel
 from sgl.runtime.server.logprobs import chat_logprobs
-from sgl.runtime.server.protocol import ChatBody, SamplingBody
+from sgl.runtime.server.protocol import ChatBody, CustomTool, SamplingBody
 from sgl.runtime.server.service import Service
 from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint
 
@@ -34,6 +34,7 @@ class Conversations:
         """Render, constrain and check a chat. `ids`: its prompt, if it is not rendered from the messages. Raises
         InvalidRequest, NoSuchModel and ContextTooLong."""
         check_model(self._service, body.model)
+        as_function, body = bool(body.functions), body.with_tools()
         num_top = _top_logprobs(body)
         service = self._service
         tokenizer = service.tokenizer
@@ -51,6 +52,7 @@ class Conversations:
             arguments |= {"return_logprob": True, "top_logprobs_num": num_top}
         parser = service.config.reasoning_parser if body.separate_reasoning is not False else None
         has_tools = bool(body.tools) and body.tool_choice != "none"
+        custom = {tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool)}
         logprobs = None
         if num_top is not None:
             logprobs = partial(chat_logprobs, tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
@@ -63,6 +65,8 @@ class Conversations:
                 AnswerSplitter(parser, has_tools=has_tools, sure=sure),
                 logprobs,
                 with_reasoning=body.include_reasoning is not False,
+                custom=custom,
+                as_function=as_function,
                 stop_token_ids=body.stop_token_ids,
                 prompt_ids=told,
                 with_token_ids=bool(body.return_token_ids),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -99,11 +100,16 @@ def error_response(error: Exception, shape: Shape = dict) -> web.Response:
 def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidRequest:
     """A body's first error; `known`: its fields. A value that none of several kinds fits has the errors of each: the
     deepest belongs to the kind that was meant."""
-    detail = max(error.errors(include_url=False, include_context=False), key=lambda each: len(each["loc"]))
+    detail = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
     place = [str(part) for part in detail["loc"] if str(part) not in _TYPES and "[" not in str(part)]
     param = ".".join(place) or None
     if detail["type"] == "extra_forbidden":
         hint = nearest_name(place[-1], known)
         return InvalidRequest(f"unrecognized request argument {param!r}{hint}", param=param)
     message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "union_tag_invalid":  # see fields.kind
+        tag, expected = (re.sub(r"[\[\]']", "", detail["ctx"][name]) for name in ("tag", "expected_tags"))
+        message = f"the type {tag!r} is not supported here, but {expected}"
+    elif detail["type"] == "union_tag_not_found":
+        message = "a type is needed"
     return InvalidRequest(f"{param}: {message}" if param else message, param=param)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, create_model
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, create_model
 from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -35,8 +35,6 @@ On: TypeAlias = Annotated[Any, _only(True), _UNTOLD]
 Zero: TypeAlias = Annotated[Any, _only(0), _UNTOLD]
 One: TypeAlias = Annotated[Any, _only(1, 1.0), _UNTOLD]
 Empty: TypeAlias = Annotated[Any, _only("", [], {}), _UNTOLD]
-NoFunctions: TypeAlias = Annotated[Any, _only([], hint="tools have replaced it"), _UNTOLD]
-NoCall: TypeAlias = Annotated[Any, _only("none", "auto", hint="tool_choice has replaced it; leave it out"), _UNTOLD]
 NoContext: TypeAlias = Annotated[Any, _only([], hint="send the turns to /api/chat, or leave it out"), _UNTOLD]
 NoImages: TypeAlias = Annotated[Any, _only([], hint="this model takes texts only; leave it out"), _UNTOLD]
 Nothing: TypeAlias = Annotated[Any, _only(), _UNTOLD]
@@ -46,6 +44,22 @@ Unlimited: TypeAlias = Annotated[Any, _only(-1), _UNTOLD]
 def called(name: str) -> Any:
     """A field that goes by another name here."""
     return Annotated[Any, _only(hint=f"it is called {name}"), _UNTOLD]
+
+
+def by_type(default: str | None = None) -> Discriminator:
+    """Tells the members of a union, each marked by `kind`, by the `type` of what is given."""
+
+    def type_of(value: Any) -> str | None:
+        given = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        given = default if given is None else given
+        return None if given is None else f"[{given}]"
+
+    return Discriminator(type_of)
+
+
+def kind(name: str) -> Tag:
+    """Marks a union's member. In brackets it is no part of an error's place."""
+    return Tag(f"[{name}]")
 
 
 _NULL = WithJsonSchema({"type": "null"})

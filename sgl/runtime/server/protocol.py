@@ -15,13 +15,13 @@ from sgl.runtime.server.fields import (
     Anything,
     ForeignFields,
     Lenient,
-    NoCall,
-    NoFunctions,
     Nothing,
     Off,
     On,
     Strict,
     also_takes,
+    by_type,
+    kind,
 )
 
 # checked here under their own names
@@ -151,6 +151,26 @@ class ToolCall(Lenient):
     function: CalledFunction
 
 
+class CalledCustom(Lenient):
+    """A custom tool called earlier."""
+
+    name: str
+    input: str
+
+
+class CustomToolCall(Lenient):
+    """A custom tool's call of an earlier answer."""
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CalledCustom
+
+
+AnyCall = Annotated[
+    Annotated[ToolCall, kind("function")] | Annotated[CustomToolCall, kind("custom")], by_type("function")
+]
+
+
 class Message(Lenient):
     """A turn."""
 
@@ -161,7 +181,7 @@ class Message(Lenient):
     reasoning_content: str | None = None
     reasoning: str | None = None
     """vLLM's reasoning_content."""
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[AnyCall] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = None
 
@@ -184,6 +204,47 @@ class Tool(Strict):
     defer_loading: Off = None
 
 
+class Grammar(Strict):
+    """The language of a text."""
+
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomFormat(Strict):
+    """The form of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    grammar: Grammar | None = None
+
+
+class Custom(Strict):
+    """A tool whose input is a text."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    format: CustomFormat | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """The grammar of its input. Raises InvalidRequest if it is missing."""
+        if self.format is None or self.format.type == "text":
+            return None
+        if self.format.grammar is None:
+            raise InvalidRequest(f"the format of {self.name!r} needs its grammar", param="tools")
+        return self.format.grammar
+
+
+class CustomTool(Strict):
+    """A custom tool."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+
+AnyTool = Annotated[Annotated[Tool, kind("function")] | Annotated[CustomTool, kind("custom")], by_type("function")]
+
+
 class ChosenName(Lenient):
     """The name of a function to call."""
 
@@ -197,11 +258,28 @@ class ChosenTool(Lenient):
     function: ChosenName
 
 
+class ChosenCustom(Lenient):
+    """The custom tool to call."""
+
+    type: Literal["custom"]
+    custom: ChosenName
+
+
+AnyChosen = Annotated[
+    Annotated[ChosenTool, kind("function")] | Annotated[ChosenCustom, kind("custom")],
+    by_type("function"),
+]
+
+
 class AllowedTools(Lenient):
     """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
-    tools: list[ChosenTool] = Field(min_length=1)
+    tools: list[
+        Annotated[
+            Annotated[ChosenTool, kind("function")] | Annotated[ChosenCustom, kind("custom")], by_type("function")
+        ]
+    ] = Field(min_length=1)
 
 
 class AllowedToolChoice(Lenient):
@@ -213,8 +291,6 @@ class AllowedToolChoice(Lenient):
 
 @also_takes(
     (Anything, "verbosity prediction"),  # a predicted answer only saves time
-    (NoFunctions, "functions"),
-    (NoCall, "function_call"),
     (Nothing, "web_search_options audio"),
     (Off, "echo add_special_tokens return_meta_info return_prompt_text use_audio_in_video"),
     (On, "stream_reasoning"),
@@ -226,9 +302,12 @@ class ChatBody(SamplingBody):
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | AllowedToolChoice | ChosenTool | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | AllowedToolChoice | ChosenTool | ChosenCustom | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = None
+    """What tools were before. The answer has one `function_call` then."""
+    function_call: Literal["none", "auto"] | ChosenName | None = None
     reasoning_effort: str | float | None = None
     modalities: list[Literal["text"]] | None = None
 
@@ -245,3 +324,19 @@ class ChatBody(SamplingBody):
     include_reasoning: bool | None = None
     """False: omit the reasoning."""
     return_prompt_token_ids: bool | None = None
+
+    def with_tools(self) -> ChatBody:
+        """The same with tools in place of functions. Raises InvalidRequest for both."""
+        if not self.functions:
+            if isinstance(self.function_call, ChosenName):
+                raise InvalidRequest(
+                    "function_call names one of functions, and there are none", param="function_call"
+                )
+            return self
+        if self.tools or self.tool_choice:
+            raise InvalidRequest("functions are what tools were before: give one of them", param="functions")
+        choice: Any = self.function_call
+        if isinstance(choice, ChosenName):
+            choice = ChosenTool(function=choice)
+        tools = [Tool(function=function) for function in self.functions]
+        return self.model_copy(update={"tools": tools, "tool_choice": choice, "parallel_tool_calls": False})

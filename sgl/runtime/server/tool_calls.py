@@ -12,9 +12,18 @@ from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.ir.reasoning import ReasoningSplitter, half_tag
 from sgl.lang.typed.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
 from sgl.runtime.sampling_params import CONSTRAINTS
-from sgl.runtime.server.protocol import AllowedToolChoice, ChatBody, ChosenTool, Function
+from sgl.runtime.server.custom_tools import function_of
+from sgl.runtime.server.protocol import AllowedToolChoice, ChatBody, ChosenCustom, ChosenTool, CustomTool, Function
 
-Sure: TypeAlias = Literal["all", "tags"] | None
+
+@dataclass(frozen=True)
+class InputOf:
+    """The text is the input of a custom tool."""
+
+    name: str
+
+
+Sure: TypeAlias = Literal["all", "tags"] | InputOf | None
 """Which text is certainly well-formed calls: all, what is in tags, or none."""
 
 
@@ -23,7 +32,7 @@ def call_constraint(
 ) -> tuple[dict[str, Any], Sure]:
     """The constraint for well-formed calls (empty if none may come or the notation is unknown) and which text is then
     sure to be calls. Raises InvalidRequest for uncallable tools."""
-    functions = [tool.function for tool in body.tools or []]
+    functions = [function_of(tool) for tool in body.tools or []]
     names = [function.name for function in functions]
     for name in names:
         if names.count(name) > 1:
@@ -32,11 +41,20 @@ def call_constraint(
         if (function.parameters or {}).get("type", "object") != "object":
             raise InvalidRequest(f"the parameters of {function.name!r} must be of type object", param="tools")
     choice = body.tool_choice
-    if isinstance(choice, ChosenTool):
-        return {"json_schema": call_schema([_typed(_named(choice, functions))])}, "all"
-    if isinstance(choice, AllowedToolChoice):
+    is_named = isinstance(choice, ChosenTool | ChosenCustom)
+    if isinstance(choice, ChosenTool | ChosenCustom):
+        functions = [_named(choice, functions)]
+    elif isinstance(choice, AllowedToolChoice):
         allowed_tools = choice.allowed_tools
         choice, functions = allowed_tools.mode, [_named(tool, functions) for tool in allowed_tools.tools]
+    if choice != "none" and (grammars := _lark_grammars(body, functions)):
+        [(name, grammar)] = grammars.items()
+        if len(functions) > 1 or choice == "auto" or choice is None:
+            message = f"the Lark grammar of {name!r} holds where nothing else may be called: name it in tool_choice"
+            raise InvalidRequest(message, param="tool_choice")
+        return {"ebnf": grammar}, InputOf(name)
+    if is_named:
+        return {"json_schema": call_schema([_typed(functions[0])])}, "all"
     if choice == "required":
         if not functions:
             raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
@@ -57,8 +75,19 @@ def call_constraint(
     return {"structural_tag": call_tag(allowed, notation, only_one=body.parallel_tool_calls is False)}, "tags"
 
 
-def _named(chosen: ChosenTool, functions: list[Function]) -> Function:
-    name = chosen.function.name
+def _lark_grammars(body: ChatBody, functions: list[Function]) -> dict[str, str]:
+    """Those of custom tools among the functions, no more than the first."""
+    names = {function.name for function in functions}
+    for tool in body.tools or ():
+        if isinstance(tool, CustomTool) and tool.custom.name in names:
+            grammar = tool.custom.grammar
+            if grammar is not None and grammar.syntax == "lark":
+                return {tool.custom.name: grammar.definition}
+    return {}
+
+
+def _named(chosen: ChosenTool | ChosenCustom, functions: list[Function]) -> Function:
+    name = (chosen.function if isinstance(chosen, ChosenTool) else chosen.custom).name
     for function in functions:
         if function.name == name:
             return function
@@ -109,6 +138,9 @@ class AnswerSplitter:
         pieces = [piece]
         if self._reasoning is not None:
             piece.reasoning, piece.content = self._reasoning.feed(text, final=final)
+        if isinstance(self._sure, InputOf):
+            self._take_input(piece, self._sure.name)
+            return pieces
         if not self._has_tools:
             return pieces
         self._held += piece.content
@@ -121,6 +153,16 @@ class AnswerSplitter:
                 self._find(piece)
             self._held = ""
         return pieces
+
+    def _take_input(self, piece: Piece, name: str) -> None:
+        """All that is said goes to a custom tool."""
+        text, piece.content = piece.content, ""
+        if not self._num_calls:
+            custom = {"name": name, "input": text}
+            piece.calls.append({"index": 0, "id": _new_id(), "type": "custom", "custom": custom})
+            self._num_calls = 1
+        elif text:
+            piece.calls.append({"index": 0, "custom": {"input": text}})
 
     def _is_sure(self) -> bool:
         return self._sure == "all" or (self._sure == "tags" and self._is_tagged)
@@ -221,4 +263,8 @@ class _Arguments:
 
 def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
-    return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"index": index, "id": _new_id(), "type": "function", "function": function}
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from sgl.runtime.server.fields import Anything, Empty, Lenient, Nothing, Off, Strict, also_takes, called
+from sgl.runtime.server.fields import (
+    Anything,
+    Empty,
+    Lenient,
+    Nothing,
+    Off,
+    Strict,
+    also_takes,
+    by_type,
+    called,
+    kind,
+)
 from sgl.runtime.server.protocol import EngineFields, TokenCount
 
 
@@ -48,17 +59,13 @@ class RedactedBlock(Lenient):
     type: Literal["redacted_thinking"]
 
 
-def _kind(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
 Block = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[RedactedBlock, Tag("redacted_thinking")],
-    Discriminator(_kind),
+    Annotated[TextBlock, kind("text")]
+    | Annotated[ToolUseBlock, kind("tool_use")]
+    | Annotated[ToolResultBlock, kind("tool_result")]
+    | Annotated[ThinkingBlock, kind("thinking")]
+    | Annotated[RedactedBlock, kind("redacted_thinking")],
+    by_type(),
 ]
 
 

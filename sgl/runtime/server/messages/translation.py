@@ -20,6 +20,7 @@ from sgl.runtime.server.messages.body import (
     Turn,
 )
 from sgl.runtime.server.protocol import (
+    AnyCall,
     CalledFunction,
     ChatBody,
     ChosenName,
@@ -70,7 +71,7 @@ def _messages(turn: Turn) -> Iterator[Message]:
         return
     texts: list[str] = []
     reasoning: list[str] = []
-    calls: list[ToolCall] = []
+    calls: list[AnyCall] = []
     for block in turn.content:
         if isinstance(block, ToolResultBlock):
             if texts:

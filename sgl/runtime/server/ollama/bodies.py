@@ -24,7 +24,7 @@ from sgl.runtime.server.fields import (
     Zero,
     also_takes,
 )
-from sgl.runtime.server.protocol import CalledFunction, ChatBody, Message, Tool, ToolCall
+from sgl.runtime.server.protocol import AnyCall, AnyTool, CalledFunction, ChatBody, Message, Tool, ToolCall
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}  # as Ollama has them
 _DURATION = re.compile(r"-?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|-?\d+(\.\d*)?")
@@ -147,7 +147,7 @@ class OllamaMessage(Lenient):
 
     def message(self) -> Message:
         """A chat's message."""
-        calls = [
+        calls: list[AnyCall] = [
             ToolCall(id=call.id, function=CalledFunction(**call.function.model_dump()))
             for call in self.tool_calls or ()
         ]
@@ -172,7 +172,8 @@ class OllamaChatBody(_Body):
         messages = [message.message() for message in self.messages or ()]
         for tool in self.tools or ():
             _split_types(tool)
-        return ChatBody(messages=messages, tools=self.tools, **self.fields(), **self.thinking())
+        tools: list[AnyTool] | None = None if self.tools is None else [*self.tools]
+        return ChatBody(messages=messages, tools=tools, **self.fields(), **self.thinking())
 
 
 @also_takes(

@@ -171,9 +171,10 @@ class ResponsesApi(Api):
         """The response before its output."""
         text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
         reasoning = {} if body.reasoning is None else body.reasoning.model_dump(exclude_none=True)
-        tools = [
-            {**tool.model_dump(by_alias=True), "strict": tool.strict is not False} for tool in body.tools or ()
-        ]
+        tools = [tool.model_dump(by_alias=True, exclude_none=True) for tool in body.tools or ()]
+        for tool in tools:
+            if tool["type"] == "function":
+                tool.setdefault("strict", True)
         choice = body.tool_choice
         return {
             "id": f"resp_{uuid.uuid4().hex}",

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field
 
-from sgl.runtime.server.fields import Anything, Empty, Lenient, Nothing, Off, Strict, also_takes, called
+from sgl.runtime.server.fields import (
+    Anything,
+    Empty,
+    Lenient,
+    Nothing,
+    Off,
+    Strict,
+    also_takes,
+    by_type,
+    called,
+    kind,
+)
 from sgl.runtime.server.protocol import EngineFields, TokenCount
 
 MAX_METADATA = 16
@@ -52,6 +63,22 @@ class CallOutputItem(Lenient):
     id: str | None = None
 
 
+class CustomCallItem(Lenient):
+    """An earlier call of a custom tool."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+
+
+class CustomOutputItem(CallOutputItem):
+    """What a custom tool answered."""
+
+    type: Literal["custom_tool_call_output"]  # type: ignore[assignment]  # another one
+
+
 class ReasoningText(Lenient):
     """A piece of reasoning or of its summary."""
 
@@ -74,22 +101,21 @@ class ReferenceItem(Lenient):
     id: str
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: Any) -> str | None:
     """The type of an item; it may be left out of messages and references."""
     if not isinstance(value, dict):
-        return getattr(value, "type", None)
-    given = value.get("type")
-    if given is not None:
-        return given
-    return "message" if "role" in value else "item_reference"
+        return None
+    return f"[{value.get('type') or ('message' if 'role' in value else 'item_reference')}]"
 
 
 Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[ReferenceItem, Tag("item_reference")],
+    Annotated[MessageItem, kind("message")]
+    | Annotated[CallItem, kind("function_call")]
+    | Annotated[CallOutputItem, kind("function_call_output")]
+    | Annotated[CustomCallItem, kind("custom_tool_call")]
+    | Annotated[CustomOutputItem, kind("custom_tool_call_output")]
+    | Annotated[ReasoningItem, kind("reasoning")]
+    | Annotated[ReferenceItem, kind("item_reference")],
     Discriminator(_kind),
 ]
 
@@ -108,10 +134,33 @@ class FunctionTool(Strict):
     async_: Off = Field(None, alias="async")
 
 
+class InputFormat(Strict):
+    """The form of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomTool(Strict):
+    """A tool whose input is a text."""
+
+    type: Literal["custom"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    format: InputFormat | None = None
+    defer_loading: Off = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    async_: Off = Field(None, alias="async")
+
+
+AnyTool = Annotated[Annotated[FunctionTool, kind("function")] | Annotated[CustomTool, kind("custom")], by_type()]
+
+
 class ToolName(Lenient):
     """A tool by its name."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -162,7 +211,7 @@ class InputBody(EngineFields):
     input: str | list[Item] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: Literal["auto", "none", "required"] | AllowedNames | ToolName | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None

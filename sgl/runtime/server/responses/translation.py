@@ -11,20 +11,26 @@ from sgl.runtime.server.constrained import ResponseFormat
 from sgl.runtime.server.protocol import (
     AllowedToolChoice,
     AllowedTools,
+    CalledCustom,
     CalledFunction,
     ChatBody,
+    ChosenCustom,
     ChosenName,
     ChosenTool,
+    CustomToolCall,
     Function,
     Message,
     Tool,
     ToolCall,
 )
+from sgl.runtime.server.protocol import CustomTool as ChatCustomTool
 from sgl.runtime.server.responses.body import (
     AllowedNames,
     CallItem,
     CallOutputItem,
     Content,
+    CustomCallItem,
+    CustomTool,
     FunctionTool,
     InputBody,
     Item,
@@ -47,7 +53,7 @@ def chat_of(body: InputBody, items: list[Item]) -> ChatBody:
     fields: dict[str, Any] = {
         **body.engine_fields(),
         "messages": messages,
-        "tools": None if body.tools is None else [Tool(function=_function(tool)) for tool in body.tools],
+        "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
@@ -102,8 +108,8 @@ def _messages(items: Iterable[Item]) -> list[Message]:
                 last.content = text
             else:
                 messages.append(Message(role=item.role, content=text))
-        elif isinstance(item, CallItem):
-            call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+        elif isinstance(item, CallItem | CustomCallItem):
+            call = _call(item)
             if last is None:
                 last = Message(role="assistant")
                 messages.append(last)
@@ -137,9 +143,26 @@ def _text(content: Content, param: str) -> str:
     return "".join(texts)
 
 
-def _function(tool: FunctionTool) -> Function:
-    is_strict = tool.strict is not False
-    return Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=is_strict)
+def _call(item: CallItem | CustomCallItem) -> ToolCall | CustomToolCall:
+    if isinstance(item, CallItem):
+        return ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+    return CustomToolCall(id=item.call_id, type="custom", custom=CalledCustom(name=item.name, input=item.input))
+
+
+def _tool(tool: FunctionTool | CustomTool) -> Tool | ChatCustomTool:
+    if isinstance(tool, FunctionTool):
+        is_strict = tool.strict is not False
+        about: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        return Tool(function=Function(**about, strict=is_strict))
+    wanted = tool.format
+    custom: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if wanted is not None and wanted.type == "grammar":
+        if wanted.syntax is None or wanted.definition is None:
+            message = f"the format of {tool.name!r} needs a syntax and a definition"
+            raise InvalidRequest(message, param="tools")
+        grammar = {"syntax": wanted.syntax, "definition": wanted.definition}
+        custom["format"] = {"type": "grammar", "grammar": grammar}
+    return ChatCustomTool.model_validate({"type": "custom", "custom": custom})
 
 
 def _choice(choice: Any) -> Any:
@@ -151,8 +174,9 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
-def _chosen(tool: ToolName) -> ChosenTool:
-    return ChosenTool(function=ChosenName(name=tool.name))
+def _chosen(tool: ToolName) -> ChosenTool | ChosenCustom:
+    name = ChosenName(name=tool.name)
+    return ChosenTool(function=name) if tool.type == "function" else ChosenCustom(type="custom", custom=name)
 
 
 def _format(wanted: TextFormat) -> ResponseFormat:

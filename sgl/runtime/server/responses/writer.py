@@ -85,14 +85,15 @@ class ResponseWriter:
 
     def _add_call(self, call: dict[str, Any]) -> Iterator[Event]:
         """A call's first delta, or more of its arguments."""
-        function = call["function"]
+        kind, field, event = _FUNCTION if "function" in call else _CUSTOM
+        called = call.get("function") or call["custom"]
         if "id" in call:
             yield from self._close()
-            about = {"call_id": call["id"], "name": function["name"], "arguments": ""}
-            yield from self._open({**_CALL, **about})
-        if text := function["arguments"]:
+            about = {"call_id": call["id"], "name": called["name"], field: ""}
+            yield from self._open({"type": kind, "status": "in_progress", **about})
+        if text := called[field]:
             self._texts.append(text)
-            yield self._event("response.function_call_arguments.delta", delta=text)
+            yield self._event(f"{event}.delta", delta=text)
 
     def _open(self, item: dict[str, Any]) -> Iterator[Event]:
         self._item = {"id": _PREFIXES[item["type"]] + uuid.uuid4().hex, **item}
@@ -105,9 +106,10 @@ class ResponseWriter:
         if item is None:
             return
         kind, text = item["type"], "".join(self._texts)
-        if kind == "function_call":
-            yield self._event("response.function_call_arguments.done", name=item["name"], arguments=text)
-            item["arguments"] = text
+        if kind in (_FUNCTION[0], _CUSTOM[0]):
+            _, field, event = _FUNCTION if kind == _FUNCTION[0] else _CUSTOM
+            yield self._event(f"{event}.done", name=item["name"], **{field: text})
+            item[field] = text
         else:
             part = _part(kind, text, self._written)
             done = {"content_index": 0, "text": text}
@@ -161,10 +163,12 @@ def usage(result: Result, num_reasoning: int) -> dict[str, Any]:
 
 
 _STATUSES = {"length": "incomplete", "abort": "cancelled"}
-_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
 _MESSAGE = {"type": "message", "status": "in_progress", "role": "assistant", "content": []}
 _REASONING = {"type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-_CALL = {"type": "function_call", "status": "in_progress"}
+# of calls: the item's type, the field of what is given, and the events that tell of it
+_FUNCTION = "function_call", "arguments", "response.function_call_arguments"
+_CUSTOM = "custom_tool_call", "input", "response.custom_tool_call_input"
 
 
 def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
