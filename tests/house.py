@@ -17,8 +17,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # unit -> the units right below it. A module may import its own unit and whatever lies anywhere below; the longest
 # matching name decides a module's unit.
 BELOW: dict[str, tuple[str, ...]] = {
-    "sgl": ("sgl.__main__", "sgl.compat"),
+    "sgl": ("sgl.__main__", "sgl.launch_server", "sgl.bench_serving", "sgl.compat"),
     "sgl.__main__": ("sgl.cli",),
+    "sgl.launch_server": ("sgl.cli",),
+    "sgl.bench_serving": ("sgl.cli",),
     "sgl.compat": ("sgl.lang", "sgl.compat.names"),
     "sgl.compat.names": (),
     "sgl.cli": ("sgl.runtime.server", "sgl.runtime.gateway", "sgl.bench", "sgl.lang"),

@@ -31,7 +31,7 @@ def bench(options: SimpleNamespace) -> int:
     """Measure; 1 if a request failed."""
     if options.output is not None:
         check_output(options.output)
-    report = _serving(options) if options.kind == "serving" else _engine(options)
+    report = measured(options)
     text = json.dumps(report, indent=2)
     if options.output is not None:
         Path(options.output).write_text(text + "\n")
@@ -39,8 +39,13 @@ def bench(options: SimpleNamespace) -> int:
     if options.json:
         console.print(text, markup=False, soft_wrap=True)
     else:
-        _show(console, report)
+        show(report, console)
     return 1 if report.get("failed") else 0
+
+
+def measured(options: SimpleNamespace) -> dict[str, Any]:
+    """The report of a measurement. Raises ConfigError and ServerUnreachable."""
+    return _serving(options) if options.kind == "serving" else _engine(options)
 
 
 def _serving(options: SimpleNamespace) -> dict[str, Any]:
@@ -54,7 +59,8 @@ def _serving(options: SimpleNamespace) -> dict[str, Any]:
     subject = asyncio.run(about.server_facts(load))
     begin = about.facts(options.kind, subject, source, load)
     title, failed = f"{subject['model'] or 'a model'} at {load.url}", 0
-    with tqdm(desc=title, total=len(jobs), leave=False, disable=None) as bar:  # None: only on a terminal
+    is_off = True if getattr(options, "is_quiet", False) else None  # None: it is on a terminal
+    with tqdm(desc=title, total=len(jobs), leave=False, disable=is_off) as bar:
 
         def progress(measured: Measured) -> None:
             nonlocal failed
@@ -83,8 +89,9 @@ def _engine(options: SimpleNamespace) -> dict[str, Any]:
         return {**begin, **(offline.throughput if options.kind == "offline" else offline.latency)(engine, jobs)}
 
 
-def _show(console: Console, report: Mapping[str, Any]) -> None:
+def show(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Show the report's subject, its latencies as a table, and its other figures."""
+    console = console or Console(highlight=False)
     console.print(f"sgl bench {report['kind']}", style="bold")
     said = Table.grid(padding=(0, 3))
     for name, line in about.lines(report).items():

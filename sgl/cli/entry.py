@@ -20,7 +20,7 @@ Parameters = list[click.Parameter]
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 failed, 2 called wrongly."""
     try:
-        options = _sgl().main(arguments, prog_name="sgl", standalone_mode=False)
+        options = parsed(arguments)
     except click.UsageError as error:
         path = "sgl" if error.ctx is None else error.ctx.command_path
         sys.stderr.write(f"{path}: {_explained(error)} (see {path} --help)\n")
@@ -43,6 +43,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def parsed(arguments: list[str] | None) -> Any:
+    """The command that a command line names, and its parameters. Raises click's UsageError."""
+    return _sgl().main(arguments, prog_name="sgl", standalone_mode=False)
 
 
 def _explained(error: click.UsageError) -> str:

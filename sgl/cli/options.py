@@ -110,7 +110,7 @@ def configs(options: SimpleNamespace, classes: tuple[type[Any], ...]) -> list[An
     known = [{field.name for field in dataclasses.fields(cls)} for cls in classes]
     everything = set().union(*known)
     _refuse_misspelt_variables()
-    given = {} if options.config is None else _from_file(Path(options.config))
+    given = {} if options.config is None else options_of_file(Path(options.config))
     for name in given:
         if name not in everything:
             message = f"{options.config}: there is no option {name!r}{nearest_name(name, everything)}"
@@ -146,7 +146,7 @@ def _refuse_misspelt_variables() -> None:
                 raise ConfigError(f"the variable {name} is no option (did you mean {close[0]}?)", option=name)
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def options_of_file(path: Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]  # its stubs are not among what is installed
 
     try:

@@ -38,6 +38,7 @@ EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+NoLimit = Annotated[Literal[-1], BeforeValidator(lambda given: -1 if given == "-1" else given)]  # texts, too
 SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight"]
 JsonWhitespace = Literal["compact", "flexible"]
 AdditionalProperties = Literal["closed", "schema"]
@@ -91,7 +92,7 @@ class EngineConfig:
     """Requests waiting for a row; one more is refused with QueueFull, and so is a call of more. None: no limit."""
     max_requests_per_call: PositiveInt = 65_536
     """Requests that one call may ask for at once: prompts x n, and of a program rows x streams x n."""
-    chunked_prefill_size: PositiveInt | Literal[-1] | None = None
+    chunked_prefill_size: PositiveInt | NoLimit | None = None
     """Tokens a step; decodes are charged first and prompts get the rest, at least one. None: 2048 on a CPU, on a GPU
     64 for each multiprocessor (8448 on an H200), up to four times as many for small models; -1: prompts are never
     split."""

@@ -1,0 +1,141 @@
+"""`python -m sgl.launch_server`: `sgl serve` with the original's flags, each as ours or with its neutral value only."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sgl.cli import entry
+from sgl.cli.original import Flags, neutral_values, one, words_of
+from sgl.errors import ConfigError
+from sgl.runtime.config import EngineConfig, ServerConfig
+
+_COMMAND = "python -m sgl.launch_server"
+_HELP = f"""{_COMMAND} --model-path MODEL [FLAGS]
+
+Serves a model like the original's command of that name. Flags that both have: --help of `sgl serve` explains them.
+Others are translated ({{translated}}),
+taken since what they ask for is so ({{so}}),
+or, where the feature is not there yet, taken with the value that changes nothing, such as --tp 1.
+"""
+_FIELDS = {
+    field.name.replace("_", "-"): field.type in ("bool", "bool | None")
+    for cls in (EngineConfig, ServerConfig)
+    for field in dataclasses.fields(cls)
+}
+"""Our flags, and whether they are switches."""
+_VALUES = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "attention-backend": {"torch_native": "torch"},
+    "grammar-backend": {"xgrammar": "sgl"},
+}
+"""Their values that are called otherwise here."""
+_READ_CALLS = ("auto", "hermes", "llama3", "mistral", "qwen", "qwen25")
+_SO = words_of(
+    """trust-remote-code skip-server-warmup enable-metrics enable-cache-report enable-mixed-chunk nccl-port
+    dist-init-addr nccl-init-addr dist-timeout enable-p2p-check sampling-backend disable-custom-all-reduce
+    disable-outlines-disk-cache disable-flashinfer-autotune disable-shared-experts-fusion disable-hybrid-swa-memory
+    disable-fast-image-processor disable-priority-preemption disable-attn-tp-gather"""
+)
+"""They change nothing: metrics are always told, one process needs no addresses, what is switched off is not there."""
+_NEUTRAL = neutral_values(
+    """tp=1 tp-size=1 tensor-parallel-size=1 dp=1 dp-size=1 data-parallel-size=1 pp=1 pp-size=1 pipeline-parallel-size=1
+    ep=1 ep-size=1 expert-parallel-size=1 dcp-size=1 decode-context-parallel-size=1 attn-dp-size=1
+    attention-data-parallel-size=1 attn-cp-size=1 attention-context-parallel-size=1 moe-dp-size=1
+    moe-data-parallel-size=1 dwdp-size=1 pp-async-batch-depth=0 nnodes=1 node-rank=0 gpu-id-step=1
+    load-balance-method=auto ep-num-redundant-experts=0 init-expert-location=trivial moe-a2a-backend=none
+    moe-runner-backend=auto deepep-mode=auto eplb-algorithm=auto eplb-rebalance-num-iterations=1000
+    expert-balancedness-report-mode=off cpu-offload-gb=0 offload-group-size=-1 offload-num-in-group=1
+    offload-prefetch-step=1 offload-mode=cpu max-loras-per-batch=8 lora-eviction-policy=lru lora-backend=csgmv
+    max-lora-chunk-size=16 radix-eviction-policy=lru hicache-size=0 hicache-host-memory-mode=cache
+    hicache-host-memory-fraction=0.8 hicache-write-policy=write_through hicache-io-backend=kernel
+    hicache-mem-layout=page_first hicache-storage-prefetch-policy=timeout disaggregation-mode=null
+    disaggregation-transfer-backend=mooncake disaggregation-bootstrap-port=8998 num-reserved-decode-tokens=512
+    disaggregation-decode-polling-interval=1 encoder-transfer-backend=auto encoder-bootstrap-port=8997
+    mm-processor-worker-num=0 mm-io-worker-num=0 image-processor-backend=auto model-loader-extra-config={}
+    model-impl=auto json-model-override-args={} fp8-gemm-backend=auto fp4-gemm-backend=auto bf16-gemm-backend=auto
+    prefill-kv-cache-dequant-dtype=auto triton-attention-num-kv-splits=8 torch-compile-max-bs=32
+    mamba-backend=triton mamba-radix-cache-strategy=auto linear-attn-backend=triton startup-weight-load-mode=serial
+    weight-loader-prefetch-num-threads=4 weight-version=default log-requests-level=2 log-requests-format=text
+    gc-warning-threshold-secs=0 decode-log-interval=40 kv-canary=none max-prefill-tokens=16384
+    prefill-decode-interval-min-bs=0 retraction-policy=length priority-scheduling-preemption-threshold=10
+    num-continuous-decode-steps=1 scheduler-recv-interval=1 tokenizer-mode=auto tokenizer-backend=huggingface
+    tokenizer-worker-num=1 detokenizer-worker-num=1 sampling-defaults=openai batch-notify-size=16
+    dynamic-batch-tokenizer-batch-size=32 dynamic-batch-tokenizer-batch-timeout=0.002
+    speculative-accept-threshold-single=1 speculative-accept-threshold-acc=1 speculative-attention-mode=prefill
+    speculative-ngram-min-bfs-breadth=1 speculative-ngram-max-bfs-breadth=10 speculative-ngram-match-type=BFS
+    speculative-ngram-max-trie-depth=18 otlp-traces-endpoint=localhost:4317 trace-modules=request
+    revision=main fastapi-root-path= prefill-delayer-max-delay-passes=30"""
+)
+
+
+def _tool_calls(values: list[str]) -> list[str]:
+    given = one("tool-call-parser", values)
+    if given not in _READ_CALLS:
+        message = f"--tool-call-parser {given}: calls are read in the forms of {', '.join(_READ_CALLS)}"
+        raise ConfigError(message, option="tool-call-parser")
+    return []
+
+
+_TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
+    "model": lambda values: ["--model-path", one("model", values)],
+    "cuda-graph-max-bs-decode": lambda values: ["--cuda-graph-max-bs", one("cuda-graph-max-bs-decode", values)],
+    "base-gpu-id": lambda values: [] if values == ["0"] else ["--device", f"cuda:{one('base-gpu-id', values)}"],
+    "enable-priority-scheduling": lambda values: ["--schedule-policy", "priority"],
+    "constrained-json-disable-any-whitespace": lambda values: ["--json-whitespace", "compact"],
+    "tool-call-parser": _tool_calls,
+}
+_FLAGS = Flags(_COMMAND, {*_FIELDS, *_TRANSLATED, *_SO, "config", "help"}, _NEUTRAL)
+
+
+def main() -> None:
+    """Serve with the command line's flags; exits like `sgl`."""
+    try:
+        words = translated(sys.argv[1:])
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+    if words is None:
+        sys.stdout.write(_HELP.format(translated=_listed(_TRANSLATED), so=_listed(_SO)))
+        sys.exit(0)
+    sys.argv[1:] = ["serve", *words]
+    entry.main()
+
+
+def translated(words: list[str]) -> list[str] | None:
+    """The arguments of `sgl serve`; None: help is wanted. Raises ConfigError."""
+    if {"-h", "--help"} & set(words):
+        return None
+    given = _FLAGS.read(words)
+    for flag, values in given:
+        if flag == "config":  # flags win over the file
+            given = [*_FLAGS.read(_of_file(Path(one(flag, values)))), *given]
+    found: list[str] = []
+    for flag, values in given:
+        if flag in _TRANSLATED:
+            found += _TRANSLATED[flag](values)
+        elif flag in _FIELDS:
+            texts = [] if _FIELDS[flag] and not values else [one(flag, values)]
+            if _FIELDS[flag] and texts:
+                raise ConfigError(f"--{flag} is a switch: it has no value", option=flag)
+            found += [f"--{flag}", *(_VALUES.get(flag, {}).get(text, text) for text in texts)]
+    return found
+
+
+def _of_file(path: Path) -> list[str]:
+    """The flags of a YAML file."""
+    from sgl.cli.options import options_of_file
+
+    words: list[str] = []
+    for name, value in options_of_file(path).items():
+        if value is not False and value is not None:
+            several: list[Any] = [] if value is True else value if isinstance(value, list) else [value]
+            words += [f"--{name}", *map(str, several)]
+    return words
+
+
+def _listed(flags: Any) -> str:
+    return ", ".join(f"--{flag}" for flag in sorted(flags))
