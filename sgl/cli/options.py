@@ -147,6 +147,7 @@ def _refuse_misspelt_variables() -> None:
 
 
 def options_of_file(path: Path) -> dict[str, Any]:
+    """The options of a YAML file, by name with underscores. Raises ConfigError."""
     import yaml  # type: ignore[import-untyped]  # its stubs are not among what is installed
 
     try:
