@@ -21,7 +21,7 @@ from sgl.runtime.requests import aside
 from sgl.runtime.requests.arguments import GenerateRequest
 from sgl.runtime.requests.builder import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import NativeResult
-from sgl.runtime.server import encoding, openai
+from sgl.runtime.server import conversations, encoding
 from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
@@ -130,7 +130,7 @@ def test_a_list_of_prompts_counts_as_one_answer_of_a_server(engine: Engine) -> N
 def test_a_chat_without_a_limit_ends_where_its_answer_is_full(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai, "MAX_LOGPROBS", 240)
+    monkeypatch.setattr(conversations, "MAX_LOGPROBS", 240)
     body = {"messages": HELLO, "logprobs": True, "top_logprobs": 10, "n": 2, "ignore_eos": True}
     answer = server.post("/v1/chat/completions", body).json()
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
