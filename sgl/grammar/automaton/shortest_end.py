@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.automaton.arrays import AfterItem, ArrayPlan, Items, NextItem
+from sgl.grammar.automaton.frame_ends import FrameEnds
 from sgl.grammar.automaton.nfa import (
     After,
     Closing,
@@ -27,13 +27,13 @@ from sgl.grammar.automaton.nfa import (
     UniqueText,
 )
 from sgl.grammar.automaton.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen
-from sgl.grammar.automaton.place import NONE_SEEN, Place, SeenTexts
+from sgl.grammar.automaton.place import NONE_SEEN, Frame, Place, SeenTexts
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText
 from sgl.grammar.automaton.subsets_reference import Int32Array, Int64Array
 from sgl.grammar.automaton.values import ValueNode
 from sgl.grammar.regular.expr import Expr, difference, words
-from sgl.grammar.regular.rope import MAX_TEXT, Rope, rope, shorter, times
+from sgl.grammar.regular.rope import MAX_TEXT, Rope, is_same, joined, rope, shorter, shortest_of, times
 from sgl.grammar.regular.shortest import shortest, shortest_rope
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text
 from sgl.time_limit import check_time
@@ -53,6 +53,7 @@ class ShortestEnds:
         self._guesses: dict[tuple[Schema, str], Rope | None] | None = None
         """While values are being worked out that may hold one another: the best known so far."""
         self._known: dict[tuple[Thread, int, int, SeenTexts], Rope | None] = {}
+        self._frames = FrameEnds(automaton.callers, self._behind)
         self._keys_left: dict[tuple[ObjectPlan, Seen, bytes], Rope] = {}
         """Of objects where no undeclared key has been used that may not come again: what `_keys` found."""
         self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}
@@ -107,20 +108,20 @@ class ShortestEnds:
                 _make_room(self._known)
                 self._known[key] = self._thread(thread, place.char_count, place.item_count)
             _keep_shorter(ends, origin, self._known[key])
-        frame = place.stack
-        while frame is not None:
-            check_time()
-            outer_ends: dict[int, Rope] = {}
-            self._seen_texts = frame.seen_texts
-            callers = self.automaton.callers[frame.symbol]
-            for origin, text in ends.items():
-                for outer, node in callers[origin]:
-                    _keep_shorter(outer_ends, outer, _joined(text, self._node(node, frame.item_count)))
-            ends, frame = outer_ends, frame.parent
-        assert ends, "every place can be completed"
-        found = _shortest_of(ends.values())
+        if place.stack is not None:
+            behind = self._frames.behind(place.stack, set(ends))
+            ends = {
+                origin: Rope((*text.parts, rest)) if text.count == 1 else Rope((text, rest))
+                for origin, text in ends.items()
+                if (rest := behind[origin]) is not None
+            }
+        found = shortest_of(ends.values())
         assert found is not None, "every place can be completed"
         return found
+
+    def _behind(self, node: Node, frame: Frame) -> Rope | None:
+        self._seen_texts = frame.seen_texts
+        return self._node(node, frame.item_count)
 
     def _thread(self, thread: Thread, chars: int, items: int) -> Rope | None:
         """From inside a lexeme to the end of the frame. None, here and below: not known yet."""
@@ -133,19 +134,19 @@ class ShortestEnds:
                     bracket = shortest(thread.expr)
                     assert bracket is not None
                     inner = self._value(target.schema, bracket[-1:].decode())
-                    return _joined(bracket[:-1], inner, self._node(target.then, items))
-                return _joined(shortest_rope(thread.expr), self._node(target, items))
+                    return joined(bracket[:-1], inner, self._node(target.then, items))
+                return joined(shortest_rope(thread.expr), self._node(target, items))
             case FirstEnd():
-                return _joined(shortest_rope(thread.expr), self._node(thread.then, items))
+                return joined(shortest_rope(thread.expr), self._node(thread.then, items))
             case Counted():
                 text = thread.text
                 self._asks("minLength", text.low)
                 rest = _NOTHING if thread.rest is None else shortest_rope(thread.rest)
-                return _joined(rest, _times(text.char, text.low - chars), self._node(text.then, items))
+                return joined(rest, _times(text.char, text.low - chars), self._node(text.then, items))
             case DeclaredKeys():
                 candidates = [index for _, index in thread.names[thread.low : thread.high]]
                 index = self._best_declared(thread.plan, candidates)
-                return _joined(
+                return joined(
                     memoryview(thread.plan.names[index])[thread.depth :],
                     self._declared(thread.plan, thread.seen, index),
                 )
@@ -155,19 +156,19 @@ class ShortestEnds:
                 if last is None:
                     return None
                 self._seen_texts = SeenTexts(b"", used | {read + last})
-                return _joined(last, b'"', shortest(thread.after), self._node(thread.then, items))
+                return joined(last, b'"', shortest(thread.after), self._node(thread.then, items))
         return _NOTHING  # finished
 
     def _node(self, node: Node, items: int) -> Rope | None:
         """From between lexemes to the end of the frame; `items` commas were read of it."""
         match node:
             case ValueNode():
-                return _joined(self._value(node.schema), self._node(node.then, items))
+                return joined(self._value(node.schema), self._node(node.then, items))
             case After():
-                return _joined(shortest_rope(node.expr), self._node(node.then, items))
+                return joined(shortest_rope(node.expr), self._node(node.then, items))
             case CountedText():
                 self._asks("minLength", node.low)
-                return _joined(_times(node.char, node.low), self._node(node.then, items))
+                return joined(_times(node.char, node.low), self._node(node.then, items))
             case KeyNode():
                 return self._keys(node.plan, node.seen, b"", self._seen_texts.used)
             case AfterProperty():
@@ -183,7 +184,7 @@ class ShortestEnds:
                 # its comma is yet to come
                 return self._next_items(node.plan, node.items, items + 1, self._seen_texts.used)
         threads = node.threads()
-        return _shortest_of(self._thread(thread, 0, items) for thread in threads) if threads else _NOTHING
+        return shortest_of(self._thread(thread, 0, items) for thread in threads) if threads else _NOTHING
 
     def _value(self, schema: Schema, bracket: str = "") -> Rope | None:
         """The shortest value, or the shortest that opens with `bracket`."""
@@ -216,12 +217,12 @@ class ShortestEnds:
             is_settled = True
             for one in reversed(order):
                 before = guesses[one]
-                is_settled &= _is_same(before, self._guess(guesses, one))
+                is_settled &= is_same(before, self._guess(guesses, one))
             is_settled &= len(order) == len(guesses)
 
     def _guess(self, guesses: dict[tuple[Schema, str], Rope | None], one: tuple[Schema, str]) -> Rope | None:
         check_time()
-        found = guesses[one] = _shortest_of(self._shape(shape) for shape in _shapes(*one))
+        found = guesses[one] = shortest_of(self._shape(shape) for shape in _shapes(*one))
         return found
 
     def _asks(self, keyword: str, number: int) -> None:
@@ -234,12 +235,12 @@ class ShortestEnds:
                 return shortest_rope(shape.expr)
             case CountedString():
                 self._asks("minLength", shape.min_length)
-                return _joined(b'"', _times(shape.char, shape.min_length), b'"')
+                return joined(b'"', _times(shape.char, shape.min_length), b'"')
             case Object():
                 plan = self.builder.one(ObjectPlan, self.builder, shape)
                 if plan.may_close(plan.start):
                     return rope(b"{}")
-                return _joined(b"{", self._keys(plan, plan.start, b'"', frozenset()))
+                return joined(b"{", self._keys(plan, plan.start, b'"', frozenset()))
             case Array():
                 self._asks("minItems", shape.min_items)
                 items = self.builder.one(ArrayPlan, self.builder, shape)
@@ -249,7 +250,7 @@ class ShortestEnds:
                 )
                 if may_close:
                     return rope(b"[]")
-                return _joined(b"[", self._next_items(items, items.start, 0, frozenset()))
+                return joined(b"[", self._next_items(items, items.start, 0, frozenset()))
 
     def _keys(self, plan: ObjectPlan, seen: Seen, before: bytes, used: frozenset[bytes]) -> Rope | None:
         """The properties that are still needed, at least one, and the closing brace; `before` comes first. `used` are
@@ -267,7 +268,7 @@ class ShortestEnds:
             if chosen is None:
                 return None
             name, value, seen, used = chosen
-            step = _joined(before, name, shortest(plan.after_quote), value)
+            step = joined(before, name, shortest(plan.after_quote), value)
             if step is None:
                 return None
             steps.append((key if is_kept and (plan.in_order or not steps) else None, step))
@@ -336,14 +337,14 @@ class ShortestEnds:
     def _declared(self, plan: ObjectPlan, seen: Seen, index: int) -> Rope | None:
         """From behind the key of a declared property to the end of the object."""
         after = AfterProperty(plan, plan.with_declared(seen, index))
-        return _joined(shortest(plan.after_quote), self._property(plan, index), self._node(after, 0))
+        return joined(shortest(plan.after_quote), self._property(plan, index), self._node(after, 0))
 
     def _items(self, plan: ArrayPlan, items: Items, commas: int) -> Rope | None:
         """From behind an item to the end of the array."""
         is_done = commas + 1 >= plan.shape.min_items if plan.counts_commas else plan.may_close(items)
         if is_done:
             return _BRACKET
-        return _joined(b",", self._next_items(plan, items, commas + 1, self._seen_texts.used))
+        return joined(b",", self._next_items(plan, items, commas + 1, self._seen_texts.used))
 
     def _next_items(self, plan: ArrayPlan, items: Items, commas: int, used: frozenset[bytes]) -> Rope | None:
         """The items that are still needed, at least one, and the closing bracket. `used` are strings that may not come
@@ -423,23 +424,8 @@ def _times(char: Expr, number: int) -> Rope:
     return times(text, number)
 
 
-def _is_same(one: Rope | None, other: Rope | None) -> bool:
-    if one is None or other is None or one.size != other.size:
-        return one is other
-    return not one.is_short or one.text() == other.text()
-
-
 def _size(text: Rope | None) -> int:
     return 0 if text is None else text.size
-
-
-def _joined(*parts: bytes | memoryview | Rope | None) -> Rope | None:
-    known = [part for part in parts if part is not None]
-    return rope(*known) if len(known) == len(parts) else None
-
-
-def _shortest_of(texts: Iterable[Rope | None]) -> Rope | None:
-    return reduce(shorter, texts, None)
 
 
 def _keep_shorter(ends: dict[int, Rope], origin: int, text: Rope | None) -> None:
