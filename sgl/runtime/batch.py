@@ -61,6 +61,8 @@ class Batch:
     are scored."""
     drafts: set[int] = field(default_factory=set)
     """Rows whose last token is speculative. They sample before it (to verify) and after it (kept if verified)."""
+    pool_from: dict[int, int] = field(default_factory=dict)
+    """By b: first query index whose hidden states are summed up, to the row's last."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """By b: token ids whose logprobs are wanted at every scored and sampled position."""
     is_streamed: bool = False
@@ -97,6 +99,7 @@ class StepResult:
     checks: dict[int, int] = field(default_factory=dict)  # by b of drafts: the token sampled where the draft stands
     output_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = 1
     input_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = len(score_targets[b])
+    pooled: dict[int, Float32Array] = field(default_factory=dict)  # by b of pool_from: the sum, [hidden_size]
 
 
 class PendingStep(Protocol):

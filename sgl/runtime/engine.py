@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Unpack
 
@@ -22,7 +21,7 @@ from sgl.lang.ir.chat_template import ChatTemplate, RenderedTemplate
 from sgl.lang.ir.interpreter import SharedQuota
 from sgl.options import EngineOptions
 from sgl.runtime import startup
-from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix, key_of
+from sgl.runtime.cache.keys import key_of
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
@@ -33,21 +32,16 @@ from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.requests.arguments import GenerateOptions, Params, check_options, has_list_of_prompts
 from sgl.runtime.requests.builder import RequestBuilder
-from sgl.runtime.requests.results import PreparedCall, Rid
+from sgl.runtime.requests.candidates import CandidateScore, candidate_ids
+from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, finished
+from sgl.runtime.requests.results import PreparedCall, Rid, failure_of
 from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.leases import HeldPrefixes
+from sgl.runtime.scheduler.request import Pooling
 
 Result = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateScore:
-    """The log-probabilities of one candidate after its prefix; see Engine.score."""
-
-    token_ids: list[int]
-    logprobs: list[float | None]  # of each token given all before it; None only at position 0
 
 
 _JUMP_COST = 0.45
@@ -130,7 +124,6 @@ class Engine:
         """
         check_options(options)
         call = self.prepare(prompt=prompt, sampling_params=sampling_params, input_ids=input_ids, **options)
-        sink = ThreadSink(self._loop)
         if options.get("stream"):
             began = time.monotonic()
             settled(call.compiling, call.deadline).result()
@@ -139,15 +132,10 @@ class Engine:
                 seconds = time.monotonic() - began
                 message = f"the request timed out after {seconds:.3g} s, while its constraint was being compiled"
                 raise RequestTimeout(message, seconds=seconds)
+            sink = ThreadSink(self._loop)
             self.submit(call, sink)
             return _Events(call, sink, self.abandon)
-        self.submit(call, sink)
-        try:
-            while call.unfinished:
-                call.absorb(sink.get())
-            return call.result()
-        finally:
-            self.abandon(call)
+        return self._collected(call)
 
     async def async_generate(
         self,
@@ -187,7 +175,7 @@ class Engine:
         all candidates are scored from their last common token boundary with the prefix.
         """
         self._home.check()
-        full, start = self._candidate_ids(prefix, candidates)
+        full, start = candidate_ids(self._builder.encode, prefix, candidates)
         params = SamplingParams(max_new_tokens=0, temperature=0.0)
         logprob_start_len = max(start - 1, 0)
         results = self.generate(
@@ -198,6 +186,37 @@ class Engine:
             logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]
             scores.append(CandidateScore(ids[start:], logprobs[1:] if start else logprobs))
         return scores
+
+    def encode(
+        self,
+        prompt: str | Sequence[str] | None = None,
+        *,
+        input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> Any:
+        """Embed one prompt (text, or token ids) or a list of them.
+
+        Returns {"embedding", "meta_info"}, or a list of these; an embedding is a list of `hidden_size` floats, or of
+        its first `dimensions`. It comes from the hidden states behind the last norm: "last" takes that of the
+        prompt's last token, "mean" the mean of all, which uses no cached prefix. normalize: to length 1. timeout and
+        priority as in `generate`. Raises InvalidRequest, QueueFull and EngineDead.
+        """
+        width = check_dimensions(dimensions, self._started.model_config.hidden_size)
+        prompts = {"prompt": prompt, "input_ids": input_ids, "timeout": timeout, "priority": priority}
+        results = self._collected(self.prepare(**embedding_arguments(pooling, prompts)))
+        several = results if isinstance(results, list) else [results]
+        found = []
+        for result in several:
+            failure = failure_of(result)
+            if failure is not None:
+                raise failure
+            vector = finished(result["embedding"], normalize=normalize, dimensions=width)
+            found.append({"embedding": vector.tolist(), "meta_info": result["meta_info"]})
+        return found if isinstance(results, list) else found[0]
 
     def abort(self, rid: str | None, owner: str | None = None) -> None:
         """Abort the requests with this rid (None: all, those of programs too), of the owner if given; unknown ones
@@ -368,24 +387,15 @@ class Engine:
             with contextlib.suppress(EngineDead):
                 self._loop.abort(unfinished)
 
-    def _candidate_ids(self, prefix: Any, candidates: Any) -> tuple[list[list[int]], int]:
-        """The tokens of prefix + candidate, and where scoring starts."""
-        if not candidates:
-            raise InvalidRequest("score needs at least one candidate", param="candidates")
-        if any(isinstance(candidate, str) != isinstance(prefix, str) for candidate in candidates):
-            message = "prefix and candidates must both be texts or both be token ids"
-            raise InvalidRequest(message, param="prefix")
-        if isinstance(prefix, str):
-            full = [self._builder.encode(prefix + candidate).tolist() for candidate in candidates]
-            alone = key_of(self._builder.encode(prefix) if prefix else [])
-            start = min(common_prefix(alone, key_of(ids), 0, TOKEN_BYTES) for ids in full) // TOKEN_BYTES
-        else:
-            full = [[*prefix, *candidate] for candidate in candidates]
-            start = len(prefix)
-        for i, ids in enumerate(full):
-            if len(ids) <= start:
-                raise InvalidRequest(f"candidate {i} is empty", param="candidates")
-        return full, start
+    def _collected(self, call: PreparedCall) -> Any:
+        sink = ThreadSink(self._loop)
+        self.submit(call, sink)
+        try:
+            while call.unfinished:
+                call.absorb(sink.get())
+            return call.result()
+        finally:
+            self.abandon(call)
 
     async def _async_events(self, call: PreparedCall, sink: AsyncSink) -> AsyncIterator[Result]:
         self.submit(call, sink)

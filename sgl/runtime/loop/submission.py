@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sgl.runtime.batch import Logprobs
+from sgl.runtime.batch import Float32Array, Logprobs
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.text.output import TextOutput
@@ -22,6 +22,7 @@ class Detail(NamedTuple):
     num_forced: int  # output tokens so far that were certain and not sampled
     queue_seconds: float  # from submission to the first step
     prefill_seconds: float  # from there to the first output token
+    embedding: Float32Array | None  # [hidden_size] with the last output, if asked for
 
 
 @dataclass(slots=True)
@@ -99,6 +100,7 @@ class Submission:
                 num_forced=request.num_forced,
                 queue_seconds=max(0.0, self.first_step - self.submitted),
                 prefill_seconds=max(0.0, self.first_token - self.first_step),
+                embedding=None if reason is None or reason.type == "abort" else request.embedding,
             )
             self.emitted_logprobs = len(request.output_logprobs)
         pieces, self.pieces = self.pieces, ""

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.scheduler.request import Pooling
 
 Params = SamplingParams | Mapping[str, Any]
 
@@ -62,6 +63,8 @@ class GenerateRequest:
     extra_key: str | None = field(default=None, metadata=_one(str))
     timeout: float | None = field(default=None, metadata=_one(float))
     stream: bool = field(default=False, metadata=_one(bool))
+    pooling: Pooling | None = None
+    """The prompt's embedding is wanted, and no tokens."""
     limits_logprobs: bool = True
     """False for candidates, whose logprobs are not reported one by one."""
     arrived: float = field(default_factory=time.monotonic)  # start of the timeout

@@ -136,6 +136,7 @@ class RequestBuilder:
                 params=params,
                 seed=_mix_seed(params.seed if params.seed is not None else self._seed + uid, sample),
                 max_new_tokens=min(params.max_new_tokens, self._context_length - len(prompt_ids)),
+                pooling=wanted.pooling,
                 stop_ids=(frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids),
                 priority=priority,
                 namespace=wanted.extra_key,

@@ -105,7 +105,8 @@ class NativeResult:
         }
         if self.header.top_logprobs >= 0:
             meta.update(self._logprobs(first_logprob, with_input=with_input))
-        return {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
+        result = {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
+        return result if detail.embedding is None else {**result, "embedding": detail.embedding}
 
     def _logprobs(self, first: int, *, with_input: bool) -> dict[str, Any]:
         of_prompt = self._input if with_input else []

@@ -111,6 +111,19 @@ def position_logprobs(
     return DeviceLogprobs(spans, {name: column for name, column in named if column is not None})
 
 
+def pool(batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
+    """Sums of hidden states, float32 [P, H], in the order of the batch's `pool_from`; None if none are wanted.
+
+    hidden: [T, H], the batch's tokens after the last norm. One row after another, so that a row's sum does not depend
+    on the others.
+    """
+    if not batch.pool_from:
+        return None
+    ends = np.cumsum(batch.q_lens, dtype=np.int64)
+    spans = [(int(ends[b] - batch.q_lens[b]) + start, int(ends[b])) for b, start in batch.pool_from.items()]
+    return torch.stack([hidden[start:stop].sum(0, dtype=torch.float32) for start, stop in spans])
+
+
 class Downloader:
     """Copies results to the host in stream order, through reused pinned buffers."""
 
@@ -171,14 +184,16 @@ class PendingStep:
         output: DeviceLogprobs | None,
         inputs: DeviceLogprobs | None,
         downloader: Downloader,
+        pooled: torch.Tensor | None = None,
     ) -> None:
         """Starts the copy, also of the ids of the batch's `sampling`, int64 [S]; later work on the stream is not
         waited for."""
         self._batch = batch
         self._output = output
         self._inputs = inputs
+        self._pools = pooled is not None
         parts = [part.columns.values() for part in (output, inputs) if part is not None]
-        self._wait = downloader.start([ids, *itertools.chain(*parts)])
+        self._wait = downloader.start([ids, *itertools.chain(*parts), *([] if pooled is None else [pooled])])
 
     def wait(self) -> StepResult:
         """Block until the results are on the host. Call it once."""
@@ -194,6 +209,8 @@ class PendingStep:
             result.output_logprobs = self._output.split(arrays)
         if self._inputs is not None:
             result.input_logprobs = self._inputs.split(arrays)
+        if self._pools:
+            result.pooled = dict(zip(self._batch.pool_from, next(arrays), strict=True))
         return result
 
 

@@ -24,7 +24,7 @@ from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.pack import pack
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
-from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, score_inputs
+from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
@@ -46,6 +46,7 @@ class Launched:
     logits: torch.Tensor | None  # float32 [S, V]; None if nothing is sampled
     inputs: DeviceLogprobs | None = None  # of scored input tokens
     replayed: Replayed | None = None  # of a decode graph
+    pooled: torch.Tensor | None = None  # float32 [P, H]
 
 
 class ModelRunner:
@@ -107,7 +108,8 @@ class ModelRunner:
                 self._launching_since = None
             vocab_size = self._model.config.vocab_size
             inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
-            return Launched(batch, self._model.logits(sampling) if len(sampling) else None, inputs)
+            logits = self._model.logits(sampling) if len(sampling) else None
+            return Launched(batch, logits, inputs, pooled=pool(batch, hidden))
 
     @torch.inference_mode()
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
@@ -116,10 +118,12 @@ class ModelRunner:
         with self._current, self._on_threads(is_last=True):
             if logits is None:
                 nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
-                return PendingStep(batch, nothing, None, launched.inputs, self._downloader)
+                return PendingStep(batch, nothing, None, launched.inputs, self._downloader, launched.pooled)
             placed = None if replayed is None else (replayed.rows, replayed.positions)
             sampled = self._sampler.sample(logits, batch, masks, placed)
-            return PendingStep(batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader)
+            return PendingStep(
+                batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader, launched.pooled
+            )
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""
@@ -170,8 +174,8 @@ class ModelRunner:
             self.launch(_idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states after the last norm, of all tokens if any is scored, else of sampled ones; and those of
-        sampled ones, [S, hidden_size]."""
+        """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
+        of sampled ones, [S, hidden_size]."""
         packed = pack(batch, pages, self._kv.page_size)
         num_tokens = len(packed.token_ids)
         graphs = self._prompt_graphs
@@ -182,7 +186,7 @@ class ModelRunner:
         if len(packed.from_device):
             token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
         self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens, pages))
-        is_every_token_wanted = bool(batch.score_targets) or len(last) == num_tokens
+        is_every_token_wanted = bool(batch.score_targets or batch.pool_from) or len(last) == num_tokens
         wanted = None if is_every_token_wanted else last
         if graphs is None:
             hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, wanted)

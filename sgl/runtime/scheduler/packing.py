@@ -66,6 +66,10 @@ def assemble(
         if chunk.is_last and request.draft is not None:
             batch.drafts.add(b)
         _score(batch, b, chunk)
+        if request.pooling == "mean":
+            batch.pool_from[b] = 0
+        elif request.pooling == "last" and chunk.is_last:
+            batch.pool_from[b] = chunk.end - chunk.start - 1
     for b, request in enumerate(decodes + [chunk.request for chunk in chunks]):
         if request.top_logprobs >= 0:
             batch.top_logprobs[b] = request.top_logprobs

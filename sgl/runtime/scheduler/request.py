@@ -10,9 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sgl.runtime.batch import Int32Array, Logprobs
+from sgl.runtime.batch import Float32Array, Int32Array, Logprobs
 from sgl.runtime.cache.radix import Match, Node
 from sgl.runtime.sampling_params import SamplingParams
+
+Pooling = Literal["last", "mean"]
+"""Of a prompt's hidden states: its last token's, or the mean of all tokens'."""
 
 
 class Phase(Enum):
@@ -55,12 +58,14 @@ class Request:
     logprob_start: int | None = None  # first scored prompt position; None: none
     top_logprobs: int = -1  # as in Batch
     token_ids_logprob: Int32Array | None = None
+    pooling: Pooling | None = None  # which hidden states of the prompt are summed up; None: none
 
     phase: Phase = Phase.WAITING
     finish_reason: FinishReason | None = None
     output_ids: list[int] = field(default_factory=list)
     input_logprobs: list[Logprobs] = field(default_factory=list)
     output_logprobs: list[Logprobs] = field(default_factory=list)
+    pooled: Float32Array | None = None  # [hidden_size] the sum so far
     cached_len: int = 0  # tokens found in the cache at first admission
     num_retractions: int = 0
     forced: list[tuple[int, int]] = field(default_factory=list)
@@ -112,6 +117,13 @@ class Request:
         """Whether it has ended, for any reason."""
         return self.phase is Phase.DONE
 
+    @property
+    def embedding(self) -> Float32Array | None:
+        """[hidden_size] what was pooled, once the prompt is computed."""
+        if self.pooled is None or self.pooling != "mean":
+            return self.pooled
+        return self.pooled / np.float32(self.prompt_len)
+
     def known_ids(self) -> Int32Array:
         """[num_known] prompt and output tokens."""
         if not self.output_ids:
@@ -126,7 +138,9 @@ class Request:
 
     @property
     def match_limit(self) -> int:
-        """Tokens that a cached prefix may cover: the last one and every scored position must be computed."""
+        """Tokens that a cached prefix may cover: the last one and every scored or pooled position must be computed."""
+        if self.pooling == "mean":
+            return 0
         limit = self.num_known - 1
         if self.logprob_start is not None and self.scored_len < self.prompt_len - 1:
             limit = min(limit, self.scored_len)

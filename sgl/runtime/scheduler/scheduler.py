@@ -210,6 +210,10 @@ class Scheduler:
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
             step.requests[b].output_logprobs.append(logprobs)
+        for b, pooled in result.pooled.items():
+            request = step.requests[b]
+            if request.phase is not Phase.WAITING:  # a retracted one begins anew
+                request.pooled = pooled if request.pooled is None else request.pooled + pooled
         self._in_flight.remove(step)
         advanced: list[Request] = []
         verified: list[Iterator[Request]] = []
@@ -417,7 +421,7 @@ class Scheduler:
         will be a hit."""
         self._leave(request)
         request.phase = Phase.WAITING
-        request.draft = None
+        request.draft = request.pooled = None
         request.num_retractions += 1
         self.counters.retractions += 1
         self._lengths.retracted()
