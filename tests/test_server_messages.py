@@ -213,13 +213,40 @@ def test_bad_messages_are_refused_in_anthropics_shape(server: LiveServer, body: 
 
 
 def test_every_field_of_the_package_is_decided() -> None:
-    from anthropic.types import message_count_tokens_params, message_create_params
+    from anthropic.types import beta, message_count_tokens_params, message_create_params
 
+    headers = {"betas"}
     for theirs, ours in (
         (message_create_params.MessageCreateParamsBase, MessagesBody),
+        (beta.message_create_params.MessageCreateParamsBase, MessagesBody),
         (message_count_tokens_params.MessageCountTokensParams, CountBody),
     ):
-        assert theirs.__annotations__.keys() <= ours.model_fields.keys()
+        assert theirs.__annotations__.keys() - headers <= ours.model_fields.keys()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_packages_tool_runner_goes_on_without_a_thread(client: Any, stream: bool) -> None:
+    called: list[int] = []
+
+    @anthropic.beta_tool(name="add", input_schema=ADD["input_schema"])
+    def add(a: int) -> str:
+        called.append(a)
+        return "3"
+
+    options = {"messages": HELLO, "max_tokens": 40, "tool_choice": {"type": "any"}, **GREEDY}
+    runner = client.beta.messages.tool_runner(tools=[add], max_iterations=2, stream=stream, **options)
+    answers = [turn.get_final_message() if stream else turn for turn in runner]
+    calls = [block.input["a"] for answer in answers for block in answer.content if block.type == "tool_use"]
+    assert calls[: len(called)] == called
+    assert len(answers) == 2
+
+
+def test_a_thread_is_refused_as_clients_know_it(server: LiveServer) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}, 1):
+        answer = server.post("/v1/messages", {"messages": HELLO, "max_tokens": 1, "thread": thread})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
+    assert server.post("/v1/messages", {"messages": HELLO, "max_tokens": 1, "thread": None}).status_code == 200
 
 
 def test_errors_become_the_packages_exceptions(

@@ -15,7 +15,13 @@ from sgl.runtime.server.conversations import Conversations, streamed, whole
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.messages.body import CountBody, MessagesBody
-from sgl.runtime.server.messages.replies import AssistantMessage, InputTokenCount, MessagesError, error_shape
+from sgl.runtime.server.messages.replies import (
+    AssistantMessage,
+    InputTokenCount,
+    MessagesError,
+    NoThreads,
+    error_shape,
+)
 from sgl.runtime.server.messages.translation import chat_of
 from sgl.runtime.server.messages.writer import Event, MessageWriter
 from sgl.runtime.server.routes import Api, endpoint
@@ -41,6 +47,8 @@ class MessagesApi(Api):
     )
     async def create(self, request: web.Request, body: MessagesBody) -> web.StreamResponse:
         """Answer in a conversation, in Anthropic's form."""
+        if body.thread is not None:
+            raise NoThreads("no conversations are kept here: send all messages, without thread", param="thread")
         answers = await self._conversations.answers(await self._service.aside(chat_of, body))
         writer = MessageWriter(self._service.model_name, body.max_tokens)
         if body.stream:

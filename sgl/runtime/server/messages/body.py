@@ -122,9 +122,9 @@ class Thinking(Strict):
 
 
 @also_takes(
-    (Anything, "cache_control inference_geo service_tier speed user_profile_id workspace_id"),
-    (Nothing, "container diagnostics"),
-    (Empty, "context_management mcp_servers"),
+    (Anything, "billing_policy cache_control inference_geo service_tier speed user_profile_id workspace_id"),
+    (Nothing, "compaction container diagnostics fallback_credit_token"),
+    (Empty, "context_management fallbacks mcp_servers"),
 )
 class CountBody(EngineFields):
     """POST /v1/messages/count_tokens, and what it shares with /v1/messages."""
@@ -146,5 +146,7 @@ class MessagesBody(CountBody):
     """POST /v1/messages."""
 
     max_tokens: TokenCount
+    thread: Anything = None
+    """Whether the server keeps the conversation: the API refuses it as clients expect, who send all of it then."""
     stop_sequences: list[str] | None = None
     stream: bool | None = None

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from sgl.errors import InvalidRequest
 from sgl.runtime.server.identity import request_id
+
+
+class NoThreads(InvalidRequest):
+    """The conversation cannot be kept on the server. Clients know the code, and send all of it from there on."""
+
+    code = "thread_unsupported_request"
 
 
 class MessagesErrorDetail(TypedDict):
@@ -14,6 +21,7 @@ class MessagesErrorDetail(TypedDict):
 
     type: str
     message: str
+    details: NotRequired[dict[str, Any]]
 
 
 class MessagesError(TypedDict):
@@ -69,4 +77,7 @@ def error_shape(body: dict[str, Any]) -> dict[str, Any]:
     """Anthropic's error of ours."""
     error = body["error"]
     kind = _TYPES_OF_CODES.get(error["code"]) or _TYPES.get(error["type"], error["type"])
-    return {"type": "error", "error": {"type": kind, "message": error["message"]}, "request_id": request_id.get()}
+    told: MessagesErrorDetail = {"type": kind, "message": error["message"]}
+    if error["code"] == NoThreads.code:
+        told["details"] = {"error_code": error["code"], "unsupported": ["thread"]}
+    return {"type": "error", "error": told, "request_id": request_id.get()}
