@@ -62,6 +62,9 @@ class LocalEngine(EngineProcess):
         self.tokenizer = engine.tokenizer
 
     async def generate(self, **arguments: Any) -> Any:
+        if "pooling" in arguments:  # no argument of `generate`
+            call = await asyncio.to_thread(self._engine.prepare, **arguments)
+            return await asyncio.to_thread(self._engine._collected, call)
         return await self._engine.async_generate(**arguments)
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ollama
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from openai import OpenAI
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.batch import Float32Array
 from sgl.runtime.engine import Engine
 from sgl.runtime.scheduler.request import Pooling
+from tests.live_server import LiveServer, served
 from tests.tiny_models import CLASSES, tiny_checkpoint
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "check_ledger": True, "random_seed": 1, "max_total_tokens": 4096}
@@ -32,6 +36,7 @@ class Oracle:
     """transformers, one prompt at a time."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def embed(self, ids: list[int], pooling: Pooling, *, normalize: bool = False) -> Float32Array:
@@ -39,6 +44,12 @@ class Oracle:
             hidden = self._model.model(torch.tensor([ids])).last_hidden_state[0]
         found = (hidden[-1] if pooling == "last" else hidden.mean(0)).numpy()
         return found / np.linalg.norm(found) if normalize else found
+
+    def probabilities(self, ids: list[int]) -> Float32Array:
+        """[V] of the token that follows."""
+        with torch.no_grad():
+            found: Float32Array = self._model(torch.tensor([ids])).logits[0, -1].softmax(-1).numpy()
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +203,143 @@ def test_mistakes_are_named(engine: Engine, arguments: dict[str, Any], message: 
 def test_generate_takes_no_pooling(engine: Engine) -> None:
     with pytest.raises(TypeError, match="pooling"):
         engine.generate("a", pooling="mean")  # type: ignore[call-arg]
+
+
+# ── over HTTP ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def server(folders: Callable[[str], Path]) -> Iterator[LiveServer]:
+    with Engine(str(folders("llama")), device="cpu", **OPTIONS) as engine, served(engine) as server:
+        yield server
+
+
+def vector_of(server: LiveServer, text: str) -> Float32Array:
+    answer = server.post("/v1/embeddings", {"input": text}).json()
+    return np.array(answer["data"][0]["embedding"], np.float32)
+
+
+def test_openais_client_gets_vectors(server: LiveServer, oracle: Oracle) -> None:
+    client = OpenAI(base_url=server.url + "/v1", api_key="none")
+    texts = ["hello there", "a cat"]
+    answer = client.embeddings.create(model="default", input=texts)
+    floats = client.embeddings.create(model="default", input=texts, encoding_format="float")
+    assert [one.index for one in answer.data] == [0, 1]
+    for text, one, other in zip(texts, answer.data, floats.data, strict=True):
+        ids = PreTrainedTokenizerFast.from_pretrained(oracle.folder).encode(text)
+        assert is_close(one.embedding, oracle.embed(ids, "last", normalize=True))
+        assert is_close(other.embedding, np.array(one.embedding, np.float32))
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
+    short = client.embeddings.create(model="default", input=[[5, 6, 7], [8]], dimensions=7)
+    assert [len(one.embedding) for one in short.data] == [7, 7]
+
+
+def test_pooling_normalizing_and_base64_are_asked_for(server: LiveServer, oracle: Oracle) -> None:
+    ids = prompts_of(8, 20)[0]
+    answer = server.post(
+        "/v1/embeddings", {"input": ids, "pooling": "mean", "normalize": False, "encoding_format": "base64"}
+    ).json()
+    vector = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), "<f4")
+    assert is_close(vector, oracle.embed(ids, "mean"))
+
+
+def test_the_originals_endpoint_answers_like_its_engine(server: LiveServer) -> None:
+    one = server.post("/encode", {"text": "hello there"}).json()
+    several = server.post("/encode", {"text": ["hello there", "a cat"]}).json()
+    assert is_close(one["embedding"], vector_of(server, "hello there"))
+    assert [len(each["embedding"]) for each in several] == [64, 64]
+    assert one["meta_info"]["prompt_tokens"] > 0
+
+
+def test_scores_are_cosines(server: LiveServer) -> None:
+    texts = ["a cat", "a kitten", "hello there"]
+    vectors = [vector_of(server, text) for text in texts]
+    answer = server.post("/v1/score", {"text_1": texts[0], "text_2": texts[1:]}).json()
+    assert [one["score"] for one in answer["data"]] == pytest.approx(
+        [vectors[0] @ one for one in vectors[1:]], abs=1e-4
+    )
+    each = server.post("/v1/score", {"text_1": texts, "text_2": texts}).json()
+    assert [one["score"] for one in each["data"]] == pytest.approx([1.0] * 3, abs=1e-4)
+
+
+def test_labels_are_scored_behind_items(server: LiveServer, oracle: Oracle) -> None:
+    query, items, labels = [5, 6, 7], [[8], [9, 10]], [11, 12, 300]
+    body = {"query": query, "items": items, "label_token_ids": labels}
+    plain = server.post("/v1/score", body).json()["scores"]
+    among = server.post("/v1/score", {**body, "apply_softmax": True}).json()["scores"]
+    first = server.post("/v1/score", {**body, "item_first": True}).json()["scores"]
+    for item, found, shared, turned in zip(items, plain, among, first, strict=True):
+        assert found == pytest.approx(oracle.probabilities(query + item)[labels].tolist(), rel=1e-3)
+        assert shared == pytest.approx([each / sum(found) for each in found], rel=1e-4)
+        assert turned == pytest.approx(oracle.probabilities(item + query)[labels].tolist(), rel=1e-3)
+
+
+def test_documents_are_ranked(server: LiveServer) -> None:
+    documents = ["hello there", "a cat", "one more text"]
+    query = vector_of(server, "a cat")
+    expected = {i: float(query @ vector_of(server, text)) for i, text in enumerate(documents)}
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+        answer = server.post(path, {"query": "a cat", "documents": documents}).json()
+        assert [one["index"] for one in answer["results"]] == sorted(expected, key=lambda i: -expected[i])
+        for one in answer["results"]:
+            assert one["relevance_score"] == pytest.approx(expected[one["index"]], abs=1e-4)
+            assert one["document"] == {"text": documents[one["index"]]}
+    best = {"query": "a cat", "documents": [{"text": each} for each in documents], "top_n": 1}
+    [one] = server.post("/v1/rerank", {**best, "return_documents": False}).json()["results"]
+    assert one["index"] == 1
+    assert "document" not in one
+
+
+def test_ollamas_endpoints(server: LiveServer) -> None:
+    client = ollama.Client(server.url)
+    answer = client.embed(model="default", input=["hello there", "a cat"])
+    assert is_close(answer.embeddings[0], vector_of(server, "hello there"))
+    assert answer.prompt_eval_count
+    cut = client.embed(model="default", input="word " * 500)
+    assert cut.prompt_eval_count == 256
+    with pytest.raises(ollama.ResponseError, match="256"):
+        client.embed(model="default", input="word " * 500, truncate=False)
+    old = np.array(client.embeddings(model="default", prompt="hello there").embedding)
+    assert is_close(old / np.linalg.norm(old), vector_of(server, "hello there"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input"),
+        ("/v1/embeddings", {"input": [[]]}, "input"),
+        ("/v1/embeddings", {"input": [999]}, "input"),
+        ("/v1/embeddings", {"input": [-1]}, "input"),
+        ("/v1/embeddings", {"input": [5] * 1000}, "input"),
+        ("/v1/embeddings", {"input": ["a"] * 100_000}, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "pooling": "cls"}, "pooling"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "a", "model": "another"}, "model"),
+        ("/v1/embeddings", {"input": {"text": "a"}}, "input"),
+        ("/encode", {}, "text"),
+        ("/encode", {"text": []}, "text"),
+        ("/v1/score", {}, "text_1"),
+        ("/v1/score", {"text_1": "a"}, "text_2"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
+        ("/v1/score", {"text_1": [], "text_2": []}, "text_2"),
+        ("/v1/score", {"query": "a"}, "items"),
+        ("/v1/score", {"query": "a", "items": ["b"]}, "label_token_ids"),
+        ("/v1/score", {"query": "a", "items": [[5]], "label_token_ids": [5]}, "items"),
+        ("/v1/score", {"query": "a", "items": [], "label_token_ids": [5]}, "items"),
+        ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [999]}, "label_token_ids"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": [""]}, "documents"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ("/v1/rerank", {"query": "a", "documents": [{"title": "b"}]}, "documents"),
+    ],
+)
+def test_bodies_that_cannot_be_served_name_the_field(
+    server: LiveServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = server.post(path, body)
+    assert answer.status_code in (400, 404)
+    assert answer.json()["error"]["param"].startswith(param)

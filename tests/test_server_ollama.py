@@ -317,7 +317,7 @@ def test_the_model_is_listed_shown_and_always_loaded(client: Any, server: LiveSe
     assert shown.modelinfo["general.architecture"] == "llama"
     assert shown.modelinfo["llama.context_length"] == running.context_length == 512
     assert model.size == 4 * shown.modelinfo["general.parameter_count"] < running.size
-    assert shown.capabilities == ["completion", "tools"]
+    assert shown.capabilities == ["completion", "tools", "embedding"]
     assert shown.template == engine.tokenizer.hf.chat_template  # type: ignore[union-attr]
     assert server.get("/api/version").json() == {"version": VERSION}
     for name in (MODEL, f"{MODEL}:latest", ""):
@@ -327,7 +327,6 @@ def test_the_model_is_listed_shown_and_always_loaded(client: Any, server: LiveSe
     assert "stop the server" in server.post("/api/generate", {"model": MODEL, "keep_alive": 0}).json()["error"]
     assert "other" in server.post("/api/show", {"model": "other"}).json()["error"]
     assert "one model" in server.post("/api/pull", {"model": MODEL}).json()["error"]
-    assert "no embeddings" in server.post("/api/embed", {"input": "a"}).json()["error"]
 
 
 def test_errors_in_a_stream_are_its_last_line(

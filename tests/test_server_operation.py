@@ -174,8 +174,6 @@ def test_the_page_needs_nothing_from_outside_and_its_numbers_are_there(server: L
     [
         ("/genrate", "did you mean '/generate'"),
         ("/v1/chat/completion", "did you mean '/v1/chat/completions'"),
-        ("/encode", "no embeddings"),
-        ("/v1/embeddings", "no embeddings"),
         ("/nothing/like/it", "/openapi.json"),
     ],
 )

@@ -227,6 +227,9 @@ class ServerConfig:
     """A file with a Jinja chat template to use instead of the model's own."""
     reasoning_parser: str | None = None
     """The model family whose reasoning is split from its answers in chats (qwen3, deepseek-r1, …)."""
+    pooling: Literal["last", "mean"] = "last"
+    """Embeddings are hidden states of the prompt's last token, or the mean over all tokens. A model was trained for one
+    of them."""
     incremental_streaming_output: bool = False
     """Events of /generate carry only new text and token ids. False: all so far."""
     parity_logprobs: bool = False

@@ -63,6 +63,7 @@ class Started:
         """Facts for users beside the options."""
         return {
             "architecture": self.model_config.architecture,
+            "hidden_size": self.model_config.hidden_size,
             "num_weights": self.num_weights,
             "weight_bytes": self.weight_bytes,
             "kv_bytes": self.kv_bytes,

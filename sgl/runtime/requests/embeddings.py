@@ -9,7 +9,7 @@ import numpy as np
 from sgl.errors import InvalidRequest
 from sgl.lang.ir.sampling import shown
 from sgl.runtime.batch import Float32Array
-from sgl.runtime.sampling_params import SamplingParams, integer
+from sgl.runtime.sampling_params import integer
 from sgl.runtime.scheduler.request import Pooling
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -20,7 +20,7 @@ def embedding_arguments(pooling: Any, prompts: dict[str, Any]) -> dict[str, Any]
     if pooling not in POOLINGS:
         known = " or ".join(map(repr, POOLINGS))
         raise InvalidRequest(f"pooling must be {known}, not {shown(pooling)}", param="pooling")
-    return {**prompts, "pooling": pooling, "sampling_params": SamplingParams(max_new_tokens=0, temperature=0.0)}
+    return {**prompts, "pooling": pooling, "sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}
 
 
 def check_dimensions(dimensions: Any, hidden_size: int) -> int | None:

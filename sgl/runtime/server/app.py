@@ -20,6 +20,7 @@ from aiohttp import web
 from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.deadline import Deadline, deadline
+from sgl.runtime.server.embeddings.api import EmbeddingsApi
 from sgl.runtime.server.errors import NotThere, Shape, WrongKey, error_response
 from sgl.runtime.server.identity import ADMIN, Caller, caller, new_identity, request_id
 from sgl.runtime.server.messages.api import MessagesApi
@@ -38,10 +39,8 @@ from sgl.runtime.server.service import Service
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_NO_EMBEDDINGS = "there are no embeddings: the models that are served here generate"
 _NO_MODELS = "there is one model here, which requests neither load nor change: /api/tags names it"
 _ABSENT = {
-    **dict.fromkeys(("/encode", "/v1/embeddings", "/api/embed", "/api/embeddings"), _NO_EMBEDDINGS),
     **dict.fromkeys((f"/api/{verb}" for verb in ("pull", "push", "create", "copy", "delete")), _NO_MODELS),
 }
 """What clients may look for."""
@@ -57,7 +56,7 @@ _CORS = {
 
 def build_app(service: Service) -> web.Application:
     """The application of one service. Run it with `handler_cancellation=True`."""
-    apis = (NativeApi, OpenAIApi, ResponsesApi, MessagesApi, OllamaApi, ProgramsApi)
+    apis = (NativeApi, OpenAIApi, EmbeddingsApi, ResponsesApi, MessagesApi, OllamaApi, ProgramsApi)
     routes = [route for api in apis for route in api(service).routes()]
     routes += OperationApi(service, routes).routes()
     guard = _Guard(service, routes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
@@ -15,9 +16,18 @@ from sgl.runtime.requests.aside import aside
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.answers import Answers, Turn
 from sgl.runtime.server.conversations import Conversations, check_model, streamed, whole
+from sgl.runtime.server.embeddings.api import Embedder
+from sgl.runtime.server.embeddings.bodies import listed
+from sgl.runtime.server.embeddings.replies import OllamaEmbedding, OllamaEmbeddings
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
-from sgl.runtime.server.ollama.bodies import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
+from sgl.runtime.server.ollama.bodies import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+)
 from sgl.runtime.server.ollama.replies import (
     OllamaChat,
     OllamaDetails,
@@ -47,6 +57,7 @@ class OllamaApi(Api):
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._conversations = Conversations(service)
+        self._embedder = Embedder(service)
 
     @endpoint(
         "POST /api/chat", body=OllamaChatBody, example=_HELLO, answer=OllamaChat, failure=OllamaError, lines=True
@@ -118,6 +129,45 @@ class OllamaApi(Api):
                 for data in await aside(written, encoding.size_of_result(event)):
                     yield data
 
+    @endpoint(
+        "POST /api/embed",
+        body=OllamaEmbedBody,
+        example={"input": "Hello"},
+        answer=OllamaEmbeddings,
+        failure=OllamaError,
+    )
+    async def embed(self, request: web.Request, body: OllamaEmbedBody) -> web.Response:
+        """Vectors of texts."""
+        check_model(self._service, body.model)
+        began = time.monotonic()
+        texts: list[Any] = listed(body.input)
+        if body.truncate is not False and texts:
+            limit = self._service.engine.config.context_length
+            encode = self._service.tokenizer.encode_all
+            texts = [ids[:limit] for ids in await self._service.aside(encode, texts)]
+        found = await self._embedder.embed(texts, param="input", dimensions=body.dimensions)
+        head = {"model": body.model or self._service.model_name, "load_duration": 0}
+        count, taken = found.usage["prompt_tokens"], round(1e9 * (time.monotonic() - began))
+
+        def answer() -> dict[str, Any]:
+            vectors = [vector.tolist() for vector in found.vectors]
+            return {**head, "embeddings": vectors, "total_duration": taken, "prompt_eval_count": count}
+
+        return await encoding.answer(answer, found.size)
+
+    @endpoint(
+        "POST /api/embeddings",
+        body=OllamaEmbeddingBody,
+        example={"prompt": "Hello"},
+        answer=OllamaEmbedding,
+        failure=OllamaError,
+    )
+    async def embedding(self, request: web.Request, body: OllamaEmbeddingBody) -> web.Response:
+        """The vector of a text, of any length, as Ollama's old endpoint has it."""
+        check_model(self._service, body.model)
+        found = await self._embedder.embed([body.prompt], param="prompt", normalize=False)
+        return await encoding.answer(lambda: {"embedding": found.vectors[0].tolist()}, found.size)
+
     # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @endpoint("GET /api/tags", answer=OllamaModels, failure=OllamaError)
@@ -143,7 +193,7 @@ class OllamaApi(Api):
         template = service.chat_template
         if template is None and service.engine.tokenizer is not None:
             template = service.engine.tokenizer.hf.chat_template
-        abilities = ["completion", *(["tools"] if template else [])]
+        abilities = ["completion", *(["tools"] if template else []), "embedding"]
         abilities += ["thinking"] if service.config.reasoning_parser is not None else []
         family = model["details"]["family"]
         return json_response(

@@ -206,6 +206,27 @@ class OllamaGenerateBody(_Body):
         return ChatBody(messages=[Message(role="user")], separate_reasoning=False, **self.fields())
 
 
+@also_takes((Anything, "options"))
+class OllamaEmbedBody(Strict):
+    """POST /api/embed."""
+
+    model: str | None = None
+    input: str | list[str]
+    truncate: bool | None = None
+    """Null or true: a text is cut to what the context holds."""
+    dimensions: int | None = None
+    keep_alive: KeepAlive = None
+
+
+@also_takes((Anything, "options"))
+class OllamaEmbeddingBody(Strict):
+    """POST /api/embeddings, the old form."""
+
+    model: str | None = None
+    prompt: str
+    keep_alive: KeepAlive = None
+
+
 class OllamaShowBody(Lenient):
     """POST /api/show."""
 

@@ -1,0 +1,276 @@
+"""Embeddings of prompts, and what follows from them: how alike texts are, and which documents fit a query."""
+
+from __future__ import annotations
+
+import base64
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+from pydantic_core import PydanticCustomError
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.batch import Float32Array
+from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, finished
+from sgl.runtime.requests.results import failure_of
+from sgl.runtime.server import encoding
+from sgl.runtime.server.conversations import check_model
+from sgl.runtime.server.embeddings.bodies import (
+    MAX_NUMBERS,
+    EmbeddingBody,
+    EncodeBody,
+    RerankBody,
+    ScoreBody,
+    listed,
+    pairs,
+)
+from sgl.runtime.server.embeddings.replies import Embeddings, Encoded, LabelScores, PairScores, PromptUsage, Ranks
+from sgl.runtime.server.routes import Api, endpoint
+from sgl.runtime.server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Embeddings of a call, and the results that brought them."""
+
+    vectors: list[Float32Array]
+    results: list[dict[str, Any]]
+
+    @property
+    def size(self) -> int:
+        """Numbers in all."""
+        return sum(map(len, self.vectors))
+
+    @property
+    def usage(self) -> PromptUsage:
+        """Tokens of all prompts."""
+        return prompt_usage(self.results)
+
+
+class Embedder:
+    """Gets embeddings from a service's engine."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._width: int | None = None
+
+    async def embed(
+        self,
+        texts: Sequence[Any],
+        *,
+        param: str,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> Vectors:
+        """Of texts, or of lists of token ids. Raises InvalidRequest, which names `param`."""
+        width = await self._hidden_size()
+        wanted = check_dimensions(dimensions, width) or width
+        if len(texts) * wanted > MAX_NUMBERS:
+            most = MAX_NUMBERS // wanted
+            message = f"{len(texts)} embeddings of {wanted} numbers: an answer holds {most}, send several requests"
+            raise InvalidRequest(message, param=param)
+        if not texts:
+            raise InvalidRequest(f"{param} is empty: it needs at least one text", param=param)
+        name = "prompt" if isinstance(texts[0], str) else "input_ids"
+        arguments = embedding_arguments(pooling or self._service.config.pooling, {name: list(texts)})
+        try:
+            results = await self._service.generate(**arguments)
+            for error in filter(None, map(failure_of, results)):
+                raise error
+        except InvalidRequest as error:
+            error.param = param
+            raise
+        finish = partial(finished, normalize=normalize, dimensions=dimensions)
+        return Vectors([finish(result.pop("embedding")) for result in results], results)
+
+    async def _hidden_size(self) -> int:
+        if self._width is None:
+            info = await self._service.engine.call("get_server_info")
+            self._width = int(info["hidden_size"])
+        return self._width
+
+
+class EmbeddingsApi(Api):
+    """The endpoints of OpenAI, SGLang and vLLM."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self._embedder = Embedder(service)
+
+    @endpoint("POST /v1/embeddings", body=EmbeddingBody, example={"input": "Hello"}, answer=Embeddings)
+    async def embeddings(self, request: web.Request, body: EmbeddingBody) -> web.Response:
+        """Vectors of texts."""
+        check_model(self._service, body.model)
+        found = await self._embedder.embed(
+            listed(body.input),
+            param="input",
+            pooling=body.pooling,
+            dimensions=body.dimensions,
+            normalize=body.normalize,
+        )
+        written = _base64 if body.encoding_format == "base64" else _list
+
+        def answer() -> Embeddings:
+            return {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": i, "embedding": written(vector)}
+                    for i, vector in enumerate(found.vectors)
+                ],
+                "model": self._service.model_name,
+                "usage": found.usage,
+            }
+
+        return await encoding.answer(answer, found.size)
+
+    @endpoint("POST /encode", body=EncodeBody, example={"text": "Hello"}, answer=Encoded | list[Encoded])
+    async def encode(self, request: web.Request, body: EncodeBody) -> web.Response:
+        """Vectors of texts or token ids, as the original's server has them."""
+        given: Any = body.text if body.text is not None else body.input_ids
+        if given is None:
+            raise InvalidRequest("text or input_ids is needed", param="text")
+        several = listed(given)
+        param = "text" if body.text is not None else "input_ids"
+        found = await self._embedder.embed(several, param=param, pooling=body.pooling, dimensions=body.dimensions)
+
+        def answer() -> Any:
+            each = [
+                {"embedding": vector.tolist(), "meta_info": result["meta_info"]}
+                for vector, result in zip(found.vectors, found.results, strict=True)
+            ]
+            return each if several is given else each[0]
+
+        return await encoding.answer(answer, found.size)
+
+    @endpoint(
+        "POST /v1/score",
+        "POST /score",
+        body=ScoreBody,
+        example={"text_1": "a cat", "text_2": ["a kitten", "a car"]},
+        answer=PairScores | LabelScores,
+    )
+    async def score(self, request: web.Request, body: ScoreBody) -> web.Response:
+        """How alike pairs of texts are, by the cosine of their embeddings; or how likely labels are behind items."""
+        check_model(self._service, body.model)
+        if body.query is not None or body.items is not None or body.label_token_ids is not None:
+            return await self._label_scores(body)
+        if body.text_1 is None or body.text_2 is None:
+            message = "text_1 and text_2 are needed, or query, items and label_token_ids"
+            raise InvalidRequest(message, param="text_1" if body.text_1 is None else "text_2")
+        first, second = listed(body.text_1), listed(body.text_2)
+        try:
+            compared = pairs(body.text_1, body.text_2)
+        except PydanticCustomError as error:
+            raise InvalidRequest(error.message(), param="text_2") from None
+        found = await self._embedder.embed([*first, *second], param="text_2", pooling=body.pooling)
+        vectors = found.vectors
+        return encoding.json_response(
+            {
+                **self._head("score"),
+                "object": "list",
+                "data": [
+                    {"object": "score", "index": i, "score": _cosine(vectors[left], vectors[len(first) + right])}
+                    for i, (left, right) in enumerate(compared)
+                ],
+                "usage": found.usage,
+            }
+        )
+
+    @endpoint(
+        "POST /v1/rerank",
+        "POST /rerank",
+        "POST /v2/rerank",
+        body=RerankBody,
+        example={"query": "a cat", "documents": ["a car", "a kitten"]},
+        answer=Ranks,
+    )
+    async def rerank(self, request: web.Request, body: RerankBody) -> web.Response:
+        """Documents by the cosine of their embedding and the query's, the best first."""
+        check_model(self._service, body.model)
+        if body.top_n is not None and body.top_n < 0:
+            raise InvalidRequest(f"top_n must be 0 or more, not {body.top_n}", param="top_n")
+        texts = body.texts()
+        found = await self._embedder.embed([body.query, *texts], param="documents", pooling=body.pooling)
+        query, *vectors = found.vectors
+        scores = [_cosine(query, vector) for vector in vectors]
+        order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n or None]
+
+        def rank(i: int) -> dict[str, Any]:
+            shown = {"document": {"text": texts[i]}} if body.return_documents else {}
+            return {"index": i, "relevance_score": scores[i], **shown}
+
+        head = self._head("rerank")
+        usage = found.usage
+        return await encoding.answer(
+            lambda: {**head, "results": [rank(i) for i in order], "usage": usage}, 4 * len(order)
+        )
+
+    async def _label_scores(self, body: ScoreBody) -> web.Response:
+        missing = [name for name in ("query", "items", "label_token_ids") if getattr(body, name) is None]
+        if missing:
+            raise InvalidRequest(f"{missing[0]} is needed beside the others of its kind", param=missing[0])
+        assert body.query is not None
+        assert body.label_token_ids is not None
+        items = listed(body.items)
+        query: Any = body.query
+        if any(isinstance(item, str) != isinstance(query, str) for item in items):
+            message = "query and items must both be texts or both be token ids"
+            raise InvalidRequest(message, param="items")
+        if not items:
+            raise InvalidRequest("items is empty: it needs at least one", param="items")
+        prompts = [item + query if body.item_first else query + item for item in items]
+        try:
+            results = await self._service.generate(
+                **{"prompt" if isinstance(query, str) else "input_ids": prompts},
+                sampling_params={"max_new_tokens": 0, "temperature": 0.0},
+                return_logprob=True,
+                token_ids_logprob=body.label_token_ids,
+            )
+            for error in filter(None, map(failure_of, results)):
+                raise error
+        except InvalidRequest as error:
+            error.param = "label_token_ids" if error.param == "token_ids_logprob" else "items"
+            raise
+        scores = []
+        for result in results:
+            [entries] = result["meta_info"]["output_token_ids_logprobs"]
+            logprobs = np.array([entry[0] for entry in entries])
+            likely = np.exp(logprobs - logprobs.max() if body.apply_softmax else logprobs)
+            scores.append((likely / likely.sum() if body.apply_softmax else likely).tolist())
+        head = {"object": "scoring", "model": self._service.model_name}
+        return await encoding.answer(
+            lambda: {**head, "scores": scores, "usage": prompt_usage(results)}, sum(map(len, scores))
+        )
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": f"{kind}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": self._service.model_name,
+        }
+
+
+def prompt_usage(results: Sequence[dict[str, Any]]) -> PromptUsage:
+    """Tokens of the prompts of some results."""
+    number = sum(result["meta_info"]["prompt_tokens"] for result in results)
+    return {"prompt_tokens": number, "total_tokens": number}
+
+
+def _cosine(one: Float32Array, other: Float32Array) -> float:
+    """Of vectors of length 1; rounding may not take it beyond."""
+    return float(np.clip(one @ other, -1.0, 1.0))
+
+
+def _list(vector: Float32Array) -> list[float]:
+    found: list[float] = vector.tolist()
+    return found
+
+
+def _base64(vector: Float32Array) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -1,0 +1,120 @@
+"""Bodies of requests for embeddings, scores and ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic_core import PydanticCustomError
+
+from sgl.runtime.server.fields import Anything, Empty, Lenient, Nothing, Off, On, Strict, Zero, also_takes
+
+MAX_NUMBERS = 1 << 22
+"""Of all embeddings of one answer: 80 MB of JSON."""
+MAX_LABELS = 1024
+
+Text = str | list[int]
+"""A text, or its token ids."""
+Texts = str | list[str] | list[int] | list[list[int]]
+Pooling = Literal["last", "mean"]
+
+
+@also_takes(
+    (Anything, "user priority request_id mm_processor_kwargs"),
+    (Nothing, "messages truncate_prompt_tokens task embed_dtype endianness"),
+    (On, "add_special_tokens use_activation"),
+    (Empty, "lora_path"),
+)
+class EmbeddingBody(Strict):
+    """POST /v1/embeddings."""
+
+    input: Texts
+    """Texts, or their token ids."""
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    """base64: of float32, little-endian."""
+    dimensions: int | None = None
+    """So many of the first numbers."""
+    normalize: bool = True
+    """Vectors of length 1."""
+    pooling: Pooling | None = None
+    """Null: the server's."""
+
+
+class EncodeBody(Lenient):
+    """POST /encode."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    dimensions: int | None = None
+    pooling: Pooling | None = None
+    """Null: the server's."""
+
+
+@also_takes(
+    (Anything, "user priority request_id mm_processor_kwargs"),
+    (Nothing, "truncate_prompt_tokens softmax activation"),
+    (On, "add_special_tokens use_activation"),
+)
+class ScoreBody(Strict):
+    """POST /v1/score. With text_1 and text_2: how alike texts are. With query, items and label_token_ids: how likely
+    these tokens are behind each item."""
+
+    model: str | None = None
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    pooling: Pooling | None = None
+    """Null: the server's."""
+    query: Text | None = None
+    items: str | list[str] | list[list[int]] | None = None
+    label_token_ids: Annotated[list[int], Field(min_length=1, max_length=MAX_LABELS)] | None = None
+    apply_softmax: bool = False
+    """Probabilities among these tokens. False: among all."""
+    item_first: bool = False
+    """The item comes before the query."""
+
+
+class Document(Lenient):
+    """A text to rank."""
+
+    text: str
+
+
+@also_takes(
+    (Anything, "user priority request_id mm_processor_kwargs rank_fields"),
+    (Nothing, "truncate_prompt_tokens max_tokens_per_doc max_chunks_per_doc instruct"),
+    (Zero, "min_score"),
+    (On, "truncation use_activation add_special_tokens"),
+    (Off, "return_embeddings"),
+)
+class RerankBody(Strict):
+    """POST /v1/rerank."""
+
+    query: str
+    documents: Annotated[list[str | Document], Field(min_length=1)]
+    model: str | None = None
+    top_n: int | None = None
+    """The best so many. Null or 0: all."""
+    return_documents: bool = True
+    pooling: Pooling | None = None
+    """Null: the server's."""
+
+    def texts(self) -> list[str]:
+        """Of the documents."""
+        return [each if isinstance(each, str) else each.text for each in self.documents]
+
+
+def pairs(first: str | list[str], second: str | list[str]) -> list[tuple[int, int]]:
+    """Which texts to compare, by their places: one with each, or each with its like. Raises PydanticCustomError."""
+    left, right = (1 if isinstance(one, str) else len(one) for one in (first, second))
+    if left == right:
+        return [(i, i) for i in range(left)]
+    if left == 1:
+        return [(0, i) for i in range(right)]
+    raise PydanticCustomError("no_pairs", f"text_1 holds {left} texts and text_2 {right}: one, or as many")
+
+
+def listed(given: Any) -> list[Any]:
+    """One text or several as a list of them."""
+    is_one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
+    return [given] if is_one else given
