@@ -192,6 +192,33 @@ def test_terminals_get_colours() -> None:
     assert re.search(r"arg +mail", console.export_text())
 
 
+def test_notebooks_show_what_a_program_would_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgl.lang.view.nodes.MAX_ROWS", 3)
+
+    @sgl.function
+    def program(s: sgl.ProgramState, name: str) -> None:
+        s += "<script>alert(1)</script>" + "x" * 3000
+        s += name + sgl.gen("answer", max_tokens=4)
+        s += sgl.select("word", ["<b>", "no"])
+
+    explained = program.explain("<i>")
+    for shown_here in (explained, program.trace()):
+        page = shown_here._repr_html_()
+        assert "<script" not in page
+        assert "<b>&" not in page
+        assert "<i>" not in page
+        assert page.count("<tr>") == 4, "a head and three nodes"
+        assert "… 1 more nodes" in page
+        assert "max_tokens" in html.unescape(page)
+        assert "&lt;script&gt;" in page
+        assert " more characters</code>" in page
+    assert "1 request" in explained._repr_html_()
+    preview = program.preview("<i>")._repr_html_()
+    assert "sgl-generated" in preview
+    assert "&lt;i&gt;" in preview
+    assert "<table" not in preview
+
+
 def test_a_notebook_follows_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the shell has a kernel, displays can be updated; in a terminal they would repeat the text."""
     updates: list[str] = []

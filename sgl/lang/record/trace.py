@@ -133,10 +133,18 @@ class Trace:
         return "\n".join(f"{path}: {node!r}" for path, _, node in walk(self.run.root))
 
     def __rich__(self) -> Any:
-        from sgl.lang.view.terminal import table
+        from sgl.lang.view.nodes import table
 
+        return table(*self._table())
+
+    def _repr_html_(self) -> str:
+        from sgl.lang.view.nodes import html_table
+
+        return html_table(*self._table(), self.state.timeline())
+
+    def _table(self) -> tuple[list[tuple[str, ir.Node]], str]:
         nodes = [(path, node) for path, _, node in walk(self.run.root)]
-        return table(nodes, f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}")
+        return nodes, f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
 
     def constant_prefix(self) -> str:
         """Every run's first constant text."""
@@ -164,9 +172,14 @@ class Explanation:
         return "\n".join([*lines, self._count])
 
     def __rich__(self) -> Any:
-        from sgl.lang.view.terminal import table
+        from sgl.lang.view.nodes import table
 
         return table(self.nodes, self._count)
+
+    def _repr_html_(self) -> str:
+        from sgl.lang.view.nodes import html_table
+
+        return html_table(self.nodes, self._count, self.timeline)
 
     @property
     def _count(self) -> str:
@@ -175,7 +188,7 @@ class Explanation:
 
 
 class Preview(str):
-    """A prompt with made-up values, which rich shows in colours."""
+    """A prompt with made-up values, which rich and notebooks show in colours."""
 
     timeline: Mapping[str, Any]
 
@@ -190,6 +203,11 @@ class Preview(str):
         from sgl.lang.view.terminal import text
 
         return text(self.timeline)
+
+    def _repr_html_(self) -> str:
+        from sgl.lang.view.html import notebook
+
+        return notebook(self.timeline)
 
 
 def explain(

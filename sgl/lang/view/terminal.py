@@ -1,16 +1,14 @@
-"""A program's view, or a table of its nodes, for terminals that rich writes to."""
+"""A program's view for terminals that rich writes to."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sgl.lang.ir import nodes as ir
 from sgl.lang.view.spans import Branch, Piece, Span, view_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
 _STYLES = {
@@ -52,26 +50,3 @@ def _style(span: Span, piece: Piece) -> str:
     if piece.logprob is not None and piece.logprob < math.log(0.3):
         return "yellow"
     return _STYLES.get(span.kind, "")
-
-
-def table(nodes: Iterable[tuple[str, ir.Node]], end: str) -> RenderableType:
-    """Nodes with their paths, a line each, and a last line."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    lines = Table(box=None, pad_edge=False)
-    for column in ("node", "op", "name", "what"):
-        lines.add_column(column, overflow="fold")
-    for path, node in nodes:
-        data = ir.to_json(node)
-        op, name = data.pop("op"), data.pop("name", "")
-        what = data.pop("text", None)
-        rest = " ".join(f"{key}={value!r}" for key, value in data.items())
-        lines.add_row(
-            Text(path, "dim"),
-            Text(op, _STYLES.get({"gen": "generated", "select": "chosen"}.get(op, ""), "")),
-            Text(str(name or "")),
-            Text(rest if what is None else repr(what)),
-        )
-    return Group(lines, Text(end, "dim"))
