@@ -200,9 +200,10 @@ class ReasoningOptions(Strict):
 
 
 class StreamOptions(Strict):
-    """Options of a stream."""
+    """Options of a stream; its last event always has the usage."""
 
     include_obfuscation: Off = None
+    include_usage: Anything = None
 
 
 class InputBody(EngineFields):
