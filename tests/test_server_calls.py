@@ -101,6 +101,15 @@ def test_forced_calls_keep_to_schemas_with_definitions_of_their_own(
         assert not answer["message"]["content"]
 
 
+def test_a_stream_that_is_a_call_begins_without_a_text(server: LiveServer) -> None:
+    for choice in ({"tools": TOOLS, "tool_choice": "required"}, {}):
+        body = {"model": "default", "messages": HELLO, "max_tokens": 60, "stream": True, **choice}
+        told = server.post("/v1/chat/completions", body).text.split("\n\n")[0]
+        [begun] = json.loads(told.removeprefix("data: "))["choices"]
+        assert begun["delta"]["role"] == "assistant"
+        assert (begun["delta"]["content"] is None) == ("tools" in choice)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_begins_a_call_ends_it_as_the_tool_wants_it(server: LiveServer, stream: bool) -> None:
     """The model is random; a bias makes it begin calls."""

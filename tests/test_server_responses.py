@@ -373,7 +373,10 @@ def test_every_field_of_the_package_is_decided(server: LiveServer) -> None:
         assert theirs.__annotations__.keys() <= ours.model_fields.keys()
     harmless = {"store": True, "user": "u", "service_tier": "auto", "prompt_cache_key": "k", "max_tool_calls": 3}
     harmless |= {"background": False, "text": {"verbosity": "low"}, "reasoning": {"summary": "auto"}}
-    options = {"include_obfuscation": False, "include_usage": True}  # the second is the chats', which benchmarks send
+    options = {
+        "include_obfuscation": False,
+        "include_usage": True,
+    }  # the second is the chats', which benchmarks send
     harmless |= {"include": ["reasoning.encrypted_content"], "stream_options": options}
     body = {"input": "x", "max_output_tokens": 1, **harmless}
     assert server.post("/v1/responses", body).json()["status"] == "incomplete"

@@ -166,7 +166,9 @@ class Turn(Choice):
     def deltas(self, event: Result) -> list[dict[str, Any]]:
         """The new part of the answer, then an empty delta that says why it ended."""
         piece = merged(self._pieces(event))
-        delta: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
+        # To clients, "" is a text, which stood empty beside the calls.
+        first = {"role": "assistant", "content": None if piece.calls or self._splitter.is_calling else ""}
+        delta: dict[str, Any] = {} if self._has_begun else first
         self._has_begun = True
         if piece.reasoning:
             delta["reasoning_content"] = piece.reasoning

@@ -131,6 +131,11 @@ class AnswerSplitter:
         self._num_calls = 0
         self._arguments: _Arguments | None = None
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether what was fed last is of a call."""
+        return self._is_call or isinstance(self._sure, InputOf)
+
     def feed(self, text: str, *, final: bool = False) -> list[Piece]:
         """What the next text adds, in order: text behind a call begins another piece. `final` releases what is
         held."""
