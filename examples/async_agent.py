@@ -6,7 +6,8 @@ python examples/async_agent.py, or sgl run [--model MODEL | --url URL] examples/
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import sgl
 
@@ -29,8 +30,8 @@ def packing_list(weather: Literal["hot", "cold"]) -> list[str]:
 
 
 @sgl.function
-async def advise(s, question):
-    tools = [temperature_in, packing_list]
+async def advise(s: sgl.AsyncProgramState, question: str) -> tuple[list[Any], str]:
+    tools: list[Callable[..., Any]] = [temperature_in, packing_list]
     s += sgl.system(sgl.describe_tools(tools))
     s += sgl.user(question)
     # The first step must be a call; from then on the model decides when it knows enough.

@@ -9,7 +9,7 @@ import sgl
 
 
 @sgl.function
-def describe(s, city):
+def describe(s: sgl.ProgramState, city: str) -> None:
     if not city:
         raise ValueError("a city without a name")
     s += f"One sentence about {city}:" + sgl.gen("sentence", max_tokens=24, stop=["\n", "."])

@@ -9,7 +9,7 @@ import sgl
 
 
 @sgl.function
-def interview(s, first, second):
+def interview(s: sgl.ProgramState, first: str, second: str) -> None:
     s += sgl.system("You answer in one short sentence.")
     s += sgl.user(first)
     s += sgl.assistant(sgl.gen("first", max_tokens=32))

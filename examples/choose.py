@@ -12,7 +12,7 @@ METHODS = [sgl.token_length_normalized, sgl.greedy_token_selection, sgl.uncondit
 
 
 @sgl.function
-def classify(s, letter):
+def classify(s: sgl.ProgramState, letter: str) -> None:
     s += f"Letter: {letter}\nThis letter is a"
     branches = s.fork(len(METHODS))
     for branch, method in zip(branches, METHODS, strict=True):

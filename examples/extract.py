@@ -22,7 +22,7 @@ class Booking(BaseModel):
 
 
 @sgl.function
-def extract(s, message):
+def extract(s: sgl.ProgramState, message: str) -> None:
     s += f"Message: {message}\nAs JSON: " + sgl.gen("booking", schema=Booking, max_tokens=256)
 
 

@@ -15,7 +15,7 @@ SHOTS = [
 
 
 @sgl.function
-def answer(s, question):
+def answer(s: sgl.ProgramState, question: str) -> None:
     for asked, answered in SHOTS:
         s += f"Q: {asked}\nA: {answered}\n\n"
     s += f"Q: {question}\nA:" + sgl.gen("answer", max_tokens=16, stop="\n")

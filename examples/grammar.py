@@ -17,7 +17,7 @@ digit ::= [0-9]
 
 
 @sgl.function
-def task(s, topic):
+def task(s: sgl.ProgramState, topic: str) -> None:
     s += f"A task about {topic}: compute "
     s += sgl.gen("sum", ebnf=SUM, max_tokens=100)
 

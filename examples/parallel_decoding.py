@@ -11,7 +11,7 @@ POINTS = ["what they eat", "where they live", "how they sleep"]
 
 
 @sgl.function
-def article(s, animal):
+def article(s: sgl.ProgramState, animal: str) -> None:
     s += f"A short article about the {animal}.\n\n"
     branches = s.fork(len(POINTS))
     branches += lambda i: f"One sentence on {POINTS[i]}:" + sgl.gen("point", max_tokens=24, stop=["\n", "."])

@@ -43,7 +43,7 @@ SENTENCES = {
 
 
 @sgl.function
-def extract(s, text):
+def extract(s: sgl.ProgramState, text: str) -> None:
     schema = json.dumps(Order.model_json_schema())
     s += sgl.user(f"Extract the order as JSON with this schema: {schema}\nText: {text}")
     s += sgl.assistant(sgl.gen("order", schema=Order, temperature=0, max_tokens=96))
@@ -53,13 +53,13 @@ SENTIMENTS = ["positive", "negative", "neutral"]
 
 
 @sgl.function
-def judge(s, text):
+def judge(s: sgl.ProgramState, text: str) -> None:
     s += sgl.user(f"Classify the sentiment of the text: {', '.join(SENTIMENTS)}.\nText: {text}")
     s += sgl.assistant(sgl.select("sentiment", SENTIMENTS))
 
 
 @sgl.function
-def stories(s):
+def stories(s: sgl.ProgramState) -> None:
     s += "Once upon a time, there was a little fox who lived in the forest. One day, the fox"
     branches = s.fork(4)
     branches += lambda i: sgl.gen("next", max_tokens=24, temperature=0.7, stop="\n")
@@ -67,7 +67,7 @@ def stories(s):
 
 
 @sgl.function
-def story(s):
+def story(s: sgl.ProgramState) -> None:
     s += "Once upon a time" + sgl.gen("story", max_tokens=64, temperature=0.7)
 
 
@@ -83,7 +83,7 @@ def calculate(expression: str) -> str:
 
 
 @sgl.function
-def ask(s, question):
+def ask(s: sgl.ProgramState, question: str) -> None:
     s += sgl.system(sgl.describe_tools([calculate]))
     s += sgl.user(question)
     s += sgl.assistant(sgl.gen("call", tools=[calculate], tool_choice="required", temperature=0, max_tokens=64))

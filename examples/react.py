@@ -18,7 +18,7 @@ def calculate(expression: str) -> int:
 
 
 @sgl.function
-def react(s, question, max_steps=4):
+def react(s: sgl.ProgramState, question: str, max_steps: int = 4) -> None:
     s += f"Question: {question}\n"
     for step in range(1, max_steps + 1):
         s += f"Thought {step}:" + sgl.gen("thought", max_tokens=24, stop="\n")

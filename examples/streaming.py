@@ -11,7 +11,7 @@ import sgl
 
 
 @sgl.function
-def story(s, hero):
+def story(s: sgl.ProgramState, hero: str) -> None:
     s += f"A story about a {hero}. Once upon a time," + sgl.gen("begin", max_tokens=24)
     s += " And the moral is:" + sgl.gen("moral", max_tokens=12)
 

@@ -10,11 +10,11 @@ import sgl
 
 
 @sgl.function
-def solve(s, question):
+def solve(s: sgl.ProgramState, question: str) -> list[sgl.ProgramState]:
     s += f"Question: {question}\n"
     leaves = [s]
     for step in range(1, 5):
-        grown = []
+        grown: list[sgl.ProgramState] = []
         for leaf in leaves:
             pair = leaf.fork(2)
             pair += f"Step {step}:" + sgl.gen("step", max_tokens=8, stop="\n") + "\n"

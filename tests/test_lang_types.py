@@ -34,6 +34,11 @@ def test_planted_mistakes_and_nothing_else_are_found() -> None:
     assert said == "", said
 
 
+def test_examples_are_typed_and_right() -> None:
+    said = mypy("--no-error-summary", str(REPOSITORY / "examples"))
+    assert said == "", said
+
+
 def test_sampling_options_are_the_sampling_parameters() -> None:
     hints = get_type_hints(SamplingOptions)
     assert hints.keys() == PARAMS.keys() | RENAMED.keys()
