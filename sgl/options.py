@@ -61,6 +61,7 @@ class ServerOptions(EngineOptions, total=False):
     watchdog_timeout: float
     served_model_name: str | None
     chat_template: str | None
+    pooling: Literal["last", "mean"]
     reasoning_parser: str | None
     incremental_streaming_output: bool
     parity_logprobs: bool
