@@ -13,7 +13,7 @@ import sgl
 from sgl.cli import main
 from sgl.runtime.engine import Engine
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-zygote", "--single-process", "--use-angle=swiftshader")
 
@@ -47,7 +47,8 @@ def page() -> Iterator[Any]:
         page.set_default_timeout(1000 * PATIENCE)
         yield page
         browser.close()
-    assert errors == []
+    refused = "Failed to load resource: the server responded with a status of 40"  # mistakes that tests make
+    assert [error for error in errors if refused not in error] == []
 
 
 @sgl.function
@@ -59,33 +60,110 @@ def story(s: Any, topic: str) -> None:
     s += branches[0]["part"] + sgl.select("end", ["yes", "no"])
 
 
-@pytest.mark.usefixtures("slowly")  # the page asks once a second
+@pytest.mark.usefixtures("slowly")  # the page asks every two seconds
 def test_numbers_follow_what_happens(page: Any, server: LiveServer) -> None:
-    page.goto(server.url + "/")
+    page.goto(server.url + "/#now")
+    page.reload()
     page.wait_for_selector("#state:text-is('serves')")
-    body = {"text": "hello", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
     thread = threading.Thread(target=server.post, args=("/generate", body))
     thread.start()
     page.wait_for_selector("section:has(small:text-is('running requests')) b:text-is('1')")
+    page.click("nav button:text-is('Requests')")
+    page.wait_for_selector("#asked tr:has(td:text-is('running')) td:text-is('/generate')")
     thread.join()
+    page.wait_for_selector("#asked tr:has(td:text-is('400')) td:text-is('200')")
+    page.click("nav button:text-is('Now')")
     page.wait_for_selector("#responses td:text-is('/generate')")
+    wait_until(lambda: len(server.get("/v1/history").json()["samples"]) >= 3, "there is a history")
+    page.reload()  # what the page did not see, the server did
+    page.wait_for_selector("#state:text-is('serves')")
+    points = page.get_attribute("#cards polyline >> nth=0", "points")
+    assert len(points.split()) >= 2
 
 
-def test_timelines_show_what_programs_did(page: Any, server: LiveServer, tmp_path: Any) -> None:
-    story.run("hello ", backend=sgl.RuntimeEndpoint(server.url), seed=1).text()
-    page.goto(server.url + "/")
-    page.wait_for_selector("#programs option:nth-child(2)", state="attached")
-    page.select_option("#programs", index=1)
-    page.wait_for_selector("#chart .compute", state="attached")
-    identity = page.input_value("#programs")
+def test_programs_are_shown_in_spans_beside_lanes(page: Any, server: LiveServer) -> None:
+    story.run("hello <b>", backend=sgl.RuntimeEndpoint(server.url), seed=1).text()
+    page.goto(server.url + "/#programs")
+    page.reload()
+    page.click("#programs button >> nth=0")
+    page.wait_for_selector("#view .sgl-lanes g", state="attached")
+    identity = server.get("/v1/programs").json()[0]["id"]
     timeline = server.get(f"/v1/programs/{identity}/timeline").json()
     done = [event for event in timeline["events"] if event["type"] == "node_done"]
-    assert page.locator("#chart .compute").count() == len(done) >= 4
-    assert page.locator("#chart .branch").count() == 2
-    assert page.locator("#chart .lane").count() == 3
-    page.locator("#chart g").first.dispatch_event("click")
-    assert page.text_content("#node").endswith(done[0]["text"])
-    page.screenshot(path=tmp_path / "timeline.png")
+    assert page.locator("#view .sgl-lane").count() == 3
+    assert page.locator("#view .sgl-branch").count() == 2
+    assert page.text_content("#view .sgl-text .sgl-generated >> nth=0").endswith(done[0]["text"])
+    assert page.text_content("#view .sgl-text").startswith("hello <b>")
+    page.locator("#view .sgl-lanes g").first.dispatch_event("click")
+    assert "first" in page.text_content("#view .sgl-facts")
+    assert page.locator("#view .sgl-text .sgl-on").count() == 1, "a lane's bar marks its text"
+
+
+def test_the_playground_streams_constrains_and_shows_probabilities(page: Any, server: LiveServer) -> None:
+    page.goto(server.url + "/#playground")
+    page.reload()
+    page.fill("#prompt", "hello")
+    page.select_option("#constraint", "regex")
+    page.fill("#pattern", "(yes|no) indeed")
+    page.click("#run")
+    page.wait_for_selector("#facts:has-text('ended by stop')")
+    assert page.text_content("#output") in ("yes indeed", "no indeed")
+    page.click("#output span >> nth=0")
+    assert page.locator("#bars code").count() >= 5
+    page.select_option("#mode", "text")
+    page.select_option("#constraint", "json_schema")
+    page.fill("#pattern", '{"type": "intege"}')
+    page.click("#run")
+    page.wait_for_selector("#facts.bad:has-text('intege')")
+    page.fill("#pattern", "{")
+    page.click("#run")
+    page.wait_for_selector("#facts.bad:has-text('JSON')")
+
+
+@pytest.mark.usefixtures("slowly")
+def test_the_playground_stops(page: Any, server: LiveServer) -> None:
+    page.goto(server.url + "/#playground")
+    page.reload()
+    page.fill("#prompt", "hello")
+    page.fill("#tokens", "400")
+    page.click("#run")
+    page.wait_for_selector("#output span >> nth=2")
+    page.click("#stop")
+    page.wait_for_selector("#facts:text-is('stopped')")
+    ended = lambda: [each["status"] for each in server.get("/v1/requests").json()][:1] == [499]  # noqa: E731
+    wait_until(ended, "the server has ended the request")
+
+
+def test_the_model_and_its_options_are_listed(page: Any, server: LiveServer) -> None:
+    page.goto(server.url + "/#about")
+    page.reload()
+    page.wait_for_selector("#options tr:has(td:text-is('served_model_name')) td:text-is('tiny')")
+
+
+def test_nothing_is_wider_than_a_phone(page: Any, server: LiveServer) -> None:
+    size = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    for tab in ("now", "requests", "programs", "playground", "about"):
+        page.goto(f"{server.url}/#{tab}")
+        page.reload()
+        page.wait_for_selector("#state:text-is('serves')")
+        box = page.locator("body").bounding_box()
+        assert box["width"] <= 390, tab
+        for button in page.locator("nav button").all():
+            place = button.bounding_box()
+            assert place["x"] + place["width"] <= 391
+    page.set_viewport_size(size)
+
+
+def test_a_key_is_asked_for_and_kept(page: Any, engine: Engine) -> None:
+    with served(engine, served_model_name="tiny", api_key=("mine=k-secret",)) as server:
+        page.goto(server.url + "/#now")
+        page.wait_for_selector("#state.bad:has-text('API key')")
+        page.fill("#key", "k-secret")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#state:text-is('serves')")
+        assert not page.is_visible("#key")
 
 
 def test_traces_are_pages_of_their_own(page: Any, server: LiveServer, tmp_path: Any) -> None:
@@ -98,9 +176,11 @@ def test_traces_are_pages_of_their_own(page: Any, server: LiveServer, tmp_path: 
         main(["trace", "--url", server.url, "--output", str(tmp_path / "trace.html"), str(file)])
     assert stopped.value.code == 0
     page.goto((tmp_path / "trace.html").as_uri())
-    page.wait_for_selector("#chart .compute", state="attached")
-    assert page.locator("#chart .compute").count() == 1
-    assert page.text_content("#model") == "1 program"
+    page.wait_for_selector(".sgl-lanes g", state="attached")
+    assert page.locator(".sgl-lanes g").count() == 1
+    assert page.text_content("h1 small") == "1 program"
+    page.locator(".sgl-text .sgl-generated").hover()
+    assert page.locator(".sgl-lanes .sgl-on").count() == 1, "text marks its lane's bar"
 
 
 def test_the_page_of_endpoints_describes_and_sends_them(page: Any, server: LiveServer) -> None:

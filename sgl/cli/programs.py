@@ -8,7 +8,6 @@ import runpy
 import sys
 import time
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from sgl.lang.backends.launch import Runtime
 from sgl.lang.backends.server import RuntimeEndpoint
 from sgl.lang.config import backend_of, fallback_model, set_default_backend
 from sgl.lang.ir import nodes as ir
+from sgl.lang.view.html import trace_page
 
 
 def run(options: SimpleNamespace) -> int:
@@ -170,7 +170,6 @@ def _ended(backend: RuntimeEndpoint, program_id: str, patience: float = 5.0) -> 
 
 
 def _write(path: Path, timelines: list[dict[str, Any]]) -> None:
-    """The server's page with these timelines, without a server."""
+    """A page with these timelines, and their data."""
     text = json.dumps(timelines).replace("</", "<\\/")
-    page = resources.files("sgl.runtime.server").joinpath("page.html").read_text(encoding="utf-8")
-    path.write_text(page.replace(">null</script>", f">{text}</script>"), encoding="utf-8")
+    path.write_text(trace_page(timelines, text), encoding="utf-8")

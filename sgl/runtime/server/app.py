@@ -13,7 +13,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from aiohttp import web
 
@@ -22,6 +22,7 @@ from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.embeddings.api import EmbeddingsApi
 from sgl.runtime.server.errors import NotThere, Shape, WrongKey, error_response
+from sgl.runtime.server.history import Note, note
 from sgl.runtime.server.identity import ADMIN, Caller, caller, new_identity, request_id
 from sgl.runtime.server.messages.api import MessagesApi
 from sgl.runtime.server.messages.replies import error_shape as messages_error
@@ -67,6 +68,12 @@ def build_app(service: Service) -> web.Application:
 
     app = web.Application(client_max_size=service.config.max_request_bytes, middlewares=[middleware])
     app.on_response_prepare.append(guard.on_response_prepare)
+
+    async def sampled(_: web.Application) -> AsyncIterator[None]:
+        async with service.history.sampling(service.engine_state):
+            yield
+
+    app.cleanup_ctx.append(sampled)
     for route in routes:
         app.router.add_route(route.method, route.path, route.handler)
         if route.method == "GET":
@@ -109,6 +116,8 @@ class _Guard:
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
         metrics.open_requests += 1
+        current = Note(identity, path, None, time.time())
+        note.set(current)
         status = 499  # the client left, unless it is answered
         spanned = (
             contextlib.nullcontext()
@@ -126,6 +135,7 @@ class _Guard:
                 response = web.Response(status=status)  # never sent; raising would log a traceback
             finally:
                 metrics.open_requests -= 1
+                self._service.history.ended(current, status)
                 metrics.answered(path, status)
                 seconds = time.monotonic() - began
                 fields = {"method": request.method, "path": path, "status": status}
@@ -145,7 +155,10 @@ class _Guard:
             self._origins.check(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return web.Response(status=204, headers=_CORS)
-            caller.set(self._caller(request))
+            asks = self._caller(request)
+            caller.set(asks)
+            if (current := note.get()) is not None:
+                current.owner = asks.name
             async with due.enforced():
                 return await handler(request)
         except web.HTTPNotFound:

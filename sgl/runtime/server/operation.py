@@ -14,10 +14,12 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from sgl.lang.view.html import filled
 from sgl.runtime.metrics import Histogram, Scrape
 from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.identity import caller
 from sgl.runtime.server.openapi import openapi
-from sgl.runtime.server.replies import Status
+from sgl.runtime.server.replies import NotedRequest, Samples, Status
 from sgl.runtime.server.routes import Api, Route, endpoint
 from sgl.runtime.server.service import Service
 
@@ -35,7 +37,7 @@ class OperationApi(Api):
         service = self._service
         max_total_tokens = service.engine.config.max_total_tokens
         assert max_total_tokens is not None, "options were resolved"
-        scrape = Scrape(service.metrics, service.model_name, max_total_tokens, await self._state())
+        scrape = Scrape(service.metrics, service.model_name, max_total_tokens, await service.engine_state())
         # Not OpenMetrics, even if accepted: the library would turn colons in names to underscores.
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=generate_latest(scrape), headers=headers)
@@ -51,7 +53,7 @@ class OperationApi(Api):
                 "started": service.started,
                 "open_requests": metrics.open_requests,
                 "max_total_tokens": service.engine.config.max_total_tokens,
-                "engine": await self._state(),
+                "engine": await service.engine_state(),
                 "latency": {
                     "time_to_first_token": _quantiles(metrics.time_to_first_token),
                     "inter_token_latency": _quantiles(metrics.inter_token_latency),
@@ -60,6 +62,16 @@ class OperationApi(Api):
                 "responses": [[path, status, count] for (path, status), count in metrics.responses.items()],
             }
         )
+
+    @endpoint("GET /v1/history", answer=Samples)
+    async def history(self, request: web.Request) -> web.Response:
+        """The engine's counts of the last ten minutes, every two seconds."""
+        return json_response({"samples": self._service.history.samples()})
+
+    @endpoint("GET /v1/requests", answer=list[NotedRequest])
+    async def requests(self, request: web.Request) -> web.Response:
+        """The caller's requests that generate, those that go on first, and the latest of those that ended."""
+        return json_response(self._service.history.requests(caller.get()))
 
     @endpoint("GET /openapi.json", is_open=True)
     async def openapi(self, request: web.Request) -> web.Response:
@@ -80,14 +92,9 @@ class OperationApi(Api):
     def _openapi(self) -> dict[str, Any]:
         return openapi([*self._others, *self.routes()])
 
-    async def _state(self) -> dict[str, Any]:
-        info = await self._service.engine.call("get_server_info")
-        state: dict[str, Any] = info["internal_states"][0]
-        return state
-
 
 def _page(name: str) -> web.Response:
-    html = resources.files("sgl.runtime.server").joinpath(name).read_text(encoding="utf-8")
+    html = filled(resources.files("sgl.runtime.server").joinpath(name).read_text(encoding="utf-8"), {})
     headers = {"Content-Security-Policy": _policy(html), "X-Frame-Options": "DENY"}
     return web.Response(text=html, content_type="text/html", headers=headers)
 

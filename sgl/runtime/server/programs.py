@@ -21,24 +21,24 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
-from pydantic import Field
 
 from sgl.errors import InvalidRequest, QueueFull, RequestAborted, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import registry
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.pool import Pool
-from sgl.lang.ir.sampling import MAX_WHOLE
+from sgl.lang.view.html import page_part
 from sgl.runtime.program.source import Source, source
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.engine_process import RemoteSession
 from sgl.runtime.server.errors import NotThere, error_body
-from sgl.runtime.server.fields import Strict
+from sgl.runtime.server.history import note
 from sgl.runtime.server.identity import Caller, caller
+from sgl.runtime.server.program_bodies import EXAMPLE, ProgramBody, Row, SegmentBody
 from sgl.runtime.server.reader import is_small
 from sgl.runtime.server.replies import ProgramId, ProgramSummary, Timeline
 from sgl.runtime.server.routes import Api, endpoint
@@ -51,41 +51,11 @@ T = TypeVar("T")
 
 MAX_PROGRAMS = 20_000  # open at once
 MAX_HELD = 256_000_000  # characters of nodes and bytes of events, in all open programs
-MAX_ROWS = 10_000
 MAX_ARGS = 1_000_000  # rows x arguments shared by all rows
 RECENT = 50  # programs whose timelines are kept
 RECENT_CHARACTERS = 32_000_000  # of those programs; large ones leave room for fewer
 
 _TYPES = {cls: name for name, cls in ir.EVENTS.items()}
-
-
-_NODES = [
-    {"st": 0, "op": "text", "text": "Hello"},
-    {"st": 0, "op": "gen", "name": "x", "params": {"max_tokens": 8}},
-]
-_EXAMPLE = {"program": {"v": 1, "name": "p", "seed": 1}, "segment": {"nodes": _NODES, "final": True}}
-
-
-class Row(Strict):
-    """What is a row's own."""
-
-    args: dict[str, str] = Field(default_factory=dict)
-    seed: Annotated[int, Field(ge=-MAX_WHOLE, le=MAX_WHOLE)] | None = None
-
-
-class ProgramBody(Strict):
-    """A program and its first segment (schemas `ir_program`, `ir_segment`); with rows, one final segment for all."""
-
-    program: dict[str, Any]
-    segment: dict[str, Any] | None = None
-    rows: list[Row] | None = Field(None, min_length=1, max_length=MAX_ROWS)
-
-
-class SegmentBody(Strict):
-    """The next segment, of the schema `ir_segment`. Numbered from 1, it may be sent again."""
-
-    segment: dict[str, Any]
-    number: int | None = None
 
 
 class ProgramsApi(Api):
@@ -97,13 +67,14 @@ class ProgramsApi(Api):
         self._recent: deque[_Program] = deque(maxlen=RECENT)
         service.abort_programs = self.abort_all
 
-    @endpoint("POST /v1/programs", body=ProgramBody, example=_EXAMPLE, content_type="text/event-stream")
+    @endpoint("POST /v1/programs", body=ProgramBody, example=EXAMPLE, content_type="text/event-stream")
     async def create(self, request: web.Request, body: ProgramBody) -> web.StreamResponse:
         """Check and run a program; streams its events."""
         self._service.check_is_up()
         rows = body.rows or [Row()]
         self._programs.check_number()
         self._programs.check_room()
+        self._service.history.generates()
         if body.rows is not None and not (body.segment and body.segment.get("final") is True):
             raise InvalidRequest("rows need a segment that is final", param="segment")
         first = await self._checked(program_from_wire, body.program)
@@ -157,10 +128,19 @@ class ProgramsApi(Api):
     @endpoint("GET /v1/programs/{id}/timeline", answer=Timeline)
     async def timeline(self, request: web.Request) -> web.Response:
         """A recent program's nodes and events, in seconds since it opened."""
+        return json_response(self._recent_one(request).timeline())
+
+    def _recent_one(self, request: web.Request) -> _Program:
         for opened in self._recent:
             if opened.id == request.match_info["id"] and caller.get().may_reach(opened.owner):
-                return json_response(opened.timeline())
+                return opened
         raise NotThere("there is no such program, or others have followed since", param="id")
+
+    @endpoint("GET /v1/programs/{id}/view", content_type="text/html")
+    async def view(self, request: web.Request) -> web.Response:
+        """A recent program's text in spans beside lanes of when they came about, as part of a page."""
+        timeline = self._recent_one(request).timeline()
+        return web.Response(text=await self._service.aside(page_part, timeline), content_type="text/html")
 
     @endpoint("POST /v1/programs/{id}/segments", body=SegmentBody, answer=ProgramId)
     async def segment(self, request: web.Request, body: SegmentBody) -> web.Response:
@@ -261,6 +241,7 @@ class _Program:
         self.owner = caller.get().name
         self.tenant = caller.get().tenant
         self._context = contextvars.copy_context()  # of the opening request
+        self._request = note.get()
         self._context.run(source.set, Source(self.tenant, self.id))
         limits = Limits(requests=service.engine.config.max_requests_per_call)
         self.checker = Checker(program, limits, rows=num_rows or 1)
@@ -430,6 +411,8 @@ class _Program:
             if isinstance(event, ir.NodeDone) and "usage" in event.meta:  # the node has computed
                 for meta in event.meta.get("samples", [event.meta]):
                     self._service.finished(meta, name=f"node {event.stream}/{event.index}", parent=self._parent)
+                    if self._request is not None:
+                        self._request.finished({**meta.get("usage", {}), **meta})
         self._note(data)
 
     def _note(self, data: dict[str, Any]) -> None:

@@ -312,3 +312,30 @@ class Status(TypedDict):
     engine: dict[str, Any]
     latency: dict[str, dict[str, float | None]]
     responses: list[list[str | int]]
+
+
+class Sample(TypedDict):
+    """The engine's counts at a time, in seconds since the epoch; null while it did not serve."""
+
+    time: float
+    engine: dict[str, float] | None
+
+
+class Samples(TypedDict):
+    """The last minutes, oldest first."""
+
+    samples: list[Sample]
+
+
+class NotedRequest(TypedDict):
+    """A request that generates. Its tokens are those of its finished outputs; `status` is null while it goes on."""
+
+    id: str
+    path: str
+    started: float
+    seconds: float
+    status: int | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    outputs: int

@@ -25,6 +25,7 @@ from sgl.runtime.server.bodies import Body
 from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.errors import Forbidden
+from sgl.runtime.server.history import History, note
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.reader import BodyReader, is_small
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -46,6 +47,7 @@ class Service:
     tracer: Tracer | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     started: float = field(default_factory=time.time)
+    history: History = field(default_factory=History)
     is_draining: bool = False
     abort_programs: Callable[[Caller], None] = lambda asks: None
     """Fails a caller's programs."""
@@ -111,6 +113,7 @@ class Service:
     async def generate(self, **arguments: Any) -> Any:
         """EngineProcess.generate, counted."""
         self.check_is_up()
+        self.history.generates()
         results = await self.engine.generate(**_of_client(arguments))
         async for result in in_turns(results if isinstance(results, list) else [results]):
             self.finished(result["meta_info"])
@@ -119,6 +122,7 @@ class Service:
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
         """EngineProcess.stream, timed and counted."""
         self.check_is_up()
+        self.history.generates()
         began = time.monotonic()
         latest: dict[int, float] = {}
         due = deadline.get() or Deadline()
@@ -134,6 +138,12 @@ class Service:
                     self.finished(event["meta_info"])
                 yield event
 
+    async def engine_state(self) -> dict[str, Any]:
+        """The engine's counts right now. Raises EngineDead."""
+        info = await self.engine.call("get_server_info")
+        state: dict[str, Any] = info["internal_states"][0]
+        return state
+
     async def abort(self, rid: str | None, asks: Caller) -> None:
         """Abort a rid's requests, or with None all of the caller's. Raises Forbidden; see `check_admin`."""
         if rid is None and not asks.is_admin:
@@ -145,6 +155,8 @@ class Service:
         """Count and trace a finished generation; see Tracer.generation."""
         if "e2e_latency" in meta:  # scoring candidates is no request of its own
             self.metrics.finished(meta)
+        if (current := note.get()) is not None:
+            current.finished(meta)
         if self.tracer is not None:
             self.tracer.generation(meta, name=name, parent=parent)
 

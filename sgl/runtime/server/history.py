@@ -1,0 +1,126 @@
+"""What the server did lately, for its page: numbers over time, and requests. It keeps no texts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sgl.errors import SglError
+from sgl.runtime.server.identity import Caller
+
+SECONDS: Final = 2.0
+"""Between two samples."""
+SAMPLES: Final = 300
+ENDED: Final = 200
+"""Requests that are remembered after their end."""
+_SHOWN_OPEN = 200
+_NAMES = (
+    "num_running_reqs",
+    "num_queue_reqs",
+    "kv_available_tokens",
+    "kv_evictable_tokens",
+    "prompt_tokens",
+    "cached_tokens",
+    "generated_tokens",
+    "finished",
+)
+"""Of the engine's state."""
+
+
+@dataclass(slots=True)
+class Note:
+    """A request that generates, as its owner may see it."""
+
+    id: str
+    path: str
+    owner: str | None
+    started: float  # seconds since the epoch
+    seconds: float | None = None  # None: it goes on
+    status: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    outputs: int = 0  # finished
+    is_kept: bool = False
+
+    def finished(self, meta: Mapping[str, Any]) -> None:
+        """One of its outputs has ended."""
+        self.outputs += 1
+        self.prompt_tokens += meta.get("prompt_tokens") or 0
+        self.cached_tokens += meta.get("cached_tokens") or 0
+        self.completion_tokens += meta.get("completion_tokens") or 0
+
+    def shown(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "id": self.id,
+            "path": self.path,
+            "started": self.started,
+            "seconds": time.time() - self.started if self.seconds is None else self.seconds,
+            "status": self.status,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.completion_tokens,
+            "outputs": self.outputs,
+        }
+
+
+note: ContextVar[Note | None] = ContextVar("note", default=None)
+"""Of the current task's request."""
+
+
+class History:
+    """Samples of the engine's state, and requests."""
+
+    def __init__(self) -> None:
+        self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
+        self._open: dict[int, Note] = {}
+        self._ended: deque[Note] = deque(maxlen=ENDED)
+
+    def generates(self) -> None:
+        """The current request generates: it is shown."""
+        current = note.get()
+        if current is not None and not current.is_kept:
+            current.is_kept = True
+            self._open[id(current)] = current
+
+    def ended(self, current: Note, status: int) -> None:
+        """A request was answered; 499: its client left."""
+        if self._open.pop(id(current), None) is not None:
+            current.seconds, current.status = time.time() - current.started, status
+            self._ended.append(current)
+
+    def requests(self, asks: Caller) -> list[dict[str, Any]]:
+        """The caller's, those that go on first, then the latest; each kind is bounded."""
+        going = [each for each in self._open.values() if asks.may_reach(each.owner)][:_SHOWN_OPEN]
+        return [each.shown() for each in [*going, *reversed(self._ended)] if asks.may_reach(each.owner)]
+
+    def samples(self) -> list[dict[str, Any]]:
+        """The numbers of the last minutes, oldest first. One without an engine's numbers: it did not serve."""
+        return list(self._samples)
+
+    @contextlib.asynccontextmanager
+    async def sampling(self, state: Callable[[], Awaitable[Mapping[str, Any]]]) -> AsyncIterator[None]:
+        """Within the context, take a sample every so often."""
+        task = asyncio.ensure_future(self._sample(state))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _sample(self, state: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+        while True:
+            sample: dict[str, Any] = {"time": time.time(), "engine": None}
+            with contextlib.suppress(SglError, TimeoutError):
+                found = await asyncio.wait_for(state(), SECONDS)
+                sample["engine"] = {name: found[name] for name in _NAMES}
+            self._samples.append(sample)
+            await asyncio.sleep(SECONDS)
