@@ -13,6 +13,8 @@ from sgl.compat import names
 from sgl.errors import needs_extra
 
 if TYPE_CHECKING:
+    from sgl import errors as errors
+    from sgl import grammar as grammar
     from sgl.lang.api import *  # noqa: F403 - all of its names, for type checkers
     from sgl.lang.backends.launch import Runtime as Runtime
     from sgl.lang.backends.openai import Anthropic as Anthropic
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from sgl.lang.backends.openai import OpenAI as OpenAI
     from sgl.lang.backends.openai import VertexAI as VertexAI
     from sgl.lang.backends.server import RuntimeEndpoint as RuntimeEndpoint
+    from sgl.runtime.config import EngineConfig as EngineConfig
+    from sgl.runtime.config import EngineConfig as ServerArgs  # noqa: F401 - the name of the original
     from sgl.runtime.engine import Engine as Engine
 
 __version__ = "0.1.0"
@@ -46,16 +50,18 @@ _SUBMODULES = frozenset({"errors", "grammar", "lang", "runtime", "test", "utils"
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME and name not in _SUBMODULES:
-        raise AttributeError(f"module 'sgl' has no attribute {name!r}")
-    with needs_extra("engine", f"sgl.{name}"):
-        home = importlib.import_module(_HOME.get(name, f"sgl.{name}"))
-    if name in _SUBMODULES:
-        return home
-    value = getattr(home, "EngineConfig" if name == "ServerArgs" else name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to type checkers it would be a module of any names
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME and name not in _SUBMODULES:
+            raise AttributeError(f"module 'sgl' has no attribute {name!r}")
+        with needs_extra("engine", f"sgl.{name}"):
+            home = importlib.import_module(_HOME.get(name, f"sgl.{name}"))
+        if name in _SUBMODULES:
+            return home
+        value = getattr(home, "EngineConfig" if name == "ServerArgs" else name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -29,6 +29,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+MISSPELT = sgl.genn("x")  # type: ignore[attr-defined]
 ORDER = sgl.gen("order", schema=Order, max_tokens=64)
 
 
