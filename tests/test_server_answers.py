@@ -366,7 +366,7 @@ TOO_LONG = (
 
 @both_ways
 @pytest.mark.parametrize("length", [700, 40_000])
-@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/generate"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/v1/responses", "/generate"])
 def test_a_prompt_over_the_context_reads_alike_everywhere(
     server: LiveServer, path: str, length: int, stream: bool
 ) -> None:
@@ -374,6 +374,7 @@ def test_a_prompt_over_the_context_reads_alike_everywhere(
     body = {
         COMPLETIONS: {"prompt": text},
         CHATS: {"messages": [{"role": "user", "content": text}]},
+        "/v1/responses": {"input": text},
         "/generate": {"text": text},
     }[path]
     answer = server.post(path, {**body, "stream": stream})
@@ -382,9 +383,11 @@ def test_a_prompt_over_the_context_reads_alike_everywhere(
     assert re.match(TOO_LONG, error["message"])
     assert "Shorten it to at most 511 tokens" in error["message"]
     assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
-    if path != CHATS:
+    assert [error["param"]] == list(body)
+    if path in (COMPLETIONS, "/generate"):
         ids = {"prompt": [5] * length} if path == COMPLETIONS else {"input_ids": [5] * length}
         error = server.post(path, ids).json()["error"]
+        assert [error["param"]] == list(ids)
         assert error["message"].startswith(f"the prompt is too long: it has {length} tokens and")
 
 

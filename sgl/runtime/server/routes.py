@@ -10,11 +10,15 @@ from typing import Any, TypeVar
 from aiohttp import web
 from pydantic import BaseModel
 
+from sgl.errors import InvalidRequest
 from sgl.runtime.server.replies import Error
 from sgl.runtime.server.service import Service
 
 F = TypeVar("F", bound=Callable[..., Any])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_ENGINES_PROMPT = ("prompt", "input_ids")
+_PROMPTS = ("messages", "input", "prompt", "text")  # what bodies call it
 
 
 @dataclass(frozen=True)
@@ -67,5 +71,19 @@ class Api:
 
     async def _handle(self, function: Any, body: Any, request: web.Request) -> web.StreamResponse:
         given = () if body is None else (await self._service.body(request, body),)
-        response: web.StreamResponse = await function(self, request, *given)
+        response: web.StreamResponse
+        try:
+            response = await function(self, request, *given)
+        except InvalidRequest as error:
+            if body is not None and error.param in _ENGINES_PROMPT:
+                error.param = _prompt_field(body, error.param)
+            raise
         return response
+
+
+def _prompt_field(body: type[BaseModel], name: str) -> str:
+    """The field of a body that becomes what the engine knows by `name`."""
+    fields = body.model_fields
+    return (
+        name if name == "input_ids" and name in fields else next((own for own in _PROMPTS if own in fields), name)
+    )
