@@ -47,8 +47,8 @@ def html_table(nodes: Nodes, end: str, timeline: Mapping[str, Any]) -> str:
         f"<td>{escape(_cut(name))}</td><td><code>{escape(_cut(what))}</code></td></tr>"
         for path, op, name, what in _rows(nodes[:MAX_ROWS])
     )
-    table = f'<div class="sgl-view"><table><tr>{head}</tr>{rows}</table><p><small>{escape(end)}</small></p></div>'
-    return table + notebook(timeline)
+    table = f'<table class="sgl-nodes"><tr>{head}</tr>{rows}</table><p><small>{escape(end)}</small></p>'
+    return f'<div class="sgl-view">{table}</div>{notebook(timeline)}'
 
 
 def _rows(nodes: Nodes) -> Iterator[tuple[str, str, str, str]]:
