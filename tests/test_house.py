@@ -7,11 +7,23 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.house import BELOW, HEAVY, MAX_LINES, NOT_AT_IMPORT, TORCH, House, Module, units_below, within
+from tests.house import (
+    BELOW,
+    HEAVY,
+    MAX_LINES,
+    MOST_LINES,
+    NOT_AT_IMPORT,
+    TORCH,
+    House,
+    Module,
+    units_below,
+    within,
+)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -126,6 +138,17 @@ OUTSIDE = re.compile(r"(?<![\w/-])(?:\.\./)*shared/|[\"']shared[\"'] */|(?<![\w.
 """Folders that only somebody's machine has; /home/sgl is the images' own."""
 WHERE_DATA_LIES = ".ci/run"
 WRITTEN = ("", ".py", ".md", ".html", ".c", ".h", ".yml", ".yaml", ".toml", ".in")
+
+
+def test_rooms_keep_to_their_lines() -> None:
+    counted: Counter[str] = Counter()
+    for path in (REPOSITORY / "sgl").rglob("*"):
+        if path.suffix in (".py", ".c", ".h"):
+            place = ".".join(path.relative_to(REPOSITORY / "sgl").parent.parts)
+            room = max((each for each in MOST_LINES if f"{place}.".startswith(each and f"{each}.")), key=len)
+            counted[room] += len(path.read_text(encoding="utf-8").splitlines())
+    for room, most in MOST_LINES.items():
+        assert 0.9 * most <= counted[room] <= most, f"{room or 'sgl'} has {counted[room]} lines"
 
 
 def test_nothing_names_a_folder_outside_the_project() -> None:
