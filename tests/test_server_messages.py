@@ -212,6 +212,23 @@ def test_bad_messages_are_refused_in_anthropics_shape(server: LiveServer, body: 
     assert told["request_id"] == answer.headers["request-id"] == answer.headers["X-Request-Id"]
 
 
+def test_nothing_is_left_out_of_a_conversation(server: LiveServer) -> None:
+    def answer(edit: dict[str, Any]) -> Any:
+        body = {"messages": HELLO, "max_tokens": 1, "context_management": {"edits": [edit]}}
+        return server.post("/v1/messages", body)
+
+    for keep in ("all", {"type": "all"}):
+        assert answer({"type": "clear_thinking_20251015", "keep": keep}).status_code == 200
+    for edit in (
+        {"type": "clear_thinking_20251015"},
+        {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}},
+        {"type": "clear_tool_uses_20250919"},
+    ):
+        refused = answer(edit)
+        assert refused.status_code == 400
+        assert "context_management.edits.0" in refused.json()["error"]["message"]
+
+
 def test_every_field_of_the_package_is_decided() -> None:
     from anthropic.types import beta, message_count_tokens_params, message_create_params
 

@@ -121,10 +121,29 @@ class Thinking(Strict):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class AllTurns(Strict):
+    """All of them."""
+
+    type: Literal["all"]
+
+
+class ClearThinking(Strict):
+    """Which reasoning is forgotten: none."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | AllTurns
+
+
+class ContextManagement(Strict):
+    """What is left out of long conversations: nothing."""
+
+    edits: list[ClearThinking] | None = None
+
+
 @also_takes(
     (Anything, "billing_policy cache_control inference_geo service_tier speed user_profile_id workspace_id"),
     (Nothing, "compaction container diagnostics fallback_credit_token"),
-    (Empty, "context_management fallbacks mcp_servers"),
+    (Empty, "fallbacks mcp_servers"),
 )
 class CountBody(EngineFields):
     """POST /v1/messages/count_tokens, and what it shares with /v1/messages."""
@@ -137,6 +156,7 @@ class CountBody(EngineFields):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     """The beta's name of output_config.format."""
+    context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Template variables such as enable_thinking."""
 
