@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
-from pydantic_core import PydanticCustomError
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.batch import Float32Array
@@ -70,10 +69,10 @@ class Embedder:
     ) -> Vectors:
         """Of texts, or of lists of token ids. Raises InvalidRequest, which names `param`."""
         width = await self._hidden_size()
-        wanted = check_dimensions(dimensions, width) or width
-        if len(texts) * wanted > MAX_NUMBERS:
-            most = MAX_NUMBERS // wanted
-            message = f"{len(texts)} embeddings of {wanted} numbers: an answer holds {most}, send several requests"
+        check_dimensions(dimensions, width)
+        if len(texts) * width > MAX_NUMBERS:
+            most = MAX_NUMBERS // width
+            message = f"{len(texts)} embeddings of {width} numbers: one request has {most} at most, send several"
             raise InvalidRequest(message, param=param)
         if not texts:
             raise InvalidRequest(f"{param} is empty: it needs at least one text", param=param)
@@ -164,10 +163,7 @@ class EmbeddingsApi(Api):
             message = "text_1 and text_2 are needed, or query, items and label_token_ids"
             raise InvalidRequest(message, param="text_1" if body.text_1 is None else "text_2")
         first, second = listed(body.text_1), listed(body.text_2)
-        try:
-            compared = pairs(body.text_1, body.text_2)
-        except PydanticCustomError as error:
-            raise InvalidRequest(error.message(), param="text_2") from None
+        compared = pairs(body.text_1, body.text_2)
         found = await self._embedder.embed([*first, *second], param="text_2", pooling=body.pooling)
         vectors = found.vectors
         return encoding.json_response(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from pydantic_core import PydanticCustomError
 
+from sgl.errors import InvalidRequest
 from sgl.runtime.server.fields import Anything, Empty, Lenient, Nothing, Off, On, Strict, Zero, also_takes
 
 MAX_NUMBERS = 1 << 22
-"""Of all embeddings of one answer: 80 MB of JSON."""
+"""Of all embeddings of one answer, before they are cut: 80 MB of JSON."""
 MAX_LABELS = 1024
 
 Text = str | list[int]
@@ -105,13 +105,14 @@ class RerankBody(Strict):
 
 
 def pairs(first: str | list[str], second: str | list[str]) -> list[tuple[int, int]]:
-    """Which texts to compare, by their places: one with each, or each with its like. Raises PydanticCustomError."""
+    """Which texts to compare, by their places: one with each, or each with its like. Raises InvalidRequest."""
     left, right = (1 if isinstance(one, str) else len(one) for one in (first, second))
     if left == right:
         return [(i, i) for i in range(left)]
     if left == 1:
         return [(0, i) for i in range(right)]
-    raise PydanticCustomError("no_pairs", f"text_1 holds {left} texts and text_2 {right}: one, or as many")
+    message = f"text_1 holds {left} texts and text_2 {right}: one for all, or as many"
+    raise InvalidRequest(message, param="text_2")
 
 
 def listed(given: Any) -> list[Any]:
