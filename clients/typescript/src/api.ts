@@ -1007,6 +1007,17 @@ export interface components {
             abort_all?: boolean;
         };
         /**
+         * AllTurns
+         * @description All of them.
+         */
+        AllTurns: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "all";
+        };
+        /**
          * AllowedNames
          * @description The tools that may be called, and whether one must be.
          */
@@ -1414,6 +1425,19 @@ export interface components {
             function: components["schemas"]["ChosenName"];
         };
         /**
+         * ClearThinking
+         * @description Which reasoning is forgotten: none.
+         */
+        ClearThinking: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "clear_thinking_20251015";
+            /** Keep */
+            keep: "all" | components["schemas"]["AllTurns"];
+        };
+        /**
          * ClientTool
          * @description A tool that the client runs.
          */
@@ -1600,6 +1624,14 @@ export interface components {
             text_offset: number[];
         };
         /**
+         * ContextManagement
+         * @description What is left out of long conversations: nothing.
+         */
+        ContextManagement: {
+            /** Edits */
+            edits?: components["schemas"]["ClearThinking"][] | null;
+        };
+        /**
          * CountBody
          * @description POST /v1/messages/count_tokens, and what it shares with /v1/messages.
          */
@@ -1692,6 +1724,7 @@ export interface components {
             thinking?: components["schemas"]["Thinking"] | null;
             output_config?: components["schemas"]["OutputConfig"] | null;
             output_format?: components["schemas"]["OutputFormat"] | null;
+            context_management?: components["schemas"]["ContextManagement"] | null;
             /** Chat Template Kwargs */
             chat_template_kwargs?: {
                 [key: string]: unknown;
@@ -2341,6 +2374,7 @@ export interface components {
             thinking?: components["schemas"]["Thinking"] | null;
             output_config?: components["schemas"]["OutputConfig"] | null;
             output_format?: components["schemas"]["OutputFormat"] | null;
+            context_management?: components["schemas"]["ContextManagement"] | null;
             /** Chat Template Kwargs */
             chat_template_kwargs?: {
                 [key: string]: unknown;
