@@ -100,6 +100,39 @@ def test_programs_are_shown_in_spans_beside_lanes(page: Any, server: LiveServer)
     assert page.locator("#view .sgl-text .sgl-on").count() == 1, "a lane's bar marks its text"
 
 
+def test_marks_of_direction_turn_only_their_own_text(page: Any, server: LiveServer) -> None:
+    @sgl.function
+    def reversing(s: Any) -> None:
+        s += "\u202e abc " + sgl.gen("one", regex="uvw") + " and " + sgl.gen("two", regex="xyz")
+
+    reversing.run(backend=sgl.RuntimeEndpoint(server.url)).text()
+    page.goto(server.url + "/#programs")
+    page.reload()
+    page.click("#programs button:has-text('reversing') >> nth=0")
+    page.wait_for_selector("#view .sgl-text .sgl-generated >> nth=1")
+    one, two = (page.locator("#view .sgl-text .sgl-generated").nth(i).bounding_box() for i in range(2))
+    assert one["x"] + one["width"] < two["x"], "what follows is read from left to right"
+
+
+def test_a_long_text_leaves_its_lanes_in_reach(page: Any, server: LiveServer) -> None:
+    @sgl.function
+    def lengthy(s: Any) -> None:
+        s += sgl.gen("x", regex="abc")
+        s += "word\n" * 5000
+
+    lengthy.run(backend=sgl.RuntimeEndpoint(server.url)).text()
+    size = page.viewport_size
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(server.url + "/#programs")
+    page.reload()
+    page.click("#programs button:has-text('lengthy') >> nth=0")
+    page.wait_for_selector("#view .sgl-lanes g", state="attached")
+    text, lanes = (page.locator(f"#view .sgl-{part}").bounding_box() for part in ("text", "lanes"))
+    assert text["height"] <= 844
+    assert lanes["y"] - text["y"] <= 844
+    page.set_viewport_size(size)
+
+
 def test_the_playground_streams_constrains_and_shows_probabilities(page: Any, server: LiveServer) -> None:
     page.goto(server.url + "/#playground")
     page.reload()

@@ -37,8 +37,9 @@ def asset(name: str) -> str:
 def page_part(timeline: Mapping[str, Any], *, with_lanes: bool = True) -> str:
     """The view of a timeline, for a page that has `view.css`."""
     view = view_of(timeline)
-    text = f'<div class="sgl-text">{"".join(_text(view.root))}{_end(view)}</div>'
     lanes = _lanes(view) if with_lanes else ""
+    beside = " sgl-beside" if lanes else ""
+    text = f'<div class="sgl-text{beside}">{"".join(_text(view.root))}{_end(view)}</div>'
     return f'<div class="sgl-view">{_legend(view)}<div class="sgl-columns">{text}{lanes}</div></div>'
 
 
@@ -99,7 +100,8 @@ def _text(branch: Branch) -> Iterator[str]:
             yield from _branches(span)
         elif span.kind == "given":
             text = span.text
-            yield escape(text.removeprefix("\n") if is_after_block else text)
+            text = text.removeprefix("\n") if is_after_block else text
+            yield f'<span class="sgl-given">{escape(text)}</span>'
         else:
             yield from _span(span)
         is_after_block = span.op == "fork" or bool(span.choices)
