@@ -96,10 +96,12 @@ def test_samples_come_by_themselves(server: LiveServer) -> None:
 def test_what_is_remembered_is_bounded() -> None:
     history = History()
     for i in range(3 * ENDED):
-        note.set(Note(str(i), "/generate", None, 0.0))
+        note.set(Note(str(i), "/generate", None if i else "quiet", float(i)))
         history.generates()
         history.generates()  # a call of several
         current = note.get()
         assert current is not None
         history.ended(current, 200)
+    quiet = Caller("quiet", is_admin=False)
+    assert [each["id"] for each in history.requests(quiet)] == ["0"], "others push nothing out"
     assert [each["id"] for each in history.requests(Caller())] == [str(3 * ENDED - 1 - i) for i in range(ENDED)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from sgl.errors import SglError
@@ -18,7 +19,7 @@ SECONDS: Final = 2.0
 """Between two samples."""
 SAMPLES: Final = 300
 ENDED: Final = 200
-"""Requests that are remembered after their end."""
+"""Requests of each key that are remembered after their end."""
 _SHOWN_OPEN = 200
 _NAMES = (
     "num_running_reqs",
@@ -81,7 +82,8 @@ class History:
     def __init__(self) -> None:
         self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
         self._open: dict[int, Note] = {}
-        self._ended: deque[Note] = deque(maxlen=ENDED)
+        self._ended: defaultdict[str | None, deque[Note]] = defaultdict(partial(deque, maxlen=ENDED))
+        """By owner, so that none pushes out another's."""
 
     def generates(self) -> None:
         """The current request generates: it is shown."""
@@ -94,12 +96,14 @@ class History:
         """A request was answered; 499: its client left."""
         if self._open.pop(id(current), None) is not None:
             current.seconds, current.status = time.time() - current.started, status
-            self._ended.append(current)
+            self._ended[current.owner].append(current)
 
     def requests(self, asks: Caller) -> list[dict[str, Any]]:
         """The caller's, those that go on first, then the latest; each kind is bounded."""
         going = [each for each in self._open.values() if asks.may_reach(each.owner)][:_SHOWN_OPEN]
-        return [each.shown() for each in [*going, *reversed(self._ended)] if asks.may_reach(each.owner)]
+        ended = [each for owner, its in self._ended.items() if asks.may_reach(owner) for each in its]
+        ended.sort(key=lambda each: each.started + (each.seconds or 0.0), reverse=True)
+        return [each.shown() for each in [*going, *ended[:ENDED]]]
 
     def samples(self) -> list[dict[str, Any]]:
         """The numbers of the last minutes, oldest first. One without an engine's numbers: it did not serve."""
