@@ -14,6 +14,7 @@ import requests
 
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.service import VERSION
+from tests.house import REPOSITORY
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 
@@ -168,3 +169,13 @@ def test_the_page_of_endpoints_needs_nothing_from_outside(server: LiveServer) ->
     assert page.headers["Content-Type"].startswith("text/html")
     assert not re.search(r"(src|href)=|https?://|@import|url\(", page.text)
     assert '"openapi.json"' in page.text
+
+
+def test_the_typescript_client_has_types_of_all_that_is_described(document: dict[str, Any]) -> None:
+    """Names alone, which needs no node: test_clients_typescript holds every character."""
+    types = (REPOSITORY / "clients" / "typescript" / "src" / "api.ts").read_text()
+    schemas = document["components"]["schemas"]
+    names = {name for schema in schemas.values() for name in schema.get("properties", {})} | set(schemas)
+    found = set(re.findall(r"""^ +"?([^\s"?:]+)"?\??:""", types, re.MULTILINE))
+    told = "sgl serve, then npm run generate -- with a file of /openapi.json, in clients/typescript"
+    assert not (names | set(document["paths"])) - found, told
