@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,3 +107,22 @@ def test_what_is_remembered_is_bounded() -> None:
     quiet = Caller("quiet", is_admin=False)
     assert [each["id"] for each in history.requests(quiet)] == ["0"], "others push nothing out"
     assert [each["id"] for each in history.requests(Caller())] == [str(3 * ENDED - 1 - i) for i in range(ENDED)]
+
+
+def test_the_samples_end_with_the_server_whatever_they_wait_for() -> None:
+    """Python 3.11's `wait_for` swallows a cancellation that comes while its future is done."""
+
+    async def ends_after(turns: int) -> None:
+        async def state() -> Any:
+            return defaultdict(int)
+
+        async with History().sampling(state):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def all_end() -> None:
+        tasks = [asyncio.ensure_future(ends_after(turns)) for turns in range(8)]
+        _, open_ = await asyncio.wait(tasks, timeout=20)
+        assert not open_
+
+    asyncio.run(all_end())

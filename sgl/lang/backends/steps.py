@@ -237,9 +237,10 @@ class StepSession(Interpreter[_Stream], Session):
     ) -> list[Completion]:
         seconds = params.sampling["timeout"]
         try:
-            return await asyncio.wait_for(self._complete(stream, node, params, can_stream), seconds)
+            async with asyncio.timeout(seconds) as limit:
+                return await self._complete(stream, node, params, can_stream)
         except TimeoutError as error:
-            if seconds is None:
+            if not limit.expired():
                 raise
             raise RequestTimeout(f"not finished within {seconds:g} s", seconds=seconds) from error
 

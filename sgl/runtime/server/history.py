@@ -124,7 +124,8 @@ class History:
         while True:
             sample: dict[str, Any] = {"time": time.time(), "engine": None}
             with contextlib.suppress(SglError, TimeoutError):
-                found = await asyncio.wait_for(state(), SECONDS)
+                async with asyncio.timeout(SECONDS):  # `wait_for` may swallow a cancellation (Python 3.11)
+                    found = await state()
                 sample["engine"] = {name: found[name] for name in _NAMES}
             self._samples.append(sample)
             await asyncio.sleep(SECONDS)

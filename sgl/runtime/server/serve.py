@@ -82,7 +82,8 @@ async def serve_until_stopped(service: Service, bound: socket.socket, on_ready: 
             service.is_draining = True
             logger.info("draining %d requests", service.metrics.open_requests)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(_drained(service, hurry), service.config.drain_timeout)
+                async with asyncio.timeout(service.config.drain_timeout):
+                    await _drained(service, hurry)
     finally:
         await service.engine.close()
         if service.tracer is not None:
