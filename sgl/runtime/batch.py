@@ -27,6 +27,9 @@ place in a grammar; or the only token possible. Masks are never written to: the 
 TokenMasks = Sequence[TokenMask | None]
 """[S] one for each position of `Batch.sampling`; None allows every token."""
 
+BROADCAST = -1
+"""As a token mask: rank 0 sends it."""
+
 FROM_DEVICE = -1
 """In `Batch.token_ids`: the row's last sampled token, which the host may not know yet."""
 

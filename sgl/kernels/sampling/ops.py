@@ -22,18 +22,22 @@ _INF_BITS = 0x7F800000  # of float32 +inf
 _NEG_INF_BITS = -0x00800000  # of float32 -inf, as int32
 _ONE_BITS = 0x3F800000
 _TINY = 1e-30
+_LAST_ID = (1 << 24) - 1
+_LARGEST_KEY = 2**63 - 1
 
 
-def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int, first: int = 0) -> torch.Tensor:
     """Standard Gumbel noise, a pure function of (seed, position, token id).
 
-    seeds, positions: int64 [B]. Returns float32 [B, vocab_size], all finite. Counter-based: seed and position are
+    seeds, positions: int64 [B]. first: the first of vocab_size token ids. Returns float32 [B, vocab_size], all finite.
+    Counter-based: seed and position are
     hashed to two 32-bit keys a row; token id plus one key passes a two-round multiply-xorshift hash (constants: C.
     Wellons, hash-prospector, "lowbias32"), with the other key added between the rounds. 32-bit operations only, so
     that other kernels can repeat it bit by bit.
     """
-    first, second = _row_keys(seeds, positions)
-    bits = torch.arange(vocab_size, dtype=torch.int32, device=seeds.device) + first
+    first_key, second = _row_keys(seeds, positions)
+    ids = torch.arange(first, first + vocab_size, dtype=torch.int32, device=seeds.device)
+    bits = ids + first_key
     bits = _mix_(bits, second)
     # uniform in (0, 1): 31 bits, and full float precision near 0, the tail where rare tokens win
     uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
@@ -116,6 +120,50 @@ def sample(
         is_drawn = (temperature[rows] > 0).to(torch.float32)
         drawn.append(greedy(scores.addcmul_(noise, is_drawn[:, None])))
     return torch.cat(drawn)
+
+
+def draw_keys(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor | None,
+    positions: torch.Tensor,
+    first: int,
+) -> torch.Tensor:
+    """`sample` over a part of the vocabulary that starts at token `first`: int64 [B], whose largest over all parts
+    names the token; see `drawn_ids`. seeds: None if all temperatures are 0.
+
+    The upper 40 bits rank scores as float64 does, the lower 24 prefer lower ids among equals.
+    """
+    keys = []
+    for rows in _chunks(logits):
+        part, warmth = logits[rows], temperature[rows]
+        top = part.amax(-1).clamp_(min=torch.finfo(torch.float32).min)
+        is_drawn = warmth > 0
+        scale = torch.where(is_drawn, warmth, 1.0).reciprocal_()
+        scores = (part - top[:, None]).mul_(scale[:, None])
+        if seeds is not None:
+            noise = gumbel(seeds[rows], positions[rows], part.shape[1], first)
+            scores.addcmul_(noise, is_drawn.to(torch.float32)[:, None])
+        ids = greedy(scores)
+        best = scores.gather(1, ids[:, None]).squeeze(1).double()
+        keys.append(_ranked(best.add_(top.double().mul_(scale))).add_(_LAST_ID - first - ids))
+    return torch.cat(keys)
+
+
+def chosen_keys(ids: torch.Tensor) -> torch.Tensor:
+    """Keys above all that `draw_keys` gives, for int64 ids."""
+    return _LARGEST_KEY - ids
+
+
+def drawn_ids(keys: torch.Tensor) -> torch.Tensor:
+    """int64 token ids by the largest keys."""
+    return _LAST_ID - (keys & _LAST_ID)
+
+
+def _ranked(scores: torch.Tensor) -> torch.Tensor:
+    """int64 that rank float64 scores, with the lower 24 bits 0."""
+    bits = scores.view(torch.int64)
+    return bits.bitwise_xor((bits >> 63) & 0x7FFFFFFFFFFFFFFF).bitwise_and_(~_LAST_ID)
 
 
 def warp(

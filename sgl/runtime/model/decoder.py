@@ -9,14 +9,16 @@ import torch
 from torch.nn import functional
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
+from sgl.kernels.collectives import Collectives
 from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.linear import launches_overlap, linear, linear_add, linear_overlapped
+from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_add, linear_overlapped
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
+from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import LayerWeights, Weights
 
 _EACH, _STEP, _MANY = (
@@ -38,10 +40,23 @@ class LayerState:
 
 
 class Decoder:
-    """A loaded model. `max_positions`: positions it may be asked for (default: the context)."""
+    """A loaded model, or one rank's part of it, which gives the same hidden states."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, max_positions: int | None = None) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        max_positions: int | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
+        """config: the whole model's. max_positions: positions it may be asked for (default: the context). collectives:
+        of the ranks among which the model is cut."""
+        shard = WHOLE if collectives is None else Shard(collectives.rank, collectives.size)
+        self.config = shard.local(config)
+        self.vocabulary = shard.vocabulary(config.vocab_size)
+        """The tokens whose logits it computes."""
+        self.collectives = collectives
+        self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
@@ -82,7 +97,7 @@ class Decoder:
         keys and values of others. captured: for a CUDA graph.
         """
         state = self.embed(input_ids, positions, slots)
-        if len(input_ids) == 1 and self.device.type == "cuda":
+        if len(input_ids) == 1 and self.device.type == "cuda" and self.collectives is None:
             state.overlaps = captured and launches_overlap(self.device)
             return self._forward_single(state, kv, attention)
         last = self.config.num_layers - 1
@@ -97,7 +112,16 @@ class Decoder:
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> LayerState:
         """Tokens before the first layer; arguments as for `forward`."""
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        return LayerState(functional.embedding(input_ids, self.weights.embedding), rotary, slots)
+        return LayerState(self._embedded(input_ids), rotary, slots)
+
+    def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embedding = self.weights.embedding
+        if self.collectives is None:
+            return functional.embedding(input_ids, embedding)
+        own = input_ids - self.vocabulary.start
+        is_own = (own >= 0) & (own < len(embedding))
+        found = functional.embedding(own.clamp_(0, len(embedding) - 1), embedding)
+        return self.collectives.sum_(found.mul_(is_own[:, None]))
 
     def before_attention(
         self, index: int, state: LayerState, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
@@ -117,10 +141,18 @@ class Decoder:
     def after_attention(self, index: int, state: LayerState, x: torch.Tensor, *, captured: bool) -> None:
         """A layer from its attention's output x [T, num_heads, head_dim]."""
         layer = self.weights.layers[index]
-        rest = linear_add(x.flatten(1), layer.output, layer.output_bias, state.residual, captured=captured)
+        rest = self._added(x.flatten(1), layer.output, layer.output_bias, state.residual, captured=captured)
         x = add_rms_norm(rest, state.residual, layer.post_attention_norm, self.config.rms_norm_eps)
         x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-        state.rest = linear_add(x, layer.down, layer.down_bias, state.residual, captured=captured)
+        state.rest = self._added(x, layer.down, layer.down_bias, state.residual, captured=captured)
+
+    def _added(
+        self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
+    ) -> torch.Tensor | None:
+        """`linear_add`; the sum over all ranks is never in the residual yet."""
+        if self.collectives is None:
+            return linear_add(x, matrix, bias, residual, captured=captured)
+        return self.collectives.sum_(linear(x, matrix, bias))
 
     def finish(
         self, state: LayerState, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
@@ -159,13 +191,24 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [n, vocab] of hidden states [n, hidden], in `out` if given."""
+        """float32 [n, len(vocabulary)] of hidden states [n, hidden], in `out` if given."""
         head = self.weights.lm_head
         if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
             # neither rounded to the weights' dtype nor written twice
             return torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
         logits = linear(hidden, head, None)
         return logits.float() if out is None else out.copy_(logits)
+
+    def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [n, vocab] of hidden states [n, hidden]."""
+        return self.whole(self.logits(hidden))
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """float32 [n, vocab] of `logits` [n, len(vocabulary)], from all ranks."""
+        if self.collectives is None:
+            return logits
+        padded = functional.pad(logits, (0, self._vocabulary_width - logits.shape[1]))
+        return self.collectives.gather_columns(padded)[:, : self.config.vocab_size]
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:

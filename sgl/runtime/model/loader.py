@@ -4,6 +4,7 @@ taken."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sgl.errors import WeightsError
+from sgl.kernels.collectives import Collectives
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -35,24 +38,29 @@ def load_decoder(
     max_positions: int | None = None,
     seed: int = 0,
     quantization: Literal["fp8"] | None = None,
+    collectives: Collectives | None = None,
 ) -> Decoder:
-    """The model of a config with its weights on the device. Raises WeightsError.
+    """The model of a config with its weights on the device. Raises WeightsError, and ConfigError for a model that
+    cannot be cut.
 
     load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise safetensors are
-    read. max_positions: see `Decoder`. quantization: see `Weights.quantize`.
+    read. max_positions: see `Decoder`. quantization: see `Weights.quantize`. collectives: of the ranks among which the
+    model is cut; only this rank's part is read.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
+    shard = WHOLE if collectives is None else Shard(collectives.rank, collectives.size)
+    shard.check(config)
     if load_format == "dummy":
-        weights = _random_weights(config, torch_dtype, device, seed)
+        weights = _random_weights(config, torch_dtype, device, seed, shard)
     else:
-        weights = _load_weights(config, torch_dtype, device)
+        weights = _load_weights(config, torch_dtype, device, shard)
     if quantization == "fp8":
         weights.quantize()
         if device.type == "cuda":
             torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
     weights.pack()
-    return Decoder(config, weights, max_positions)
+    return Decoder(config, weights, max_positions, collectives)
 
 
 def resolve_dtype(config: ModelConfig, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:
@@ -62,33 +70,54 @@ def resolve_dtype(config: ModelConfig, dtype: Literal["auto"] | DtypeName, devic
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
 
 
-def _random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int) -> Weights:
-    """Initialised like transformers: normal matrices, no biases, norms of one."""
-    weights = allocate_weights(config, dtype, device, tied=config.tie_word_embeddings)
+def _random_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard
+) -> Weights:
+    """Initialised like transformers: normal matrices, no biases, norms of one. All parts are cut from the same."""
+    tied = config.tie_word_embeddings
+    weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
+    shapes = _shapes(config, tied=tied)
     generator = torch.Generator(device).manual_seed(seed)
-    for name, tensor in checkpoint_tensors(config, weights).items():
+    for name, tensor in checkpoint_tensors(shard.local(config), weights).items():
         if name.endswith("norm.weight"):
             tensor.fill_(1.0)
         elif name.endswith(".bias"):
             tensor.zero_()
-        else:
+        elif shard.size == 1:
             tensor.normal_(0.0, config.initializer_range, generator=generator)
+        else:
+            whole = torch.empty(shapes[name], dtype=dtype, device=device)
+            whole.normal_(0.0, config.initializer_range, generator=generator)
+            tensor.copy_(whole[shard.part(name, config)])
     return weights
 
 
-def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
+def _shapes(config: ModelConfig, *, tied: bool) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a checkpoint."""
+    weights = allocate_weights(config, torch.float32, torch.device("meta"), tied=tied)
+    return {name: tuple(tensor.shape) for name, tensor in checkpoint_tensors(config, weights).items()}
+
+
+def num_weights(config: ModelConfig) -> int:
+    """Of the whole model."""
+    return sum(math.prod(shape) for shape in _shapes(config, tied=config.tie_word_embeddings).values())
+
+
+def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> Weights:
     folder = Path(config.path)
     entries = _read_headers(folder)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
-    weights = allocate_weights(config, dtype, device, tied=tied)
-    targets = checkpoint_tensors(config, weights)
-    _check(entries, targets, folder)
+    _check(entries, _shapes(config, tied=tied), folder)
+    weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
+    targets = checkpoint_tensors(shard.local(config), weights)
     for file in sorted({entry.file for entry in entries.values()}):
         with _opened(file) as tensors:
             for name, target in targets.items():
-                if entries[name].file == file:
-                    target.copy_(_read(tensors, name, file))
+                if not shard.adds(name):
+                    target.zero_()
+                elif entries[name].file == file:
+                    target.copy_(_read(tensors, name, file, shard.part(name, config)))
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     return weights
@@ -138,21 +167,22 @@ def _weight_files(folder: Path, placed: dict[str, str]) -> list[Path]:
     return files
 
 
-def _check(entries: dict[str, _Entry], targets: dict[str, torch.Tensor], folder: Path) -> None:
+def _check(entries: dict[str, _Entry], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
     """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
-    missing = {name: target for name, target in targets.items() if name not in entries}
+    missing = {name: shape for name, shape in shapes.items() if name not in entries}
     if missing:
         message = f"{folder} lacks {_named(missing)[0]} that its config.json calls for: {_named(missing)[1]}"
         raise WeightsError(message, path=str(folder), tensor=next(iter(missing)))
-    more = {name: entry for name, entry in entries.items() if name not in targets and not name.endswith(_ROPE)}
+    more = {name: entry for name, entry in entries.items() if name not in shapes and not name.endswith(_ROPE)}
     for name, entry in more.items():
-        message = f"{entry.file} has {_named(more)[0]} that its config.json has no place for: {_named(more)[1]}"
+        count, first = _named({other: its.shape for other, its in more.items()})
+        message = f"{entry.file} has {count} that its config.json has no place for: {first}"
         raise WeightsError(message, path=str(entry.file), tensor=name)
-    for name, target in targets.items():
+    for name, shape in shapes.items():
         entry = entries[name]
         wrong = None
-        if entry.shape != tuple(target.shape):
-            wrong = f"{list(entry.shape)}; its config.json makes it {list(target.shape)}"
+        if entry.shape != shape:
+            wrong = f"{list(entry.shape)}; its config.json makes it {list(shape)}"
         elif entry.dtype not in _FLOAT_DTYPES:
             wrong = f"{entry.dtype}; expected one of {', '.join(_FLOAT_DTYPES)}"
         if wrong:
@@ -169,14 +199,14 @@ def _opened(file: Path) -> Any:
         raise WeightsError(message, path=str(file)) from error
 
 
-def _read(tensors: Any, name: str, file: Path) -> torch.Tensor:
+def _read(tensors: Any, name: str, file: Path, part: tuple[slice, ...]) -> torch.Tensor:
     try:
-        tensor: torch.Tensor = tensors.get_tensor(name)
+        tensor: torch.Tensor = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
     except SafetensorError as error:
         raise WeightsError(f"cannot read {name} in {file}: {error}", path=str(file), tensor=name) from error
     return tensor
 
 
-def _named(tensors: Mapping[str, _Entry | torch.Tensor]) -> tuple[str, str]:
-    first = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in list(tensors.items())[:3])
-    return f"{len(tensors)} tensor{'s' if len(tensors) > 1 else ''}", first
+def _named(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+    first = ", ".join(f"{name} {list(shape)}" for name, shape in list(shapes.items())[:3])
+    return f"{len(shapes)} tensor{'s' if len(shapes) > 1 else ''}", first

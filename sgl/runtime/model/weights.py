@@ -12,6 +12,7 @@ import torch
 
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.shard import WHOLE, Shard
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
 _LEAST_PACKED = 1 << 16  # elements: a oneDNN call takes 10 µs, others as little as one
@@ -102,8 +103,10 @@ def _tensors(matrix: Matrix) -> Iterator[torch.Tensor]:
         yield from (tensor for tensor in tensors if tensor is not None)
 
 
-def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, *, tied: bool) -> Weights:
-    """Uninitialised weights."""
+def allocate_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, *, tied: bool, shard: Shard = WHOLE
+) -> Weights:
+    """Uninitialised weights of a part of the model of this config."""
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -111,10 +114,11 @@ def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.devi
     def bias(wanted: bool, size: int) -> torch.Tensor | None:
         return tensor(size) if wanted else None
 
+    num_tokens, config = len(shard.vocabulary(config.vocab_size)), shard.local(config)
     hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_size = config.num_heads * head_dim
     qkv_size = q_size + 2 * config.num_kv_heads * head_dim
-    embedding = tensor(config.vocab_size, hidden)
+    embedding = tensor(num_tokens, hidden)
     layers = [
         LayerWeights(
             input_norm=tensor(hidden),
@@ -132,13 +136,13 @@ def allocate_weights(config: ModelConfig, dtype: torch.dtype, device: torch.devi
         )
         for _ in range(config.num_layers)
     ]
-    lm_head = embedding if tied else tensor(config.vocab_size, hidden)
+    lm_head = embedding if tied else tensor(num_tokens, hidden)
     return Weights(embedding, layers, tensor(hidden), lm_head)
 
 
 def checkpoint_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
-    """Every tensor of a Hugging Face checkpoint as the view of the weights that it fills. Only before
-    `Weights.quantize` and `Weights.pack`."""
+    """Every tensor of a Hugging Face checkpoint as the view of the weights that it, or a part of it, fills. Only before
+    `Weights.quantize` and `Weights.pack`. config: of the part."""
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
     for index, layer in enumerate(weights.layers):

@@ -5,7 +5,7 @@ On a GPU `forward` and `sample` only enqueue and never wait for the device.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
@@ -21,6 +21,7 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.pack import pack
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
@@ -74,7 +75,10 @@ class ModelRunner:
         self._page_table: Int32Array = np.zeros((max_rows, max_pages), np.int32)
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
-        self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids)
+        cut = None
+        if model.collectives is not None:
+            cut = CutVocabulary(model.vocabulary, model.config.vocab_size, model.whole, model.collectives)
+        self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids, cut)
         self._threads: StepThreads | None = None
         if device.type == "cpu":
             self._threads = StepThreads(model.weights.num_multiplied)
@@ -107,7 +111,7 @@ class ModelRunner:
             finally:
                 self._launching_since = None
             vocab_size = self._model.config.vocab_size
-            inputs = score_inputs(batch, hidden, self._model.logits, vocab_size, self._uploader)
+            inputs = score_inputs(batch, hidden, self._model.whole_logits, vocab_size, self._uploader)
             logits = self._model.logits(sampling) if len(sampling) else None
             return Launched(batch, logits, inputs, pooled=pool(batch, hidden))
 
@@ -124,6 +128,13 @@ class ModelRunner:
             return PendingStep(
                 batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader, launched.pooled
             )
+
+    @torch.inference_mode()
+    def follow(self, launched: Launched, masks: TokenMasks | None) -> None:
+        """`sample`, on a rank whose results nobody reads. masks: the `outline` of rank 0's."""
+        with self._current, self._on_threads(is_last=True):
+            if launched.logits is not None:
+                self._sampler.sample(launched.logits, launched.batch, masks)
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""
@@ -165,13 +176,15 @@ class ModelRunner:
             if q_len <= min(most, num_tokens):
                 self.launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
-    def enable_device_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
-        """Accept places in finished automata as token masks, and warm that up."""
+    def enable_device_masks(
+        self, vocabulary: Vocabulary, example: Standing, launch: Callable[..., PendingStep] | None = None
+    ) -> None:
+        """Accept places in finished automata as token masks, and warm that up. launch: of all ranks."""
         self._sampler.enable_device_masks(vocabulary)
         num_rows = min(2, len(self._page_table))
         for temperature in (0.0, 1.0):
             masks: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
-            self.launch(_idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
+            (launch or self.launch)(_idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
 
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those

@@ -10,13 +10,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.ops import apply_token_mask_
 from sgl.kernels.sampling import ops as sampling
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import Batch, Float32Array, Int64Array, RowSetup, TokenMasks
+from sgl.runtime.batch import BROADCAST, Batch, Float32Array, Int32Array, Int64Array, RowSetup, TokenMasks
+from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.results import DeviceLogprobs, position_logprobs, spans_of
@@ -54,8 +56,18 @@ class Sampler:
     logits.
     """
 
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device, eos_ids: Collection[int] = ()) -> None:
-        """eos_ids: not sampled before min_new_tokens, unless a request ignores them."""
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_ids: Collection[int] = (),
+        cut: CutVocabulary | None = None,
+    ) -> None:
+        """eos_ids: not sampled before min_new_tokens, unless a request ignores them. cut: if this rank sees only the
+        logits of a part of the vocabulary."""
+        self._cut = cut
+        self._own = range(vocab_size) if cut is None else cut.own
         self.next_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._vocab_size = vocab_size
         self._device = device
@@ -125,11 +137,11 @@ class Sampler:
         """Sample at the batch's S positions, in order, into `next_tokens`; entries of rows with drafts are
         unspecified. Never waits for the device.
 
-        logits: float32 [S, V], contiguous, modified in place. placed: int64 [S] each, request rows and positions of
-        the tokens to sample, if on the device already.
+        logits: float32 [S, V], or of the own part, contiguous, modified in place. placed: int64 [S] each, request
+        rows and positions of the tokens to sample, if on the device already.
         """
         sampling_rows, behind = batch.sampling
-        assert logits.shape == (len(sampling_rows), self._vocab_size), "a row of logits for each position"
+        assert logits.shape == (len(sampling_rows), len(self._own)), "a row of logits for each position"
         rows = batch.rows[sampling_rows].astype(np.int64)
         positions = batch.kv_lens[sampling_rows].astype(np.int64) - behind  # of the tokens being sampled
         wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
@@ -138,7 +150,7 @@ class Sampler:
         spans, given_ids = spans_of(batch, [(b, 1) for b in sampling_rows[wants_logprobs].tolist()])
         if spans:
             logprob_index, given = self._uploader.upload(wants_logprobs, given_ids)
-            raw = logits.index_select(0, logprob_index)
+            raw = self._whole(logits.index_select(0, logprob_index))
         if len(penalised):
             penalised_index, penalised_rows = self._uploader.upload(penalised, rows[penalised])
             self._penalize(logits, penalised_index, penalised_rows)
@@ -146,16 +158,16 @@ class Sampler:
             edits = self._edits(rows, positions)
             if len(edits[0]):
                 sampling.add_edits_(logits, *self._uploader.upload(*edits))
-        masks = None
+        masks = None if token_masks is None else self._placed_masks(token_masks)
         known: list[tuple[int, int]] = []
         if token_masks is not None:
-            if self._masks is None:
-                self._masks = self._mask_table()
-            (mask_rows,) = self._uploader.upload(self._masks.ensure_rows(token_masks))
-            masks = self._masks.rows, mask_rows
-            known = [(i, mask) for i, mask in enumerate(token_masks) if isinstance(mask, int)]
+            known = [(i, mask) for i, mask in enumerate(token_masks) if isinstance(mask, int) and mask != BROADCAST]
         is_noted = self._takes_one_pass and not known
-        if self._takes_one_pass:
+        if self._cut is not None:
+            if masks is not None:
+                apply_token_mask_(logits, *masks)
+            ids = self._choose_among_parts(self._cut, logits, rows, index, places)
+        elif self._takes_one_pass:
             ids, are_final = self._choose_in_one_pass(logits, rows, index, places, masks)
             is_noted &= are_final
         else:
@@ -173,9 +185,48 @@ class Sampler:
             return SampleOutput(ids, None)
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
 
+    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self._cut is None else self._cut.whole(logits)
+
+    def _placed_masks(self, token_masks: TokenMasks) -> tuple[torch.Tensor, torch.Tensor]:
+        """Packed masks of the own tokens, and the row of them that each position has, -1 for none."""
+        if self._masks is None and (self._cut is None or self._cut.decides):
+            self._masks = self._mask_table()
+        if self._cut is not None:
+            packed, found = self._cut.masks(token_masks, self._masks, self._device)
+        else:
+            assert self._masks is not None
+            packed, found = self._masks.rows, self._masks.ensure_rows(token_masks)
+        (mask_rows,) = self._uploader.upload(found)
+        return packed, mask_rows
+
     def _mask_table(self, walker: DeviceMasks | None = None) -> MaskTable:
         num_masks = max(_NUM_MASKS, _MASKS_A_ROW * len(self.next_tokens))
         return MaskTable(num_masks, self._vocab_size, self._device, walker)
+
+    def _choose_among_parts(
+        self,
+        cut: CutVocabulary,
+        logits: torch.Tensor,
+        rows: Int64Array,
+        index: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        temperature, seeds = self._floats[:, _TEMPERATURE].index_select(0, index), None
+        if self._is_drawn[rows].any():
+            seeds = self._ints[:, _SEED].index_select(0, index)
+        keys = sampling.draw_keys(logits, temperature, seeds, positions, cut.own.start)
+        whole = np.flatnonzero(self._cuts(rows))
+        some = ids = None
+        if len(whole):
+            (some,) = self._uploader.upload(whole)
+            logits = cut.whole(logits.index_select(0, some))
+            ids = self._choose(logits, rows[whole], index.index_select(0, some), positions.index_select(0, some))
+        return cut.decided(keys, some, ids)
+
+    def _cuts(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which rows have top-k, top-p or min-p."""
+        return (self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows]
 
     def _choose(
         self, logits: torch.Tensor, rows: Int64Array, index: torch.Tensor, positions: torch.Tensor
@@ -209,7 +260,7 @@ class Sampler:
         them each of the S has."""
         from sgl.kernels.sampling import triton as sampling_triton
 
-        cut = np.flatnonzero((self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows])
+        cut = np.flatnonzero(self._cuts(rows))
         parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
         ids = sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
         if len(cut):
@@ -252,18 +303,21 @@ class Sampler:
             indices.append(np.full(len(ending), i))
             ids.append(ending)
             values.append(np.full(len(ending), -np.inf, np.float32))
-        return np.concatenate(indices), np.concatenate(ids), np.concatenate(values)
+        edits = np.concatenate(indices), np.concatenate(ids), np.concatenate(values)
+        if self._cut is None:
+            return edits
+        own = (edits[1] >= self._own.start) & (edits[1] < self._own.stop)
+        return edits[0][own], edits[1][own] - self._own.start, edits[2][own]
 
     def _set_occurrences(self, setups: list[RowSetup]) -> None:
         """Count tokens for penalties: 2 for each output token, plus 1 if in the prompt."""
         if not setups:
             return
         if self._occurrences is None:
-            shape = len(self.next_tokens), self._vocab_size
+            shape = len(self.next_tokens), len(self._own)
             self._occurrences = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        starts = [setup.row * self._vocab_size for setup in setups]
-        prompts = [setup.prompt_ids.astype(np.int64) + start for setup, start in zip(setups, starts, strict=True)]
-        outputs = [setup.output_ids.astype(np.int64) + start for setup, start in zip(setups, starts, strict=True)]
+        prompts = [self._places(setup.row, setup.prompt_ids) for setup in setups]
+        outputs = [self._places(setup.row, setup.output_ids) for setup in setups]
         rows, prompt, output = self._uploader.upload(
             np.array([setup.row for setup in setups], np.int64), np.concatenate(prompts), np.concatenate(outputs)
         )
@@ -271,6 +325,12 @@ class Sampler:
         flat = self._occurrences.view(-1)
         flat.index_fill_(0, prompt, 1)
         flat.index_add_(0, output, torch.full_like(output, 2, dtype=torch.int32))
+
+    def _places(self, row: int, ids: Int32Array) -> Int64Array:
+        """Where own tokens are counted, in the flat table."""
+        if self._cut is not None:
+            ids = ids[(ids >= self._own.start) & (ids < self._own.stop)]
+        return ids.astype(np.int64) + (row * len(self._own) - self._own.start)
 
     def _penalize(self, logits: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
         """Penalise logits[index] of request rows `rows`; both int64 [M]."""
@@ -290,5 +350,9 @@ class Sampler:
 
     def _count(self, rows: torch.Tensor, ids: torch.Tensor) -> None:
         assert self._occurrences is not None, "a row with penalties has been set up"
-        flat = self._occurrences.view(-1)
-        flat.index_add_(0, rows * self._vocab_size + ids, torch.full_like(ids, 2, dtype=torch.int32))
+        flat, twice = self._occurrences.view(-1), torch.full_like(ids, 2, dtype=torch.int32)
+        if self._cut is not None:
+            ids = ids - self._own.start
+            twice.mul_((ids >= 0) & (ids < len(self._own)))
+            ids.clamp_(0, len(self._own) - 1)
+        flat.index_add_(0, rows * len(self._own) + ids, twice)
