@@ -18,6 +18,8 @@ class EngineOptions(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     kv_cache_dtype: Literal["auto", "fp8_e4m3"]
     quantization: Literal["fp8"] | None
+    tp_size: int
+    rank_timeout: float
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None
     prefill_kernel: Literal["fa2", "fa3"] | None
     disable_cuda_graph: bool

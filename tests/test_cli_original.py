@@ -33,7 +33,10 @@ def launched(line: str) -> tuple[EngineConfig, ServerConfig]:
     [
         ("--model-path some/model", {"model_path": "some/model"}),
         ("--model some/model --tp 1", {"model_path": "some/model"}),
-        ("--model=some/model --tp-size=1 --tensor-parallel-size 1 --dp 1 --pp-size 1 --ep-size 1", {}),
+        ("--model=some/model --dp 1 --pp-size 1 --ep-size 1", {}),
+        ("--tp-size=1", {"tp_size": 1}),
+        ("--tp 2", {"tp_size": 2}),
+        ("--tensor-parallel-size=8", {"tp_size": 8}),
         ("--host 0.0.0.0 --port 31000 --api-key k --served-model-name m", {"host": "0.0.0.0", "port": 31000}),
         (
             "--mem-fraction-static 0.8 --max-running-requests 7",
@@ -73,11 +76,11 @@ def test_flags_of_the_server_are_ours_or_neutral(line: str, expected: dict[str, 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--tp 2", "--tp 2: there is no such thing here yet (more than one GPU): leave it out, or give 1"),
-        ("--tensor-parallel-size=8", "more than one GPU"),
-        ("--dp-size 2", "more than one GPU"),
+        ("--dp 2", "--dp 2: there is no such thing here yet (more than one GPU): leave it out, or give 1"),
+        ("--dp-size=8", "more than one GPU"),
         ("--nnodes 2 --node-rank 1", "more than one GPU"),
-        ("--tp", "--tp: there is no such thing here yet (more than one GPU): leave it out, or give 1"),
+        ("--dp", "--dp: there is no such thing here yet (more than one GPU): leave it out, or give 1"),
+        ("--tp", "takes one value, and has none"),
         ("--enable-lora", "LoRA"),
         ("--lora-paths a b", "LoRA"),
         ("--speculative-algorithm EAGLE --speculative-num-steps 3", "speculative decoding"),
@@ -123,7 +126,7 @@ def test_a_file_of_options_comes_before_the_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "line", "code", "words"),
     [
-        ("launch_server", "--tp 2", 2, "more than one GPU"),
+        ("launch_server", "--dp 2", 2, "more than one GPU"),
         ("launch_server", "--help", 0, "--model-path MODEL"),
         ("bench_serving", "--dataset-name mmmu", 2, "there are sharegpt"),
     ],

@@ -58,10 +58,13 @@ class Served:
     def generate(self, body: dict[str, Any], **options: Any) -> requests.Response:
         return requests.post(self.url + "/generate", json=body, timeout=PATIENCE, **options)
 
+    def get(self, path: str) -> requests.Response:
+        return requests.get(self.url + path, timeout=PATIENCE)
+
     def engine_pids(self) -> list[int]:
         """Those of the processes that the server's fork server has forked."""
-        [forker] = [pid for pid in _children(self.process.pid) if b"forkserver" in _command(pid)]
-        return _children(forker)
+        [forker] = [pid for pid in children(self.process.pid) if b"forkserver" in command(pid)]
+        return children(forker)
 
     def stop(self, number: int = signal.SIGTERM) -> str:
         """Its log."""
@@ -74,12 +77,12 @@ class Served:
         return self._log.read()
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
-def _command(pid: int) -> bytes:
+def command(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 

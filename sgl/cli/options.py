@@ -17,6 +17,9 @@ import rich_click as click
 
 from sgl.errors import ConfigError, nearest_name
 
+_SYNONYMS = {"tp_size": ("--tp", "--tensor-parallel-size")}
+"""The original's other flags for a field."""
+
 
 class Option(click.RichOption):
     """An option that refuses another option as its value: its own was forgotten."""
@@ -63,7 +66,8 @@ def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Paramete
             shown["metavar"] = field.name.split("_")[-1].upper()
         if field.default not in (None, "", dataclasses.MISSING):
             shown["help"] += f" [default: {field.default}]"
-        found.append(Option([f"--{name}"], multiple=_is_repeated(hint), **shown))
+        flags = (f"--{name}", *_SYNONYMS.get(field.name, ()))
+        found.append(Option([*flags, field.name], multiple=_is_repeated(hint), **shown))
     return found
 
 

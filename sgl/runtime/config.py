@@ -69,6 +69,10 @@ class EngineConfig:
     quantization: Literal["fp8"] | None = None
     """fp8: the layers' matrices in e4m3 with a scale for each row, activations rounded alike on the way; needs
     bfloat16 and a GPU of compute capability 8.9 or above."""
+    tp_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Tensor parallelism: processes that each hold a part of every layer. On a CPU only so far."""
+    rank_timeout: Seconds = 10.0
+    """Seconds for which one of these processes may be silent before the engine gives up."""
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None = None
     """None: on a GPU flashinfer, on a CPU cpu, where they can serve the model, else torch. triton: for GPUs without
     FlashInfer. cpu: compiled for the processor, which takes a C compiler (gcc); for float32."""

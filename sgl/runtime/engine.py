@@ -99,7 +99,9 @@ class Engine:
         self._rids_lock = threading.RLock()  # reentrant: garbage collection may abandon a dropped stream anywhere
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
         self._loop.start()
-        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._builder, is_frozen)
+        if started.group is not None:
+            started.group.on_failure(self._loop.fail)
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._builder, started, is_frozen)
 
     # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -433,11 +435,15 @@ class _Events(Iterator[Result]):
         self._finalizer()
 
 
-def _stop(loop: EngineLoop, pool: ThreadPoolExecutor, builder: RequestBuilder, is_frozen: bool) -> None:
+def _stop(
+    loop: EngineLoop, pool: ThreadPoolExecutor, builder: RequestBuilder, started: startup.Started, is_frozen: bool
+) -> None:
     if loop.home.is_elsewhere:  # it belongs to the parent process
         return
     builder.close()
     loop.stop()
+    if started.group is not None:
+        started.group.close()
     pool.shutdown(wait=False)
     if is_frozen:
         gc.unfreeze()  # what start-up froze may be garbage now

@@ -7,7 +7,8 @@ import gc
 import logging
 import platform
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,8 @@ from typing import Any, cast
 import torch
 
 from sgl.errors import ConfigError, MissingExtra
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.collectives import Collectives
 from sgl.machine_limits import address_space_left, memory_limit, num_processors
 from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
@@ -22,7 +25,11 @@ from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.model.loader import load_decoder, resolve_dtype
+from sgl.runtime.model.loader import load_decoder, num_weights, resolve_dtype
+from sgl.runtime.model.shard import Shard
+from sgl.runtime.parallel.group import RankGroup
+from sgl.runtime.parallel.leader import LeadingRunner
+from sgl.runtime.parallel.wire import Build
 from sgl.runtime.runner.runner import ModelRunner, current
 from sgl.runtime.scheduler.scheduler import Limits, Scheduler
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -52,12 +59,13 @@ class Started:
     config: EngineConfig  # every None resolved
     model_config: ModelConfig
     tokenizer: Tokenizer | None
-    runner: ModelRunner
+    runner: ModelRunner | LeadingRunner
     scheduler: Scheduler
     eos_ids: frozenset[int]
-    kv_bytes: int
-    weight_bytes: int
+    kv_bytes: int  # of rank 0
+    weight_bytes: int  # of rank 0
     num_weights: int
+    group: RankGroup | None
 
     def facts(self) -> dict[str, Any]:
         """Facts for users beside the options."""
@@ -74,13 +82,33 @@ class Started:
 
 
 def start(config: EngineConfig) -> Started:
-    """Load the model and tokenizer and allocate KV pages. Raises ConfigError and ModelError."""
-    device = _device(config.device)
+    """Load the model and tokenizer and allocate KV pages, on all ranks. Raises ConfigError, ModelError and
+    EngineDead."""
+    with device_of(config) as device:
+        model_config = checked_model(config, device)
+        _check_grammar_backend(config.grammar_backend)
+        group = None
+        if config.tp_size > 1:
+            group = RankGroup(config.tp_size, asdict(replace(config, device=str(device))), config.rank_timeout)
+        try:
+            return _start(config, model_config, device, group)
+        except BaseException:
+            if group is not None:
+                group.close()
+            raise
+
+
+@contextlib.contextmanager
+def device_of(config: EngineConfig) -> Iterator[torch.device]:
+    """Within it, the present thread is set up for an engine's device, and has errors for its memory. Raises
+    ConfigError."""
+    device = _device(config)
     if device.type == "cpu":
-        torch.set_num_threads(min(torch.get_num_threads(), num_processors()))
+        threads = max(1, num_processors() // config.tp_size)
+        torch.set_num_threads(min(torch.get_num_threads(), threads))
     with current(device):
         try:
-            return _start(config, device)
+            yield device
         except MemoryError as error:
             raise _out_of_memory(str(error) or "the system gave none") from error
         except RuntimeError as error:  # torch's way to say it on a CPU
@@ -104,7 +132,8 @@ def _check_grammar_backend(backend: GrammarBackend) -> None:
         raise MissingExtra.of(extra, f"grammar_backend={backend!r}", " and ".join(missing), "grammar_backend")
 
 
-def _start(config: EngineConfig, device: torch.device) -> Started:
+def checked_model(config: EngineConfig, device: torch.device) -> ModelConfig:
+    """The model's config, if these options suit it. Raises ConfigError and ModelError."""
     model_config = ModelConfig.from_pretrained(config.model_path)
     context_length = config.context_length or model_config.context_length
     if context_length > model_config.context_length:
@@ -112,70 +141,59 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
             f"context_length={context_length} is longer than the model's {model_config.context_length}",
             option="context_length",
         )
-    _check_grammar_backend(config.grammar_backend)
-    kv_dtype = _kv_dtype(config, device)
+    _check_kv_dtype(config, device)
     _check_quantization(config, model_config, device)
-    tokenizer = None
-    if not config.skip_tokenizer_init:
-        tokenizer = Tokenizer.load(config.tokenizer_path or model_config.path, vocab_size=model_config.vocab_size)
-    model = load_decoder(
+    Shard(0, config.tp_size).check(model_config)
+    return model_config
+
+
+def load(
+    config: EngineConfig, model_config: ModelConfig, device: torch.device, collectives: Collectives | None
+) -> Decoder:
+    """This rank's part of the model. Raises ModelError."""
+    return load_decoder(
         model_config,
         device=device,
         dtype=config.dtype,
         load_format=config.load_format,
-        max_positions=context_length,
+        max_positions=config.context_length or model_config.context_length,
         quantization=config.quantization,
+        collectives=collectives,
     )
-    token_bytes = KVCache.bytes_per_token(model_config, kv_dtype or model.dtype)
-    config, num_pages = _plan_memory(config, model, context_length, token_bytes)
-    page_size = config.page_size
-    assert page_size is not None
-    config, attention = choose_attention(config, model.attention_shape(page_size, kv_dtype))
-    kv_bytes = num_pages * page_size * token_bytes
-    try:
-        kv = KVCache(model_config, num_pages, page_size, kv_dtype or model.dtype, device)
-    except MemoryError as error:
-        limit = memory_limit()
-        raise ConfigError(
-            f"KV pages for {num_pages * page_size} tokens take {_gib(kv_bytes)}, and there are "
-            f"{_gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
-            option="max_total_tokens" if config.max_total_tokens is not None else "mem_fraction_static",
-        ) from error
-    assert config.context_length is not None
-    assert config.max_running_requests is not None
-    assert config.chunked_prefill_size is not None
-    max_pages = -(-config.context_length // page_size)
-    step_tokens = None if config.chunked_prefill_size == -1 else config.chunked_prefill_size
-    max_tokens = min(step_tokens or config.context_length, num_pages * page_size)
+
+
+def _start(
+    config: EngineConfig, model_config: ModelConfig, device: torch.device, group: RankGroup | None
+) -> Started:
+    tokenizer = None
+    if not config.skip_tokenizer_init:
+        tokenizer = Tokenizer.load(config.tokenizer_path or model_config.path, vocab_size=model_config.vocab_size)
+    model = load(config, model_config, device, None if group is None else group.collectives)
+    config, num_pages = _plan_memory(config, model)
+    config, attention = choose_attention(config, _attention_shape(config, model))
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
         eos_ids = frozenset((tokenizer.eos_id,))
-    runner = ModelRunner(
-        model,
-        kv,
-        attention,
-        max_rows=config.max_running_requests,
-        max_pages=max_pages,
-        device=device,
-        eos_ids=eos_ids,
-        max_graph_rows=config.cuda_graph_max_bs or 0,
-        max_graph_tokens=max_tokens,
-    )
-    if device.type == "cuda":
-        runner.warm_up(max_tokens)
-        # Allocate small tensors for all later steps now: torch keeps freed memory.
-        [torch.empty(1 << 19, dtype=torch.uint8, device=device) for _ in range(32)]
+    runner: ModelRunner | LeadingRunner
+    if group is None:
+        runner = build_runner(config, model, attention, num_pages, eos_ids)
+    else:
+        group.send(Build(asdict(config), num_pages, sorted(eos_ids)))
+        with group.failing():
+            runner = LeadingRunner(build_runner(config, model, attention, num_pages, eos_ids), group)
+    assert config.page_size is not None
+    assert config.context_length is not None
+    assert config.max_running_requests is not None
     limits = Limits(
         max_running_requests=config.max_running_requests,
         context_length=config.context_length,
-        step_tokens=step_tokens,
+        step_tokens=_step_tokens(config),
         max_queued_requests=config.max_queued_requests,
         schedule_policy=config.schedule_policy,
         conservativeness=config.schedule_conservativeness,
     )
-    pool = PagePool(num_pages, page_size)
+    pool = PagePool(num_pages, config.page_size)
     scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache)
-    tensors = list(model.weights.tensors())
     return Started(
         config,
         model_config,
@@ -183,10 +201,74 @@ def _start(config: EngineConfig, device: torch.device) -> Started:
         runner,
         scheduler,
         eos_ids,
-        kv_bytes,
-        weight_bytes=sum(tensor.nbytes for tensor in tensors),
-        num_weights=sum(tensor.numel() for tensor in tensors),
+        kv_bytes=num_pages * config.page_size * _token_bytes(config, model),
+        weight_bytes=sum(tensor.nbytes for tensor in model.weights.tensors()),
+        num_weights=num_weights(model_config),
+        group=group,
     )
+
+
+def follow(config: EngineConfig, model: Decoder, num_pages: int, eos_ids: frozenset[int]) -> ModelRunner:
+    """The runner of a rank other than 0, whose config is rank 0's with every None resolved."""
+    _, attention = choose_attention(config, _attention_shape(config, model))
+    return build_runner(config, model, attention, num_pages, eos_ids)
+
+
+def build_runner(
+    config: EngineConfig,
+    model: Decoder,
+    attention: AttentionBackend,
+    num_pages: int,
+    eos_ids: frozenset[int],
+) -> ModelRunner:
+    """A runner with its KV pages, warmed up; all ranks wait for each other. Raises ConfigError."""
+    page_size = config.page_size
+    assert page_size is not None
+    assert config.context_length is not None
+    assert config.max_running_requests is not None
+    try:
+        kv = KVCache(model.config, num_pages, page_size, _kv_dtype(config) or model.dtype, model.device)
+    except MemoryError as error:
+        limit = memory_limit()
+        kv_bytes = num_pages * page_size * _token_bytes(config, model)
+        raise ConfigError(
+            f"KV pages for {num_pages * page_size} tokens take {_gib(kv_bytes)}, and there are "
+            f"{_gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
+            option="max_total_tokens" if config.max_total_tokens is not None else "mem_fraction_static",
+        ) from error
+    max_tokens = min(_step_tokens(config) or config.context_length, num_pages * page_size)
+    runner = ModelRunner(
+        model,
+        kv,
+        attention,
+        max_rows=config.max_running_requests,
+        max_pages=-(-config.context_length // page_size),
+        device=model.device,
+        eos_ids=eos_ids,
+        max_graph_rows=config.cuda_graph_max_bs or 0,
+        max_graph_tokens=max_tokens,
+    )
+    if model.device.type == "cuda":
+        runner.warm_up(max_tokens)
+        # Allocate small tensors for all later steps now: torch keeps freed memory.
+        [torch.empty(1 << 19, dtype=torch.uint8, device=model.device) for _ in range(32)]
+    if model.collectives is not None:
+        model.collectives.sum_(torch.zeros(1, device=model.device))
+    return runner
+
+
+def _step_tokens(config: EngineConfig) -> int | None:
+    assert config.chunked_prefill_size is not None
+    return None if config.chunked_prefill_size == -1 else config.chunked_prefill_size
+
+
+def _attention_shape(config: EngineConfig, model: Decoder) -> AttentionShape:
+    assert config.page_size is not None
+    return model.attention_shape(config.page_size, _kv_dtype(config))
+
+
+def _token_bytes(config: EngineConfig, model: Decoder) -> int:
+    return KVCache.bytes_per_token(model.config, _kv_dtype(config) or model.dtype)
 
 
 def freeze(started: Started) -> bool:
@@ -211,27 +293,35 @@ def _device_name(device: torch.device) -> str:
     return f"{name}, {num_processors()} cores"
 
 
-def _device(name: str | None) -> torch.device:
+def _device(config: EngineConfig) -> torch.device:
+    name = config.device
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device") from error
     if device.type not in _DEFAULT_ROWS:
         raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda":
         found = torch.cuda.device_count()
-        raise ConfigError(f"device={name!r}: torch sees {found} CUDA device(s) here", option="device")
+        if (device.index or 0) >= found:
+            raise ConfigError(f"device={name!r}: torch sees {found} CUDA device(s) here", option="device")
+        if config.tp_size > 1:
+            raise ConfigError(
+                f"tp_size={config.tp_size} runs on a CPU only so far, not on {name}", option="tp_size"
+            )
     return device
 
 
-def _kv_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:
+def _kv_dtype(config: EngineConfig) -> torch.dtype | None:
     """The dtype of keys and values, if not the model's."""
-    if config.kv_cache_dtype == "auto":
-        return None
-    _check_fp8("kv_cache_dtype", config.kv_cache_dtype, device)
-    return torch.float8_e4m3fn
+    return None if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
+
+
+def _check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
+    if config.kv_cache_dtype != "auto":
+        _check_fp8("kv_cache_dtype", config.kv_cache_dtype, device)
 
 
 def _check_quantization(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
@@ -259,14 +349,14 @@ def _check_fp8(option: str, value: str, device: torch.device) -> None:
         raise ConfigError(f"{option}={value!r} needs a GPU of compute capability 8.9 or above", option=option)
 
 
-def _plan_memory(config: EngineConfig, model: Decoder, context: int, token_bytes: int) -> tuple[EngineConfig, int]:
+def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, int]:
     """The number of KV pages including the dummy page, and the limits that follow."""
-    device = model.device
+    device, context, token_bytes = model.device, model.max_positions, _token_bytes(config, model)
     page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
     weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = token_bytes * page_size
-    total_memory, memory_name = _total_memory(device)
+    total_memory, memory_name = _total_memory(device, config.tp_size)
     fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)
@@ -321,11 +411,13 @@ def _default_step_tokens(model: Decoder) -> int:
     return _TILE_TOKENS * processors * tiles
 
 
-def _total_memory(device: torch.device) -> tuple[int, str]:
-    """Bytes, and of what."""
+def _total_memory(device: torch.device, ranks: int) -> tuple[int, str]:
+    """Bytes for a rank, and of what."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory), "the device's memory"
     limit = memory_limit()
+    if ranks > 1:
+        return limit.num_bytes // ranks, f"{limit.what}, shared by {ranks} ranks"
     return limit.num_bytes, limit.what
 
 

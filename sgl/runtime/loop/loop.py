@@ -84,6 +84,7 @@ class EngineLoop:
         self._waits_for_grammar = False  # nothing can be computed until something arrives
         self._in_flight: tuple[Step, PendingStep] | None = None
         self._stopping = False
+        self._failure: SglError | None = None
         self._death: BaseException | None = None
         self._round_began: float | None = None  # monotonic seconds; None: waiting for work
         self._gate = threading.RLock()  # nothing enters the inbox after the loop's last look
@@ -146,6 +147,11 @@ class EngineLoop:
         """Whether requests are served."""
         return self._death is None and not self._stopping and self._thread.is_alive
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether everybody who waited has been answered."""
+        return not self._thread.is_alive
+
     def heartbeat_age(self) -> float:
         """Seconds since the present round began: 0 while idle, infinite when dead."""
         began = self._round_began
@@ -161,12 +167,19 @@ class EngineLoop:
                 raise EngineDead(self._note()) from self._death
             self._inbox.put(action)
 
+    def fail(self, error: SglError) -> None:
+        """End the loop with an error. What it waits for must end by itself."""
+        with contextlib.suppress(EngineDead):
+            self.post(partial(setattr, self, "_failure", error))
+
     # ---- the loop's thread
 
     def _run(self) -> None:
         try:
             while not self._stopping:
                 self._take_arrivals()
+                if self._failure is not None:
+                    raise self._failure
                 self._round_began = time.monotonic()
                 self._expire()
                 self._step()

@@ -39,7 +39,7 @@ class ThreadSink(Sink):
             try:
                 return self._queue.get(timeout=_POLL_SECONDS)
             except queue.Empty:
-                if not self._loop.is_alive and self._queue.empty():
+                if self._loop.has_ended and self._queue.empty():
                     raise EngineDead("the engine stopped without an answer") from None
 
 

@@ -1,0 +1,42 @@
+"""The runner of rank 0: what it executes, all ranks do."""
+
+from __future__ import annotations
+
+from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.runtime.batch import Batch, TokenMasks
+from sgl.runtime.parallel import wire
+from sgl.runtime.parallel.group import RankGroup
+from sgl.runtime.runner.cut_vocabulary import outline
+from sgl.runtime.runner.results import PendingStep
+from sgl.runtime.runner.runner import Launched, ModelRunner
+
+
+class LeadingRunner:
+    """See `batch.Runner`. Raises EngineDead when a rank is gone."""
+
+    def __init__(self, own: ModelRunner, group: RankGroup) -> None:
+        self._own = own
+        self._group = group
+
+    def forward(self, batch: Batch) -> Launched:
+        """Start the forward pass of a step on all ranks."""
+        self._group.send(wire.Forward(batch))
+        with self._group.failing():
+            return self._own.forward(batch)
+
+    def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
+        """Sample after a forward pass on all ranks."""
+        self._group.send(wire.Sample(None if masks is None else outline(masks)))
+        with self._group.failing():
+            return self._own.sample(launched, masks)
+
+    def enable_device_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
+        """See ModelRunner; only this rank's device works masks out."""
+        self._own.enable_device_masks(
+            vocabulary, example, lambda batch, masks: self.sample(self.forward(batch), masks)
+        )
+
+    def is_launching(self) -> bool:
+        """See ModelRunner."""
+        return self._own.is_launching()

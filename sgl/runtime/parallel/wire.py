@@ -1,0 +1,105 @@
+"""Frames that rank 0 sends to the others: plain data and arrays as MessagePack, no pickle.
+
+A frame is one of
+
+    Load     the options, first of all
+    Build    what rank 0 decided of "auto" options, once its weights are loaded
+    Forward  a batch
+    Sample   what the others need of its masks
+    Stop     the end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sgl.runtime.batch import Batch, RowSetup
+from sgl.runtime.sampling_params import SamplingParams
+
+_DTYPES = {0: np.dtype(np.int32), 1: np.dtype(np.bool_)}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load the model with these options."""
+
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Make a runner with these options, and so many KV pages."""
+
+    options: dict[str, Any]
+    num_pages: int
+    eos_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Start a step."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sample after it; masks: see `cut_vocabulary.outline`."""
+
+    masks: list[int | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End."""
+
+
+Frame = Load | Build | Forward | Sample | Stop
+_KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in (Load, Build, Forward, Sample, Stop)}
+
+
+def packed(frame: Frame) -> bytes:
+    """The bytes of a frame."""
+    return _encoder.encode((type(frame).__name__, [getattr(frame, field.name) for field in fields(frame)]))
+
+
+def unpacked(data: bytes) -> Frame:
+    """The frame of its bytes."""
+    name, values = _decoder.decode(data)
+    kind = _KINDS[name]
+    if kind is Forward:
+        return Forward(_batch(values[0]))
+    return kind(*values)
+
+
+def _batch(values: dict[str, Any]) -> Batch:
+    values["setups"] = [
+        RowSetup(**{**setup, "params": SamplingParams(**setup["params"])}) for setup in values["setups"]
+    ]
+    values["page_writes"] = values["page_writes"].reshape(-1, 3)
+    values["drafts"] = set(values["drafts"])
+    return Batch(**values)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return msgspec.msgpack.Ext(_CODES[value.dtype], np.ascontiguousarray(value).tobytes())
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, np.integer):
+        return int(value)
+    raise NotImplementedError(f"{type(value).__name__} is not sent to other ranks")
+
+
+def _array(code: int, data: memoryview) -> Any:
+    return np.frombuffer(data, _DTYPES[code]).copy()  # writable, like the original
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_decoder = msgspec.msgpack.Decoder(ext_hook=_array)
