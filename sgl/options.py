@@ -20,6 +20,8 @@ class EngineOptions(TypedDict, total=False):
     quantization: Literal["fp8"] | None
     tp_size: int
     rank_timeout: float
+    dp_size: int
+    dp_rank: int | None
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None
     prefill_kernel: Literal["fa2", "fa3"] | None
     disable_cuda_graph: bool

@@ -17,7 +17,10 @@ import rich_click as click
 
 from sgl.errors import ConfigError, nearest_name
 
-_SYNONYMS = {"tp_size": ("--tp", "--tensor-parallel-size")}
+_SYNONYMS = {
+    "tp_size": ("--tp", "--tensor-parallel-size"),
+    "dp_size": ("--dp", "--data-parallel-size"),
+}
 """The original's other flags for a field."""
 
 

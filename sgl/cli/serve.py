@@ -21,6 +21,7 @@ from sgl.lang.ir.chat_template import jinja_template
 from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.engine_process import EngineProcess
+from sgl.runtime.server.replicas import Replicas
 from sgl.runtime.server.serve import listen, serve_until_stopped
 from sgl.runtime.server.service import Service
 
@@ -48,7 +49,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
     bound = listen(config.host, config.port)
     logger.info("starting the engine with %s", engine_config.model_name)
     configure = partial(configure_logging, config.log_level, config.log_format)
-    engine = EngineProcess(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)
+    kind = EngineProcess if engine_config.dp_size == 1 else Replicas
+    engine = kind(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)
     await engine.start()
     service = Service(config, engine, chat_template=template, tracer=tracer)
 

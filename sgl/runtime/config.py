@@ -73,6 +73,10 @@ class EngineConfig:
     """Tensor parallelism: processes that each hold a part of every layer. On a CPU only so far."""
     rank_timeout: Seconds = 10.0
     """Seconds for which one of these processes may be silent before the engine gives up."""
+    dp_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Data parallelism: engines under one server, each with the whole model (in tp_size parts)."""
+    dp_rank: NonNegativeInt | None = None
+    """Which of dp_size engines this is; the server sets it. On GPUs it takes its own, tp_size of them."""
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None = None
     """None: on a GPU flashinfer, on a CPU cpu, where they can serve the model, else torch. triton: for GPUs without
     FlashInfer. cpu: compiled for the processor, which takes a C compiler (gcc); for float32."""

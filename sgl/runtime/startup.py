@@ -84,6 +84,12 @@ class Started:
 def start(config: EngineConfig) -> Started:
     """Load the model and tokenizer and allocate KV pages, on all ranks. Raises ConfigError, ModelError and
     EngineDead."""
+    if (config.dp_rank or 0) >= config.dp_size or (config.dp_size > 1) > (config.dp_rank is not None):
+        raise ConfigError(
+            f"dp_size={config.dp_size} and dp_rank={config.dp_rank}: a server runs several engines (`sgl serve --dp`), "
+            "and one of them needs its number, from 0",
+            option="dp_size",
+        )
     with device_of(config) as device:
         model_config = checked_model(config, device)
         _check_grammar_backend(config.grammar_backend)
@@ -104,7 +110,7 @@ def device_of(config: EngineConfig) -> Iterator[torch.device]:
     ConfigError."""
     device = _device(config)
     if device.type == "cpu":
-        threads = max(1, num_processors() // config.tp_size)
+        threads = max(1, num_processors() // (config.tp_size * config.dp_size))
         torch.set_num_threads(min(torch.get_num_threads(), threads))
     with current(device):
         try:
@@ -303,15 +309,26 @@ def _device(config: EngineConfig) -> torch.device:
         raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device") from error
     if device.type not in _DEFAULT_ROWS:
         raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device")
-    if device.type == "cuda":
-        found = torch.cuda.device_count()
-        if (device.index or 0) >= found:
-            raise ConfigError(f"device={name!r}: torch sees {found} CUDA device(s) here", option="device")
-        if config.tp_size > 1:
-            raise ConfigError(
-                f"tp_size={config.tp_size} runs on a CPU only so far, not on {name}", option="tp_size"
-            )
-    return device
+    return device if device.type == "cpu" else _gpu(config, device)
+
+
+def _gpu(config: EngineConfig, device: torch.device) -> torch.device:
+    """This engine's of the GPUs that begin at `device`."""
+    found, first = torch.cuda.device_count(), device.index or 0
+    wanted = config.tp_size * config.dp_size
+    if first + wanted > found:
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(found)) or "none"
+        if wanted == 1:
+            message = f"device={str(device)!r}: torch sees {found} CUDA device(s) here ({names})"
+            raise ConfigError(message, option="device")
+        raise ConfigError(
+            f"tp_size={config.tp_size} and dp_size={config.dp_size} take {wanted} GPUs, from {device} on; torch sees "
+            f"{found} here ({names})",
+            option="tp_size" if config.tp_size > 1 else "dp_size",
+        )
+    if config.tp_size > 1:
+        raise ConfigError(f"tp_size={config.tp_size} runs on a CPU only so far, not on {device}", option="tp_size")
+    return torch.device("cuda", first + config.dp_rank) if config.dp_rank else device
 
 
 def _kv_dtype(config: EngineConfig) -> torch.dtype | None:
@@ -356,7 +373,7 @@ def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, in
     weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = token_bytes * page_size
-    total_memory, memory_name = _total_memory(device, config.tp_size)
+    total_memory, memory_name = _total_memory(device, config.tp_size * config.dp_size)
     fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)
@@ -411,13 +428,13 @@ def _default_step_tokens(model: Decoder) -> int:
     return _TILE_TOKENS * processors * tiles
 
 
-def _total_memory(device: torch.device, ranks: int) -> tuple[int, str]:
-    """Bytes for a rank, and of what."""
+def _total_memory(device: torch.device, sharing: int) -> tuple[int, str]:
+    """Bytes for each of the processes that share a CPU's memory, and of what."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory), "the device's memory"
     limit = memory_limit()
-    if ranks > 1:
-        return limit.num_bytes // ranks, f"{limit.what}, shared by {ranks} ranks"
+    if sharing > 1:
+        return limit.num_bytes // sharing, f"{limit.what}, shared by {sharing} processes"
     return limit.num_bytes, limit.what
 
 

@@ -119,6 +119,28 @@ def requests_of(arguments: Mapping[str, Any], most: int) -> list[GenerateRequest
     ]
 
 
+def samples_of(arguments: Mapping[str, Any]) -> list[int] | None:
+    """The number of samples of each prompt of a list; None unless it is plain that all lists fit together."""
+    prompts = [arguments[name] for name in ("prompt", "input_ids") if arguments.get(name) is not None]
+    listed = [value for name, value in arguments.items() if _is_per_prompt(name, value)]
+    if len(prompts) != 1 or len({len(value) for value in listed}) != 1:
+        return None
+    params = arguments.get("sampling_params")
+    each: list[Any] = list(params or ()) if is_list(params) else [params] * len(prompts[0])
+    samples = [
+        1 if its is None else its.n if isinstance(its, SamplingParams) else its.get("n") or 1 for its in each
+    ]
+    return samples if all(isinstance(number, int) and number > 0 for number in samples) else None
+
+
+def part_of(arguments: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:
+    """The arguments of some prompts of a list."""
+    return {
+        name: [value[i] for i in chosen] if _is_per_prompt(name, value) else value
+        for name, value in arguments.items()
+    }
+
+
 def too_many(number: int, most: int, param: str) -> InvalidRequest:
     """The error of a call with too many requests."""
     return InvalidRequest(

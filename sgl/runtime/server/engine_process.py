@@ -50,12 +50,20 @@ class EngineProcess:
     """An engine in its own process. Methods and callbacks run on the event loop that called `start`."""
 
     def __init__(
-        self, config: EngineConfig, *, configure: Callable[[], None], watchdog_timeout: float = 300.0
+        self,
+        config: EngineConfig,
+        *,
+        configure: Callable[[], None],
+        watchdog_timeout: float = 300.0,
+        name: str = "the engine",
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """`configure` sets up the process's logging; it must be importable there."""
+        """`configure` sets up the process's logging; it must be importable there. `name`: in the log."""
         self.config = config  # with every "auto" decided once it runs
         self.tokenizer: Tokenizer | None = None
         self._configure = configure
+        self._name = name
+        self._on_restart = on_restart
         self._watchdog_timeout = watchdog_timeout
         self._watchdog = Watchdog()  # of the current process
         self._ids = itertools.count()
@@ -68,11 +76,16 @@ class EngineProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
-    async def start(self) -> None:
+    @property
+    def is_up(self) -> bool:
+        """Whether the process has started and not ended."""
+        return self._is_up
+
+    async def start(self, *, with_tokenizer: bool = True) -> None:
         """Start the process and load the model. Raises what Engine raises, and EngineDead."""
         loop = asyncio.get_running_loop()
         loading = None
-        if not self.config.skip_tokenizer_init:
+        if with_tokenizer and not self.config.skip_tokenizer_init:
             loading = loop.run_in_executor(None, _tokenizer, self.config)
         try:
             self.config = await self._start()
@@ -225,7 +238,7 @@ class EngineProcess:
             waiter.put(error)
         if was_up and not self._is_closed:
             with working_for(""):  # the current task may belong to a request
-                logger.error("the engine process ended: %d requests failed, restarting it", len(waiting))
+                logger.error("the process of %s ended: %d requests failed, restarting it", self._name, len(waiting))
                 self._spawn(self._restart())
 
     async def _restart(self) -> None:
@@ -233,13 +246,14 @@ class EngineProcess:
             await asyncio.sleep(delay)
             await self._ended(self._process)
             atexit.unregister(self._process.kill)
-            logger.info("starting the engine again (it ended with code %s)", self._process.exitcode)
+            logger.info("starting %s again (it ended with code %s)", self._name, self._process.exitcode)
+            self._on_restart()
             try:
                 await self._start()
             except SglError as error:
-                logger.error("the engine did not start: %s", error)
+                logger.error("%s did not start: %s", self._name, error)
             else:
-                logger.info("the engine serves again")
+                logger.info("%s serves again", self._name)
                 return
 
     async def _watch(self) -> None:
@@ -250,7 +264,7 @@ class EngineProcess:
             stuck = watchdog.tick()
             if not self._is_up or stuck <= self._watchdog_timeout or not process.is_alive():
                 continue
-            logger.error("the engine made no step for %.0f s: its threads' stacks follow", stuck)
+            logger.error("%s made no step for %.0f s: its threads' stacks follow", self._name, stuck)
             os.kill(process.pid, signal.SIGUSR1)
             await asyncio.sleep(TICK_SECONDS)
             if watchdog.tick() > self._watchdog_timeout and watchdog is self._watchdog and process.is_alive():

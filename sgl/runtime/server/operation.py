@@ -35,9 +35,8 @@ class OperationApi(Api):
     async def metrics(self, request: web.Request) -> web.Response:
         """Metrics in Prometheus' format."""
         service = self._service
-        max_total_tokens = service.engine.config.max_total_tokens
-        assert max_total_tokens is not None, "options were resolved"
-        scrape = Scrape(service.metrics, service.model_name, max_total_tokens, await service.engine_state())
+        state = await service.engine_state()
+        scrape = Scrape(service.metrics, service.model_name, service.max_total_tokens, state)
         # Not OpenMetrics, even if accepted: the library would turn colons in names to underscores.
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=generate_latest(scrape), headers=headers)
@@ -52,7 +51,7 @@ class OperationApi(Api):
                 "time": time.time(),
                 "started": service.started,
                 "open_requests": metrics.open_requests,
-                "max_total_tokens": service.engine.config.max_total_tokens,
+                "max_total_tokens": service.max_total_tokens,
                 "engine": await service.engine_state(),
                 "latency": {
                     "time_to_first_token": _quantiles(metrics.time_to_first_token),

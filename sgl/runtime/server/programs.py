@@ -40,6 +40,7 @@ from sgl.runtime.server.history import note
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.program_bodies import EXAMPLE, ProgramBody, Row, SegmentBody
 from sgl.runtime.server.reader import is_small
+from sgl.runtime.server.replicas import PlacedSession
 from sgl.runtime.server.replies import ProgramId, ProgramSummary, Timeline
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service
@@ -260,7 +261,7 @@ class _Program:
         self._others = others
         self._is_batch = num_rows is not None
         self._num_rows = num_rows or 1
-        self._sessions: dict[int, RemoteSession] = {}  # of running rows
+        self._sessions: dict[int, RemoteSession | PlacedSession] = {}  # of running rows
         self._waiting: deque[tuple[int, ir.Program]] = deque()  # rows not begun
         self._first: ir.Segment | None = None
         self._filling: asyncio.Handle | None = None
@@ -286,7 +287,8 @@ class _Program:
             if not self._waiting or len(self._sessions) >= _ROWS_AT_ONCE:
                 return
             row, program = self._waiting.popleft()
-            session = self._context.run(self._service.engine.open_program, program, partial(self._take, row))
+            begin: Callable[..., RemoteSession | PlacedSession] = self._service.engine.open_program
+            session = self._context.run(begin, program, partial(self._take, row))
             self._sessions[row] = session
             if self._first is not None:
                 session.send(self._first)

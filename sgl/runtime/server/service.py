@@ -28,6 +28,7 @@ from sgl.runtime.server.errors import Forbidden
 from sgl.runtime.server.history import History, note
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.reader import BodyReader, is_small
+from sgl.runtime.server.replicas import Replicas
 from sgl.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # needs an extra
@@ -42,7 +43,7 @@ class Service:
     """One server's state."""
 
     config: ServerConfig
-    engine: EngineProcess
+    engine: EngineProcess | Replicas
     chat_template: str | None = None  # overrides the model's
     tracer: Tracer | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
@@ -138,11 +139,22 @@ class Service:
                     self.finished(event["meta_info"])
                 yield event
 
+    @property
+    def max_total_tokens(self) -> int:
+        """Tokens of KV of all engines."""
+        config = self.engine.config
+        assert config.max_total_tokens is not None, "options were resolved"
+        return config.max_total_tokens * config.dp_size
+
     async def engine_state(self) -> dict[str, Any]:
-        """The engine's counts right now. Raises EngineDead."""
+        """The counts of all engines right now. Raises EngineDead."""
         info = await self.engine.call("get_server_info")
-        state: dict[str, Any] = info["internal_states"][0]
-        return state
+        first, *others = info["internal_states"]
+        if not others:
+            return dict(first)
+        together = {name: value + sum(other[name] for other in others) for name, value in first.items()}
+        prompts = together["prompt_tokens"]
+        return {**together, "cache_hit_rate": together["cached_tokens"] / prompts if prompts else 0.0}
 
     async def abort(self, rid: str | None, asks: Caller) -> None:
         """Abort a rid's requests, or with None all of the caller's. Raises Forbidden; see `check_admin`."""

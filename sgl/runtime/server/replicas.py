@@ -1,0 +1,321 @@
+"""Several engine processes that serve as one: each request, each prompt of a list and each program goes to one of them
+(`placement`), and the others' answers are put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import math
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sgl.errors import EngineDead, InvalidRequest
+from sgl.lang.ir import nodes as ir
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.requests.arguments import has_list_of_prompts, part_of, samples_of
+from sgl.runtime.server.engine_process import EngineProcess, Method, RemoteSession
+from sgl.runtime.server.placement import Placement, future_of, future_of_program, joined
+from sgl.runtime.text.tokenizer import Tokenizer
+
+_Begin = Callable[[ir.Program, ir.Sink, ir.Segment], tuple[RemoteSession, Callable[[], None]]]
+_SEEDS_APART = 1 << 40
+"""Requests without a seed of their own draw differently on each engine."""
+
+
+class Replicas:
+    """`dp_size` engine processes, with the methods of one. They run on the event loop that called `start`."""
+
+    def __init__(
+        self, config: EngineConfig, *, configure: Callable[[], None], watchdog_timeout: float = 300.0
+    ) -> None:
+        """See EngineProcess."""
+        self._engines = [
+            EngineProcess(
+                _replica(config, rank),
+                configure=configure,
+                watchdog_timeout=watchdog_timeout,
+                name=f"engine {rank + 1} of {config.dp_size}",
+                on_restart=partial(self._restarted, rank),
+            )
+            for rank in range(config.dp_size)
+        ]
+        self._placement = Placement(config.dp_size)
+        self._rids: set[tuple[str | None, str]] = set()  # in use, with their owners
+
+    @property
+    def config(self) -> EngineConfig:
+        """The first engine's."""
+        return self._engines[0].config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The one of all."""
+        return self._engines[0].tokenizer
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any serves."""
+        return any(engine.is_up for engine in self._engines)
+
+    async def start(self) -> None:
+        """Start them all. Raises what the first of them raises that fails."""
+        first, *others = self._engines
+        try:
+            await asyncio.gather(first.start(), *(engine.start(with_tokenizer=False) for engine in others))
+        except BaseException:
+            await self.close()
+            raise
+        for engine in others:
+            engine.tokenizer = first.tokenizer
+
+    async def generate(self, **arguments: Any) -> Any:
+        """See EngineProcess. A list of prompts is shared out."""
+        with self._naming(arguments):
+            return await self._generate(arguments)
+
+    async def _generate(self, arguments: dict[str, Any]) -> Any:
+        groups = self._groups(arguments)
+        if len(groups) == 1:
+            [(engine, work, _)] = groups
+            with self._working(engine, work):
+                return await self._engines[engine].generate(**arguments)
+        samples = samples_of(arguments)
+        assert samples is not None, "lists that do not fit together stay together"
+        starts = _starts(samples)
+
+        async def part(engine: int, work: float, chosen: list[int]) -> None:
+            with self._working(engine, work):
+                results = iter(await self._engines[engine].generate(**part_of(arguments, chosen)))
+                for i in chosen:
+                    for sample in range(samples[i]):
+                        together[starts[i] + sample] = next(results)
+
+        together: list[Any] = [None] * sum(samples)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in groups:
+                    tasks.create_task(part(*group))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return together
+
+    async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """See EngineProcess. A list of prompts is shared out."""
+        with self._naming(arguments):
+            async with aclosing(self._stream(arguments)) as events:
+                async for event in events:
+                    yield event
+
+    async def _stream(self, arguments: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        groups = self._groups(arguments)
+        if len(groups) == 1:
+            [(engine, work, _)] = groups
+            with self._working(engine, work):
+                async with aclosing(self._engines[engine].stream(**arguments)) as events:
+                    async for event in events:
+                        yield event
+            return
+        samples = samples_of(arguments)
+        assert samples is not None, "lists that do not fit together stay together"
+        starts = _starts(samples)
+        arrived: asyncio.Queue[Any] = asyncio.Queue()  # events, the first error, or None: a part has ended
+
+        async def part(engine: int, work: float, chosen: list[int]) -> None:
+            places = [starts[i] + sample for i in chosen for sample in range(samples[i])]
+            try:
+                with self._working(engine, work):
+                    async with aclosing(self._engines[engine].stream(**part_of(arguments, chosen))) as events:
+                        async for event in events:
+                            arrived.put_nowait({**event, "index": places[event.get("index", 0)]})
+            except Exception as error:
+                arrived.put_nowait(error)
+            else:
+                arrived.put_nowait(None)
+
+        tasks = [asyncio.ensure_future(part(*group)) for group in groups]
+        try:
+            ended = 0
+            while ended < len(tasks):
+                came = await arrived.get()
+                if isinstance(came, Exception):
+                    raise came
+                if came is None:
+                    ended += 1
+                else:
+                    yield came
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def open_program(self, program: ir.Program, sink: ir.Sink) -> PlacedSession:
+        """See EngineProcess. Its first segment decides where it runs."""
+        return PlacedSession(self._begin_program, program, sink)
+
+    async def call(self, method: Method, *arguments: Any) -> Any:
+        """Call a method of all engines, as of one."""
+        if method == "hold_prefix":  # kept where it was computed
+            _, ids, extra_key = (*arguments, None)[:3]
+            future = future_of(list(ids), None, extra_key)
+            best = max(self._up(), key=lambda i: self._placement.found(i, future), default=0)
+            return await self._engines[best].call(method, *arguments)
+        answers = await self._of_all(method, *arguments)
+        _, first = answers[0]
+        if method == "get_server_info":
+            return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
+        if method == "flush_cache":
+            return all(its for _, its in answers)
+        if method == "check_ledger":
+            return [f"engine {i + 1}: {breach}" for i, its in answers for breach in its]
+        return ", ".join(its for _, its in answers) if method == "stop_profile" else None
+
+    async def _of_all(self, method: Method, *arguments: Any) -> list[tuple[int, Any]]:
+        """The answers of those that serve, and go on serving meanwhile. Raises EngineDead if none does."""
+        up = self._up() or [0]
+        calls = (self._engines[i].call(method, *arguments) for i in up)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, EngineDead):
+                raise each
+        answers = [(i, each) for i, each in zip(up, found, strict=True) if not isinstance(each, BaseException)]
+        if not answers:
+            raise EngineDead("no engine is running: they are starting, or being restarted")
+        return answers
+
+    def heartbeat_age(self) -> float:
+        """The longest of those that serve; infinite if none does."""
+        return max((self._engines[i].heartbeat_age() for i in self._up()), default=math.inf)
+
+    def silence(self) -> float:
+        """The longest of those that serve."""
+        return max((self._engines[i].silence() for i in self._up()), default=math.inf)
+
+    async def close(self) -> None:
+        """Stop them all. Idempotent."""
+        await asyncio.gather(*(engine.close() for engine in self._engines))
+
+    def _up(self) -> list[int]:
+        return [i for i, engine in enumerate(self._engines) if engine.is_up and engine.heartbeat_age() < math.inf]
+
+    def _groups(self, arguments: dict[str, Any]) -> list[tuple[int, float, list[int]]]:
+        """Engines, their work, and which prompts of a list each gets. Raises EngineDead."""
+        up, extra_key = self._up(), arguments.get("extra_key")
+        params = arguments.get("sampling_params")
+        prompt = arguments.get("prompt") if arguments.get("input_ids") is None else arguments["input_ids"]
+        if not has_list_of_prompts(arguments):
+            return [(*self._placement.place(future_of(prompt, params, extra_key), up), [])]
+        each = params if isinstance(params, list) else [params] * len(prompt or ())
+        futures = [future_of(its, of, extra_key) for its, of in zip(prompt or (), each, strict=False)]
+        if not futures or not self._may_share_out(arguments):
+            whole = joined(futures) if futures else future_of(None, None)
+            return [(*self._placement.place(whole, up), [])]
+        groups: defaultdict[int, list[int]] = defaultdict(list)
+        work: defaultdict[int, float] = defaultdict(float)
+        for i, future in enumerate(futures):
+            engine, added = self._placement.place(future, up)
+            groups[engine].append(i)
+            work[engine] += added
+        return [(engine, work[engine], chosen) for engine, chosen in groups.items()]
+
+    def _may_share_out(self, arguments: dict[str, Any]) -> bool:
+        """Not what an engine refuses as a whole."""
+        samples, rids = samples_of(arguments), arguments.get("rid")
+        limits = self.config.max_requests_per_call, self.config.max_queued_requests
+        is_refused = samples is None or any(most is not None and sum(samples) > most for most in limits)
+        return not is_refused and not (isinstance(rids, list) and len(_names(rids)) < len(rids))
+
+    @contextlib.contextmanager
+    def _naming(self, arguments: dict[str, Any]) -> Iterator[None]:
+        """While the caller's rids are in use. Raises InvalidRequest for one that is already, on any engine."""
+        rids, owner = arguments.get("rid"), arguments.get("owner")
+        names = {(owner, rid) for rid in _names(rids if isinstance(rids, list) else [rids])}
+        for _, rid in names & self._rids:
+            raise InvalidRequest(f"rid {rid!r} is in use by another unfinished request", param="rid")
+        self._rids |= names
+        try:
+            yield
+        finally:
+            self._rids -= names
+
+    @contextlib.contextmanager
+    def _working(self, engine: int, work: float) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._placement.end(engine, work)
+
+    def _begin_program(
+        self, program: ir.Program, sink: ir.Sink, segment: ir.Segment
+    ) -> tuple[RemoteSession, Callable[[], None]]:
+        """Open it where it is going to run; also what to call when it has ended."""
+        engine, work = self._placement.place(future_of_program(program, segment), self._up())
+        has_ended = False
+
+        def end() -> None:
+            nonlocal has_ended
+            if not has_ended:
+                has_ended = True
+                self._placement.end(engine, work)
+
+        def noted(event: ir.Event) -> None:
+            if isinstance(event, ir.Done):
+                end()
+            sink(event)
+
+        try:
+            return self._engines[engine].open_program(program, noted), end
+        except BaseException:
+            end()
+            raise
+
+    def _restarted(self, rank: int) -> None:
+        self._placement.forget(rank)
+
+
+class PlacedSession:
+    """A program of one of several engines; see lang.backends.base.Session."""
+
+    def __init__(self, begin: _Begin, program: ir.Program, sink: ir.Sink) -> None:
+        self._begin = partial(begin, program, sink)
+        self._context = contextvars.copy_context()  # its opener's
+        self._session: RemoteSession | None = None
+        self._end: Callable[[], None] = lambda: None
+        self._is_cancelled = False
+
+    def send(self, segment: ir.Segment) -> None:
+        """Send the next segment; the first one opens the program. Raises what opening raises."""
+        if self._is_cancelled:
+            return
+        if self._session is None:
+            self._session, self._end = self._context.run(self._begin, segment)
+        self._session.send(segment)
+
+    def cancel(self) -> None:
+        """Cancel the program. Idempotent."""
+        self._is_cancelled = True
+        self._end()
+        if self._session is not None:
+            self._session.cancel()
+
+
+def _replica(config: EngineConfig, rank: int) -> EngineConfig:
+    seed = None if config.random_seed is None else config.random_seed + rank * _SEEDS_APART
+    return replace(config, dp_rank=rank, random_seed=seed)
+
+
+def _names(rids: list[Any]) -> set[str]:
+    return {rid for rid in rids if isinstance(rid, str)}
+
+
+def _starts(samples: list[int]) -> list[int]:
+    """Where each prompt's results begin."""
+    starts, total = [], 0
+    for number in samples:
+        starts.append(total)
+        total += number
+    return starts
