@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,8 @@ class Setting:
     context: int = 96
     conservativeness: float = 1.0
     drafts: bool = False
+    depth: int = 1
+    """Steps under way at once; with more than one, overlap says nothing."""
 
 
 class Driver:
@@ -47,10 +51,13 @@ class Driver:
             conservativeness=setting.conservativeness,
         )  # type: ignore[arg-type]
         self.now = 0.0
-        self.scheduler = Scheduler(limits, self.pool, share=setting.radix, clock=lambda: self.now)
+        self.scheduler = Scheduler(
+            limits, self.pool, share=setting.radix, depth=setting.depth, clock=lambda: self.now
+        )
         max_pages = -(-setting.context // setting.page_size)
         self.runner = MockRunner(setting.num_pages, setting.page_size, setting.rows, max_pages)
         self.flying: tuple[Step, MockPending] | None = None
+        self.in_stages: deque[tuple[Step, Any]] = deque()
         self.done: dict[int, Request] = {}
         self.decoded_last: set[int] = set()
 
@@ -62,6 +69,8 @@ class Driver:
         """One turn of the loop; whether anything happened."""
         decodable = {r.uid for r in self.live_requests() if r.phase is Phase.DECODE}
         step = self.scheduler.schedule() if self.scheduler.has_work else None
+        if self.setting.depth > 1:
+            return self.step_in_stages(step)
         flying, self.flying = self.flying, None
         happened = step is not None or flying is not None
         if step is not None:
@@ -75,6 +84,19 @@ class Driver:
         if flying is not None:
             self.handle(*flying)
         return happened
+
+    def step_in_stages(self, step: Step | None) -> bool:
+        """A new step is launched before the results of depth - 1 others are known."""
+        if step is not None:
+            waiting = {r.uid for each, _ in self.in_stages for r in each.requests[: each.num_decodes]}
+            assert not waiting & {r.uid for r in step.requests[: step.num_decodes]}, "its last token is not known"
+            self.in_stages.append((step, self.runner.forward(step.batch)))
+            self.scheduler.after_launch(step)
+        if len(self.in_stages) == self.setting.depth or (step is None and self.in_stages):
+            oldest, launched = self.in_stages.popleft()
+            self.handle(oldest, self.runner.sample(launched))
+            return True
+        return step is not None
 
     def check_step(self, step: Step, decodable: set[int]) -> None:
         batch, budget = step.batch, self.setting.budget

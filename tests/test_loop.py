@@ -46,14 +46,20 @@ class SlowRunner(MockRunner):
 class Harness:
     """A running loop and a queue of what it delivers."""
 
-    def __init__(self, *, run_ahead: bool = True, **limits: int) -> None:
+    def __init__(self, *, run_ahead: bool = True, depth: int = 1, **limits: int) -> None:
         pool = PagePool(200, 4)
         settings = {"max_running_requests": 4, "context_length": 400, "step_tokens": 16, **limits}
-        self.scheduler = Scheduler(Limits(**settings), pool)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(Limits(**settings), pool, depth=depth)  # type: ignore[arg-type]
         self.runner = SlowRunner(200, 4, settings["max_running_requests"], 100)
         self.outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self.loop = EngineLoop(
-            EngineThread(), self.scheduler, self.runner, self._deliver, run_ahead=run_ahead, check_ledger=True
+            EngineThread(),
+            self.scheduler,
+            self.runner,
+            self._deliver,
+            run_ahead=run_ahead,
+            depth=depth,
+            check_ledger=True,
         )
         self.loop.start()
         self.uid = 0
@@ -95,9 +101,9 @@ class Harness:
         return by_uid
 
 
-@pytest.fixture(params=[True, False], ids=["run-ahead", "synchronous"])
+@pytest.fixture(params=["run-ahead", "synchronous", "three stages"])
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    harness = Harness(run_ahead=request.param)
+    harness = Harness(run_ahead=request.param == "run-ahead", depth=3 if request.param == "three stages" else 1)
     yield harness
     harness.loop.stop()
 

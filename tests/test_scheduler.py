@@ -28,6 +28,7 @@ settings_strategy = st.builds(
     policy=st.sampled_from(["lpm", "fcfs", "priority", "dfs-weight"]),
     conservativeness=st.sampled_from([1.0, 0.01]),
     drafts=st.booleans(),
+    depth=st.sampled_from([1, 1, 2, 3, 5]),
 )
 
 actions = st.lists(

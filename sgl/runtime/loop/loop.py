@@ -5,6 +5,7 @@ A step has two orders; `forward` and `sample` only launch where there is a GPU, 
     synchronous    forward N    masks N                 sample N    handle N
     run-ahead      forward N    handle N - 1, masks N   sample N
                    forward N    sample N                handle N - 1     if no request is constrained
+    in D stages    forward N    masks N - D + 1         sample, handle N - D + 1
 
 So with run-ahead (`disable_overlap_schedule=False`), step N computes while the result before it is handled. Outputs
 leave through one `deliver` call a step.
@@ -18,6 +19,7 @@ import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from functools import partial
@@ -59,12 +61,14 @@ class EngineLoop:
         deliver: Callable[[list[Output]], None],
         *,
         run_ahead: bool,
+        depth: int = 1,
         jump_forward: bool = True,
         jump_cost: float = 0.0,
         stream_interval: int = 1,
         check_ledger: bool = False,
     ) -> None:
-        """jump_cost: by how many steps a row with several tokens prolongs its step."""
+        """depth: stages of the model, and steps under way at once. jump_cost: by how many steps a row with several
+        tokens prolongs its step."""
         self.scheduler = scheduler
         self.timers = Timers()
         """Actions between steps, for the loop's own thread."""
@@ -83,6 +87,8 @@ class EngineLoop:
         self._num_streamed = 0
         self._waits_for_grammar = False  # nothing can be computed until something arrives
         self._in_flight: tuple[Step, PendingStep] | None = None
+        self._depth = depth
+        self._launched: deque[tuple[Step, Any]] = deque()  # not sampled
         self._stopping = False
         self._failure: SglError | None = None
         self._death: BaseException | None = None
@@ -193,7 +199,7 @@ class EngineLoop:
     def _take_arrivals(self) -> None:
         """Run arrivals for a bounded time; block for one when idle."""
         has_nothing = self._waits_for_grammar or not self.scheduler.has_work
-        idle = self._in_flight is None and not self._outputs and not self._slices and has_nothing
+        idle = has_nothing and not (self._in_flight or self._launched or self._outputs or self._slices)
         try:
             if idle:
                 self._round_began = None
@@ -209,24 +215,26 @@ class EngineLoop:
 
     def _step(self) -> None:
         step = self.scheduler.schedule() if self.scheduler.has_work else None
-        unhandled, self._in_flight = self._in_flight, None
         if step is not None:
             self._note_first_step(step)
             step.batch.is_streamed = self._num_streamed > 0
-            launched = self._runner.forward(step.batch)
+            self._launched.append((step, self._runner.forward(step.batch)))
             self.scheduler.after_launch(step)
+        unhandled, self._in_flight = self._in_flight, None
+        if len(self._launched) >= (1 if step is None else self._depth):
+            oldest, launched = self._launched.popleft()
             masks = None
             if self._num_constrained:  # masks depend on the previous step's tokens
                 if unhandled is not None:
                     self._handle(*unhandled)
                     unhandled = None
-                masks = self._collect_masks(step)
+                masks = self._collect_masks(oldest)
             pending = self._runner.sample(launched, masks)
             if self._run_ahead:
-                self._in_flight = step, pending
+                self._in_flight = oldest, pending
             else:
-                unhandled = step, pending
-        elif unhandled is None and self.scheduler.has_work:
+                unhandled = oldest, pending
+        elif step is None and unhandled is None and self.scheduler.has_work:
             self._waits_for_grammar = self.scheduler.waits_for_grammar
             if not self._waits_for_grammar:
                 raise RuntimeError("the scheduler has work and schedules nothing")

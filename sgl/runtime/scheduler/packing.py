@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, RowSetup
+from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array, RowSetup
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
 
@@ -29,6 +29,13 @@ class Chunk:
         """[end - start]"""
         ids, draft = self.request.known_ids(), self.request.draft
         return (ids if draft is None else np.append(ids, np.int32(draft)))[self.start : self.end]
+
+
+def share_of(decode_rows: Int32Array, pending: list[Batch], depth: int) -> Int64Array:
+    """Which of the decodes one of `depth` steps under way takes: an equal share, of those that wait for no result."""
+    busy = np.concatenate([np.empty(0, np.int32), *(batch.rows for batch in pending)])
+    ready = np.flatnonzero(~np.isin(decode_rows, busy))
+    return ready[: -(-len(decode_rows) // depth)]
 
 
 def assemble(

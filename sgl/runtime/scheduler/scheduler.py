@@ -18,9 +18,10 @@ from sgl.runtime.batch import Batch, Int32Array, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.scheduler.admission import OutputLengths, ReleaseSimulation
+from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
-from sgl.runtime.scheduler.packing import Chunk, assemble
+from sgl.runtime.scheduler.packing import Chunk, assemble, share_of
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
@@ -50,23 +51,6 @@ class Step:
     dropped: set[int] = field(default_factory=set)  # uids of requests whose sampled token is ignored
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counts since the start."""
-
-    prompt_tokens: int = 0  # of admitted requests, once each
-    cached_tokens: int = 0  # of those, found in the cache
-    generated_tokens: int = 0  # sampled
-    forced_tokens: int = 0  # output tokens that were certain
-    verified_tokens: int = 0  # accepted drafts, each saving a step
-    host_masks: int = 0  # token masks made on the host
-    device_masks: int = 0  # token masks made on the device
-    retractions: int = 0
-    aborted: int = 0
-    finished: int = 0
-    steps: int = 0
-
-
 class Scheduler:
     """Owns the queue, the rows and the pool's pages. Single-threaded."""
 
@@ -76,10 +60,13 @@ class Scheduler:
         pool: PagePool,
         *,
         share: bool = True,
+        depth: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """depth: steps that are under way at once, each with other decodes (pipeline parallelism)."""
         self.limits = limits
         self.counters = Counters()
+        self._depth = depth
         max_pages = -(-limits.context_length // pool.page_size)
         self.memory = RowMemory(pool, limits.max_running_requests, max_pages, share=share)
         self.queue = WaitingQueue(limits.schedule_policy, self.memory)
@@ -181,7 +168,7 @@ class Scheduler:
         self._tick += 1
         setups: list[RowSetup] = []
         while True:
-            decodes = self._grow_decodes()
+            decodes, decode_rows = self._grow_decodes()
             most = self.limits.step_tokens
             tokens_left = _UNLIMITED if most is None else max(most - len(decodes), 1)
             chunks = self._continue_prompts(tokens_left)
@@ -189,8 +176,9 @@ class Scheduler:
             chunks += self._admit(tokens_left, setups)
             if decodes or chunks:
                 self.counters.steps += 1
-                return self._commit(decodes, chunks, setups)
-            if not self._break_deadlock():
+                return self._commit(decodes, decode_rows, chunks, setups)
+            is_pending = self._depth > 1 and self._in_flight  # results may free what is missing
+            if is_pending or not self._break_deadlock():
                 return None
 
     def after_launch(self, step: Step) -> None:
@@ -253,26 +241,29 @@ class Scheduler:
 
     # ── what goes into a batch ──────────────────────────────────────────────────────────────────────────────────
 
-    def _grow_decodes(self) -> list[Request]:
-        """The requests that decode in this step, each with a page to write to. Also sets _decode_rows."""
+    def _grow_decodes(self) -> tuple[list[Request], Int32Array]:
+        """The requests that decode in this step, each with a page to write to, and their rows."""
         table, page_size = self._rows, self.memory.page_size
         while True:
             if self._decodes is None:
                 self._decodes = [r for r in self._running.values() if r.phase is Phase.DECODE]
                 self._decode_rows = np.array([request.row for request in self._decodes], np.int32)
-            rows = self._decode_rows
+            decodes, rows = self._decodes, self._decode_rows
+            if self._depth > 1:
+                ready = share_of(rows, [step.batch for step in self._in_flight], self._depth)
+                decodes, rows = [decodes[i] for i in ready.tolist()], rows[ready]
             is_full = table.kv_len[rows] == table.num_pages[rows] * page_size
             full = rows[is_full]
             if not len(full) or self.memory.grow(full):
-                return self._decodes
+                return decodes, rows
             youngest = self._youngest()
             if youngest is not None:
                 self._retract(youngest)
                 continue
             # The only one left waits for pages of requests whose last result is pending.
-            writable = [request for request, waits in zip(self._decodes, is_full, strict=True) if not waits]
-            self._decodes, self._decode_rows = None, rows[~is_full]
-            return writable
+            writable = [request for request, waits in zip(decodes, is_full, strict=True) if not waits]
+            self._decodes = None
+            return writable, rows[~is_full]
 
     def _continue_prompts(self, tokens_left: int) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -374,10 +365,12 @@ class Scheduler:
             simulation.shrink(before - memory.available_pages)
         return would_do
 
-    def _commit(self, decodes: list[Request], chunks: list[Chunk], setups: list[RowSetup]) -> Step:
+    def _commit(
+        self, decodes: list[Request], decode_rows: Int32Array, chunks: list[Chunk], setups: list[RowSetup]
+    ) -> Step:
         """Build the batch and advance its requests' phases."""
         page_writes = self.memory.pop_page_writes()
-        batch = assemble(self._rows, decodes, self._decode_rows, chunks, setups, page_writes)
+        batch = assemble(self._rows, decodes, decode_rows, chunks, setups, page_writes)
         requests = decodes + [chunk.request for chunk in chunks]
         for chunk in chunks:
             if chunk.is_last:

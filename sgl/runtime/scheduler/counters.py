@@ -1,0 +1,22 @@
+"""What a scheduler counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts since the start."""
+
+    prompt_tokens: int = 0  # of admitted requests, once each
+    cached_tokens: int = 0  # of those, found in the cache
+    generated_tokens: int = 0  # sampled
+    forced_tokens: int = 0  # output tokens that were certain
+    verified_tokens: int = 0  # accepted drafts, each saving a step
+    host_masks: int = 0  # token masks made on the host
+    device_masks: int = 0  # token masks made on the device
+    retractions: int = 0
+    aborted: int = 0
+    finished: int = 0
+    steps: int = 0
