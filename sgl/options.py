@@ -19,6 +19,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: Literal["auto", "fp8_e4m3"]
     quantization: Literal["fp8"] | None
     tp_size: int
+    pp_size: int
     rank_timeout: float
     dp_size: int
     dp_rank: int | None

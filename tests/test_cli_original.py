@@ -33,7 +33,9 @@ def launched(line: str) -> tuple[EngineConfig, ServerConfig]:
     [
         ("--model-path some/model", {"model_path": "some/model"}),
         ("--model some/model --tp 1", {"model_path": "some/model"}),
-        ("--model=some/model --pp-size 1 --ep-size 1", {}),
+        ("--model=some/model --ep-size 1", {}),
+        ("--pipeline-parallel-size 3", {"pp_size": 3}),
+        ("--pp=2", {"pp_size": 2}),
         ("--dp 3", {"dp_size": 3}),
         ("--data-parallel-size=2 --tp 2", {"dp_size": 2, "tp_size": 2}),
         ("--tp-size=1", {"tp_size": 1}),
@@ -78,10 +80,10 @@ def test_flags_of_the_server_are_ours_or_neutral(line: str, expected: dict[str, 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--pp 2", "--pp 2: there is no such thing here yet (more than one GPU): leave it out, or give 1"),
-        ("--pp-size=8", "more than one GPU"),
+        ("--ep 2", "--ep 2: there is no such thing here yet (mixtures of experts): leave it out, or give 1"),
+        ("--ep-size=8", "mixtures of experts"),
         ("--nnodes 2 --node-rank 1", "more than one GPU"),
-        ("--pp", "--pp: there is no such thing here yet (more than one GPU): leave it out, or give 1"),
+        ("--ep", "--ep: there is no such thing here yet (mixtures of experts): leave it out, or give 1"),
         ("--tp", "takes one value, and has none"),
         ("--enable-lora", "LoRA"),
         ("--lora-paths a b", "LoRA"),
@@ -128,7 +130,7 @@ def test_a_file_of_options_comes_before_the_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "line", "code", "words"),
     [
-        ("launch_server", "--pp 2", 2, "more than one GPU"),
+        ("launch_server", "--ep 2", 2, "mixtures of experts"),
         ("launch_server", "--help", 0, "--model-path MODEL"),
         ("bench_serving", "--dataset-name mmmu", 2, "there are sharegpt"),
     ],

@@ -17,7 +17,7 @@ import torch
 
 import sgl
 from sgl.errors import ConfigError
-from sgl.runtime import startup
+from sgl.runtime import devices
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from tests.patience import PATIENCE, wait_until
@@ -211,7 +211,7 @@ def test_too_few_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, words, option in [
         (
             {"tp_size": 4},
-            r"tp_size=4 and dp_size=1 take 4 GPUs, from cuda on; torch sees 2 here \(H200, H200\)",
+            r"tp_size=4, pp_size=1 and dp_size=1 take 4 GPUs, from cuda on; torch sees 2 here \(H200, H200\)",
             "tp_size",
         ),
         ({"dp_size": 3, "dp_rank": 0}, "dp_size=3 take 3 GPUs", "dp_size"),
@@ -219,8 +219,8 @@ def test_too_few_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"device": "cuda:2"}, "device='cuda:2': torch sees 2", "device"),
     ]:
         with pytest.raises(ConfigError, match=words) as refused:
-            startup._device(EngineConfig(**{"device": "cuda", **options}))  # type: ignore[arg-type]
+            devices.device_for(EngineConfig(**{"device": "cuda", **options}))  # type: ignore[arg-type]
         assert refused.value.option == option
     for rank in range(2):
-        device = startup._device(EngineConfig(device="cuda", dp_size=2, dp_rank=rank))
+        device = devices.device_for(EngineConfig(device="cuda", dp_size=2, dp_rank=rank))
         assert (device.index or 0) == rank

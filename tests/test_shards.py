@@ -17,36 +17,69 @@ from hypothesis import strategies as st
 
 from sgl.errors import ConfigError
 from sgl.grammar.automaton.finished import Standing
-from sgl.kernels.collectives import Collectives
 from sgl.kernels.sampling import ops as sampling
 from sgl.runtime.batch import BROADCAST, Batch, RowSetup
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.weights import checkpoint_tensors
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.ring import Ring
 from sgl.runtime.runner.cut_vocabulary import outline
 from sgl.runtime.sampling_params import SamplingParams
-from tests.test_models import MODELS, Paged, in_chunks
+from tests.test_models import MODELS, Paged, Step, in_chunks
 from tests.tiny_models import tiny_checkpoint
 
 T = TypeVar("T")
 
 
-def on_ranks(folder: Path, size: int, work: Callable[[Collectives], T]) -> list[T]:
+def on_ranks(folder: Path, tp_size: int, pp_size: int, work: Callable[[Ranks], T]) -> list[T]:
     """What each rank of a group of threads returns."""
     folder.mkdir()
+    size = tp_size * pp_size
+
+    held: list[Ranks] = []  # one that closes ends what the others still receive
 
     def run(rank: int) -> T:
-        return work(Collectives(str(folder), rank, size))
+        ranks = Ranks.join(str(folder), Shard.of(rank, tp_size, pp_size))
+        held.append(ranks)
+        return work(ranks)
 
     with ThreadPoolExecutor(size) as pool:
         return [future.result(300) for future in [pool.submit(run, rank) for rank in range(size)]]
 
 
+class PagedStage(Paged):
+    """The part of a rank; the first stage collects the logits."""
+
+    def step(self, rows: Step) -> None:
+        links, decoder, own = self.decoder.links, self.decoder, type(self.decoder)
+
+        def forward(ids: torch.Tensor, *planned: Any) -> torch.Tensor:
+            if links is None:
+                return own.forward(decoder, ids, *planned)
+            before = ids
+            if not decoder.is_first:
+                before = links.receive(torch.empty(len(ids), decoder.config.hidden_size))
+            done = decoder.forward_stage(before, *planned)
+            links.send(done)
+            return links.receive(torch.empty_like(done)) if decoder.is_first else done
+
+        def logits(hidden: torch.Tensor) -> torch.Tensor:
+            if not decoder.is_first:
+                return torch.empty(len(hidden), 0)
+            return decoder.whole(own.logits(decoder, hidden))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoder, "forward", forward)
+            patch.setattr(decoder, "logits", logits)
+            super().step(rows)
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_two_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 3)])
+def test_parts_have_the_logits_of_the_whole(name: str, tp_size: int, pp_size: int, tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path / "model", **MODELS[name]))
     rng = np.random.default_rng(3)
     sequences = [rng.integers(0, config.vocab_size, length).tolist() for length in (1, 40, 23)]
@@ -54,20 +87,23 @@ def test_two_ranks_have_the_logits_of_one(name: str, tmp_path: Path) -> None:
     expected = Paged(whole, sequences, 16).run(in_chunks(sequences, 7))
     parameters = checkpoint_tensors(config, whole.weights)
 
-    def work(collectives: Collectives) -> list[torch.Tensor]:
-        decoder = load_decoder(config, collectives=collectives)
-        shard = Shard(collectives.rank, collectives.size)
-        for tensor_name, part in checkpoint_tensors(decoder.config, decoder.weights).items():
+    def work(ranks: Ranks) -> tuple[set[str], list[torch.Tensor]]:
+        decoder, shard = load_decoder(config, ranks=ranks), ranks.shard
+        parts = checkpoint_tensors(config, decoder.weights, shard)
+        for tensor_name, part in parts.items():
             of_whole = parameters[tensor_name]
             wanted = of_whole[shard.part(tensor_name, config)]
             assert torch.equal(part, wanted if shard.adds(tensor_name) else torch.zeros_like(wanted)), tensor_name
-        decoder.logits = lambda hidden, out=None: decoder.whole(type(decoder).logits(decoder, hidden))  # type: ignore[method-assign]
-        return Paged(decoder, sequences, 16).run(in_chunks(sequences, 7))
+        return set(parts), PagedStage(decoder, sequences, 16).run(in_chunks(sequences, 7))
 
-    for found in on_ranks(tmp_path / "ranks", 2, work):
+    held: set[str] = set()
+    for rank, (names, found) in enumerate(on_ranks(tmp_path / "ranks", tp_size, pp_size, work)):
+        held |= names
         for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-            assert torch.equal(one.argmax(-1), other.argmax(-1))
+            if rank < tp_size:
+                torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+                assert torch.equal(one.argmax(-1), other.argmax(-1))
+    assert held == set(parameters)
 
 
 @pytest.mark.parametrize(
@@ -86,19 +122,21 @@ def test_a_model_that_cannot_be_cut_is_refused(
     with pytest.raises(ConfigError, match=rf"tp_size={size}: .* has {words}, which {size} ranks") as refused:
         Shard(0, size).check(config)
     assert refused.value.option == "tp_size"
+    with pytest.raises(ConfigError, match=r"pp_size=9: .* has [0-9] layers, fewer than stages"):
+        Shard(stages=9).check(config)
 
 
 def test_the_same_dummy_weights_are_cut(tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path / "model", "qwen2"))
     whole = checkpoint_tensors(config, load_decoder(config, load_format="dummy").weights)
 
-    def work(collectives: Collectives) -> dict[str, torch.Tensor]:
-        decoder = load_decoder(config, load_format="dummy", collectives=collectives)
-        return checkpoint_tensors(decoder.config, decoder.weights)
+    def work(ranks: Ranks) -> dict[str, torch.Tensor]:
+        decoder = load_decoder(config, load_format="dummy", ranks=ranks)
+        return checkpoint_tensors(config, decoder.weights, ranks.shard)
 
-    for rank, parts in enumerate(on_ranks(tmp_path / "ranks", 2, work)):
+    for rank, parts in enumerate(on_ranks(tmp_path / "ranks", 2, 2, work)):
         for name, part in parts.items():
-            assert torch.equal(part, whole[name][Shard(rank, 2).part(name, config)]), name
+            assert torch.equal(part, whole[name][Shard.of(rank, 2, 2).part(name, config)]), name
 
 
 @given(st.data())

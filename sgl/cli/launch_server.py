@@ -19,7 +19,7 @@ _HELP = f"""{_COMMAND} --model-path MODEL [FLAGS]
 Serves a model like the original's command of that name. Flags that both have: --help of `sgl serve` explains them.
 Others are translated ({{translated}}),
 taken since what they ask for is so ({{so}}),
-or, where the feature is not there yet, taken with the value that changes nothing, such as --pp 1.
+or, where the feature is not there yet, taken with the value that changes nothing, such as --ep 1.
 """
 _FIELDS = {
     field.name.replace("_", "-"): field.type in ("bool", "bool | None")
@@ -42,8 +42,7 @@ _SO = words_of(
 )
 """They change nothing: metrics are always told, one process needs no addresses, what is switched off is not there."""
 _NEUTRAL = neutral_values(
-    """pp=1 pp-size=1 pipeline-parallel-size=1
-    ep=1 ep-size=1 expert-parallel-size=1 dcp-size=1 decode-context-parallel-size=1 attn-dp-size=1
+    """ep=1 ep-size=1 expert-parallel-size=1 dcp-size=1 decode-context-parallel-size=1 attn-dp-size=1
     attention-data-parallel-size=1 attn-cp-size=1 attention-context-parallel-size=1 moe-dp-size=1
     moe-data-parallel-size=1 dwdp-size=1 pp-async-batch-depth=0 nnodes=1 node-rank=0 gpu-id-step=1
     load-balance-method=auto ep-num-redundant-experts=0 init-expert-location=trivial moe-a2a-backend=none
@@ -85,6 +84,8 @@ _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
     "tp": lambda values: ["--tp-size", one("tp", values)],
     "dp": lambda values: ["--dp-size", one("dp", values)],
     "data-parallel-size": lambda values: ["--dp-size", one("data-parallel-size", values)],
+    "pp": lambda values: ["--pp-size", one("pp", values)],
+    "pipeline-parallel-size": lambda values: ["--pp-size", one("pipeline-parallel-size", values)],
     "tensor-parallel-size": lambda values: ["--tp-size", one("tensor-parallel-size", values)],
     "cuda-graph-max-bs-decode": lambda values: ["--cuda-graph-max-bs", one("cuda-graph-max-bs-decode", values)],
     "base-gpu-id": lambda values: [] if values == ["0"] else ["--device", f"cuda:{one('base-gpu-id', values)}"],

@@ -19,6 +19,7 @@ from sgl.errors import ConfigError, nearest_name
 
 _SYNONYMS = {
     "tp_size": ("--tp", "--tensor-parallel-size"),
+    "pp_size": ("--pp", "--pipeline-parallel-size"),
     "dp_size": ("--dp", "--data-parallel-size"),
 }
 """The original's other flags for a field."""

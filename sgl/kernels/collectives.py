@@ -6,6 +6,7 @@ All ranks make the same calls in the same order, with tensors of the same shapes
 from __future__ import annotations
 
 import datetime
+from collections import deque
 from typing import Any
 
 import torch
@@ -18,17 +19,12 @@ _LOOPBACK = "lo"
 class Collectives:
     """This rank's end of a group of `size` processes on one host."""
 
-    def __init__(self, folder: str, rank: int, size: int) -> None:
-        """Wait for the others. folder: one that only this user may read, where they find each other."""
+    def __init__(self, path: str, rank: int, size: int) -> None:
+        """Wait for the others. path: where they find each other, in a folder that only this user may read."""
         self.rank = rank
         self.size = size
-        c10d: Any = distributed  # its types lack what follows
-        gloo = c10d.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(interface=_LOOPBACK)]
-        options._timeout = _PATIENCE
-        # a group of its own, not torch's default: a process may hold several engines
-        self._group: Any = gloo(c10d.FileStore(f"{folder}/ranks", size), rank, size, options)
+        self._group = _joined(path, rank, size)
+        c10d: Any = distributed
         self._largest = c10d.AllreduceOptions()
         self._largest.reduceOp = c10d.ReduceOp.MAX
 
@@ -53,3 +49,36 @@ class Collectives:
         everyone = x.new_empty(self.size * rows, width)
         self._group._allgather_base(everyone, x.contiguous()).wait()
         return everyone.view(self.size, rows, width).transpose(0, 1).reshape(rows, -1)
+
+
+class Links:
+    """This stage's ends of a ring of `stages` processes: what one sends, the next receives, in order."""
+
+    def __init__(self, path: str, stage: int, stages: int) -> None:
+        """Wait for the others; see Collectives."""
+        self._next, self._previous = (stage + 1) % stages, (stage - 1) % stages
+        self._group = _joined(path, stage, stages)
+        self._sending: deque[tuple[Any, torch.Tensor]] = deque()
+        self._most = 2 * stages
+
+    def send(self, x: torch.Tensor) -> None:
+        """Send to the next stage, without waiting until it receives. x must not change any more."""
+        x = x.contiguous()
+        self._sending.append((self._group.send([x], self._next, 0), x))
+        while self._sending and (len(self._sending) > self._most or self._sending[0][0].is_completed()):
+            self._sending.popleft()[0].wait()
+
+    def receive(self, x: torch.Tensor) -> torch.Tensor:
+        """Wait for what the previous stage sent next, of x's shape and dtype, and overwrite x with it."""
+        self._group.recv([x], self._previous, 0).wait()
+        return x
+
+
+def _joined(path: str, rank: int, size: int) -> Any:
+    """A process group of its own, not torch's default one: a process may hold several engines."""
+    c10d: Any = distributed  # its types lack what follows
+    gloo = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(interface=_LOOPBACK)]
+    options._timeout = _PATIENCE
+    return gloo(c10d.FileStore(path, size), rank, size, options)

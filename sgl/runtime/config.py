@@ -71,6 +71,9 @@ class EngineConfig:
     bfloat16 and a GPU of compute capability 8.9 or above."""
     tp_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Tensor parallelism: processes that each hold a part of every layer. On a CPU only so far."""
+    pp_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """Pipeline parallelism: stages that each hold some layers, in tp_size parts, and compute different steps at once.
+    On a CPU only so far."""
     rank_timeout: Seconds = 10.0
     """Seconds for which one of these processes may be silent before the engine gives up."""
     dp_size: Annotated[int, Field(ge=1, le=64)] = 1
@@ -149,6 +152,11 @@ class EngineConfig:
                 "sgl runs its embedded model, a toy: name another by model_path=, SGL_MODEL_PATH or MODEL"
             )
         return replace(config, model_path=str(EMBEDDED))
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of this engine that compute."""
+        return self.tp_size * self.pp_size
 
     @property
     def model_name(self) -> str:

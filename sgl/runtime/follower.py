@@ -11,14 +11,17 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
-from sgl.kernels.collectives import Collectives
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.model.ranks import Ranks
+from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
 from sgl.runtime.parallel.ring import Ring
+from sgl.runtime.runner.runner import Launched
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +56,23 @@ def _follow(ring: Ring, folder: Path, rank: int, size: int) -> None:
     assert isinstance(load, wire.Load), "it comes first"
     config = EngineConfig(**load.options)
     with startup.device_of(config) as device:
-        collectives = Collectives(str(folder), rank, size)
-        model = startup.load(config, startup.checked_model(config, device), device, collectives)
+        shard = Shard.of(rank, config.tp_size, config.pp_size)
+        ranks = Ranks.join(str(folder), shard)
+        model = startup.load(config, startup.checked_model(config, device), device, ranks)
         build = wire.unpacked(ring.get())
         if isinstance(build, wire.Stop):
             return
         assert isinstance(build, wire.Build), "it comes second"
         runner = startup.follow(EngineConfig(**build.options), model, build.num_pages, frozenset(build.eos_ids))
-        launched = None
+        launched: deque[Launched] = deque()  # not sampled yet
         while True:
             frame = wire.unpacked(ring.get())
             if isinstance(frame, wire.Forward):
-                launched = runner.forward(frame.batch)
-            elif isinstance(frame, wire.Sample):
-                assert launched is not None, "a batch comes before"
-                runner.follow(launched, frame.masks)
-            else:
+                if shard.stage:
+                    runner.relay(frame.batch)
+                else:
+                    launched.append((runner.forward if ranks.links is None else runner.enter)(frame.batch))
+            elif not isinstance(frame, wire.Sample):
                 return
+            elif not shard.stage:  # only the first stage samples
+                runner.follow(launched.popleft(), frame.masks)

@@ -5,27 +5,25 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import platform
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from sgl.errors import ConfigError, MissingExtra
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.collectives import Collectives
 from sgl.machine_limits import address_space_left, memory_limit, num_processors
 from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
-from sgl.runtime.model.config import DtypeName, ModelConfig
+from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
+from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.model.loader import load_decoder, num_weights, resolve_dtype
+from sgl.runtime.model.loader import dtype_name, load_decoder, num_weights
+from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.leader import LeadingRunner
@@ -77,7 +75,7 @@ class Started:
             "kv_bytes": self.kv_bytes,
             "eos_token_ids": sorted(self.eos_ids),
             "torch_version": torch.__version__,
-            "device_name": _device_name(torch.device(self.config.device or "cpu")),
+            "device_name": device_name(torch.device(self.config.device or "cpu")),
         }
 
 
@@ -94,8 +92,8 @@ def start(config: EngineConfig) -> Started:
         model_config = checked_model(config, device)
         _check_grammar_backend(config.grammar_backend)
         group = None
-        if config.tp_size > 1:
-            group = RankGroup(config.tp_size, asdict(replace(config, device=str(device))), config.rank_timeout)
+        if config.num_ranks > 1:
+            group = RankGroup(replace(config, device=str(device)))
         try:
             return _start(config, model_config, device, group)
         except BaseException:
@@ -108,9 +106,9 @@ def start(config: EngineConfig) -> Started:
 def device_of(config: EngineConfig) -> Iterator[torch.device]:
     """Within it, the present thread is set up for an engine's device, and has errors for its memory. Raises
     ConfigError."""
-    device = _device(config)
+    device = device_for(config)
     if device.type == "cpu":
-        threads = max(1, num_processors() // (config.tp_size * config.dp_size))
+        threads = max(1, num_processors() // (config.num_ranks * config.dp_size))
         torch.set_num_threads(min(torch.get_num_threads(), threads))
     with current(device):
         try:
@@ -147,15 +145,13 @@ def checked_model(config: EngineConfig, device: torch.device) -> ModelConfig:
             f"context_length={context_length} is longer than the model's {model_config.context_length}",
             option="context_length",
         )
-    _check_kv_dtype(config, device)
-    _check_quantization(config, model_config, device)
-    Shard(0, config.tp_size).check(model_config)
+    check_kv_dtype(config, device)
+    check_quantization(config, model_config, device)
+    Shard(size=config.tp_size, stages=config.pp_size).check(model_config)
     return model_config
 
 
-def load(
-    config: EngineConfig, model_config: ModelConfig, device: torch.device, collectives: Collectives | None
-) -> Decoder:
+def load(config: EngineConfig, model_config: ModelConfig, device: torch.device, ranks: Ranks | None) -> Decoder:
     """This rank's part of the model. Raises ModelError."""
     return load_decoder(
         model_config,
@@ -164,7 +160,7 @@ def load(
         load_format=config.load_format,
         max_positions=config.context_length or model_config.context_length,
         quantization=config.quantization,
-        collectives=collectives,
+        ranks=ranks,
     )
 
 
@@ -174,7 +170,7 @@ def _start(
     tokenizer = None
     if not config.skip_tokenizer_init:
         tokenizer = Tokenizer.load(config.tokenizer_path or model_config.path, vocab_size=model_config.vocab_size)
-    model = load(config, model_config, device, None if group is None else group.collectives)
+    model = load(config, model_config, device, None if group is None else group.ranks)
     config, num_pages = _plan_memory(config, model)
     config, attention = choose_attention(config, _attention_shape(config, model))
     eos_ids = frozenset(model_config.eos_token_ids)
@@ -199,7 +195,7 @@ def _start(
         conservativeness=config.schedule_conservativeness,
     )
     pool = PagePool(num_pages, config.page_size)
-    scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache)
+    scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache, depth=config.pp_size)
     return Started(
         config,
         model_config,
@@ -233,7 +229,7 @@ def build_runner(
     assert config.context_length is not None
     assert config.max_running_requests is not None
     try:
-        kv = KVCache(model.config, num_pages, page_size, _kv_dtype(config) or model.dtype, model.device)
+        kv = KVCache(model.config, num_pages, page_size, kv_dtype(config) or model.dtype, model.device)
     except MemoryError as error:
         limit = memory_limit()
         kv_bytes = num_pages * page_size * _token_bytes(config, model)
@@ -260,6 +256,9 @@ def build_runner(
         [torch.empty(1 << 19, dtype=torch.uint8, device=model.device) for _ in range(32)]
     if model.collectives is not None:
         model.collectives.sum_(torch.zeros(1, device=model.device))
+    if model.links is not None:
+        model.links.send(torch.zeros(1, device=model.device))
+        model.links.receive(torch.zeros(1, device=model.device))
     return runner
 
 
@@ -270,11 +269,13 @@ def _step_tokens(config: EngineConfig) -> int | None:
 
 def _attention_shape(config: EngineConfig, model: Decoder) -> AttentionShape:
     assert config.page_size is not None
-    return model.attention_shape(config.page_size, _kv_dtype(config))
+    return model.attention_shape(config.page_size, kv_dtype(config))
 
 
 def _token_bytes(config: EngineConfig, model: Decoder) -> int:
-    return KVCache.bytes_per_token(model.config, _kv_dtype(config) or model.dtype)
+    """Of the stage with the most layers: all have the same pages."""
+    most = replace(model.config, num_layers=model.most_layers)
+    return KVCache.bytes_per_token(most, kv_dtype(config) or model.dtype)
 
 
 def freeze(started: Started) -> bool:
@@ -288,84 +289,6 @@ def freeze(started: Started) -> bool:
     return True
 
 
-def _device_name(device: torch.device) -> str:
-    """The GPU's name, or the processor's with our number of cores."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        named = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        name = named[1] if named else name
-    return f"{name}, {num_processors()} cores"
-
-
-def _device(config: EngineConfig) -> torch.device:
-    name = config.device
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device") from error
-    if device.type not in _DEFAULT_ROWS:
-        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device")
-    return device if device.type == "cpu" else _gpu(config, device)
-
-
-def _gpu(config: EngineConfig, device: torch.device) -> torch.device:
-    """This engine's of the GPUs that begin at `device`."""
-    found, first = torch.cuda.device_count(), device.index or 0
-    wanted = config.tp_size * config.dp_size
-    if first + wanted > found:
-        names = ", ".join(torch.cuda.get_device_name(index) for index in range(found)) or "none"
-        if wanted == 1:
-            message = f"device={str(device)!r}: torch sees {found} CUDA device(s) here ({names})"
-            raise ConfigError(message, option="device")
-        raise ConfigError(
-            f"tp_size={config.tp_size} and dp_size={config.dp_size} take {wanted} GPUs, from {device} on; torch sees "
-            f"{found} here ({names})",
-            option="tp_size" if config.tp_size > 1 else "dp_size",
-        )
-    if config.tp_size > 1:
-        raise ConfigError(f"tp_size={config.tp_size} runs on a CPU only so far, not on {device}", option="tp_size")
-    return torch.device("cuda", first + config.dp_rank) if config.dp_rank else device
-
-
-def _kv_dtype(config: EngineConfig) -> torch.dtype | None:
-    """The dtype of keys and values, if not the model's."""
-    return None if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
-
-
-def _check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
-    if config.kv_cache_dtype != "auto":
-        _check_fp8("kv_cache_dtype", config.kv_cache_dtype, device)
-
-
-def _check_quantization(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
-    if config.quantization is None:
-        return
-    _check_fp8("quantization", config.quantization, device)
-    dtype = resolve_dtype(model, config.dtype, device)
-    if dtype != torch.bfloat16:
-        raise ConfigError(
-            f"quantization='fp8' multiplies into bfloat16, and dtype is {_dtype_name(dtype)}: set dtype='bfloat16'",
-            option="quantization",
-        )
-    widths = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
-    if any(width % 16 for width in (*widths, model.num_kv_heads * model.head_dim)):
-        raise ConfigError(
-            f"quantization='fp8' needs matrices whose sides are multiples of 16; {model.path} has {widths}",
-            option="quantization",
-        )
-
-
-def _check_fp8(option: str, value: str, device: torch.device) -> None:
-    if device.type != "cuda" or torch.version.hip is not None:
-        raise ConfigError(f"{option}={value!r} needs an NVIDIA GPU, and this is {device}", option=option)
-    if torch.cuda.get_device_capability(device) < (8, 9):
-        raise ConfigError(f"{option}={value!r} needs a GPU of compute capability 8.9 or above", option=option)
-
-
 def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, int]:
     """The number of KV pages including the dummy page, and the limits that follow."""
     device, context, token_bytes = model.device, model.max_positions, _token_bytes(config, model)
@@ -373,7 +296,7 @@ def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, in
     weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = token_bytes * page_size
-    total_memory, memory_name = _total_memory(device, config.tp_size * config.dp_size)
+    total_memory, memory_name = _total_memory(device, config.num_ranks * config.dp_size)
     fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)
@@ -394,7 +317,7 @@ def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, in
     resolved = replace(
         config,
         device=str(device),
-        dtype=_dtype_name(model.dtype),
+        dtype=dtype_name(model.dtype),
         page_size=page_size,
         context_length=min(context, num_pages * page_size),
         max_running_requests=rows,
@@ -436,10 +359,6 @@ def _total_memory(device: torch.device, sharing: int) -> tuple[int, str]:
     if sharing > 1:
         return limit.num_bytes // sharing, f"{limit.what}, shared by {sharing} processes"
     return limit.num_bytes, limit.what
-
-
-def _dtype_name(dtype: torch.dtype) -> DtypeName:
-    return cast(DtypeName, str(dtype).removeprefix("torch."))
 
 
 def _gib(num_bytes: float) -> str:

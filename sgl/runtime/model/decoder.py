@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
-from sgl.kernels.collectives import Collectives
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_add, linear_overlapped
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
@@ -17,8 +16,9 @@ from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
-from sgl.runtime.model.shard import WHOLE, Shard
+from sgl.runtime.model.shard import WHOLE
 from sgl.runtime.model.weights import LayerWeights, Weights
 
 _EACH, _STEP, _MANY = (
@@ -47,15 +47,19 @@ class Decoder:
         config: ModelConfig,
         weights: Weights,
         max_positions: int | None = None,
-        collectives: Collectives | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """config: the whole model's. max_positions: positions it may be asked for (default: the context). collectives:
-        of the ranks among which the model is cut."""
-        shard = WHOLE if collectives is None else Shard(collectives.rank, collectives.size)
+        """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
+        which the model is cut."""
+        shard = WHOLE if ranks is None else ranks.shard
         self.config = shard.local(config)
         self.vocabulary = shard.vocabulary(config.vocab_size)
         """The tokens whose logits it computes."""
-        self.collectives = collectives
+        self.collectives = None if ranks is None else ranks.stage
+        self.links = None if ranks is None else ranks.links
+        self.is_first, self.is_last = shard.stage == 0, shard.is_last
+        self.most_layers = -(-config.num_layers // shard.stages)
+        """Of any stage."""
         self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
         self.weights = weights
         self.device = weights.embedding.device
@@ -100,10 +104,49 @@ class Decoder:
         if len(input_ids) == 1 and self.device.type == "cuda" and self.collectives is None:
             state.overlaps = captured and launches_overlap(self.device)
             return self._forward_single(state, kv, attention)
+        return self._last_layers(state, kv, attention, wanted, captured=captured)
+
+    def forward_stage(
+        self,
+        before: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` of a stage. before: input_ids in the first one, in others what the stage before returned. Returns
+        [T, hidden] for the next stage; in the last one what `forward` does."""
+        if self.is_first:
+            state = self.embed(before, positions, slots)
+        else:
+            state = LayerState(before, rotary_rows(self._rotary_table, positions, self.dtype), slots)
+        if self.is_last:
+            return self._last_layers(state, kv, attention, wanted, captured=False)
+        for index in range(self.config.num_layers):
+            self._layer(index, state, kv, attention, captured=False)
+        if state.rest is not None:
+            state.residual.add_(state.rest if state.rest.dim() == 2 else state.rest.sum(0))
+        return state.residual
+
+    def _layer(
+        self, index: int, state: LayerState, kv: KVCache, attention: AttentionBackend, *, captured: bool
+    ) -> None:
+        query = self.before_attention(index, state, kv, captured=captured)
+        self.after_attention(index, state, self._attend(index, state, query, kv, attention), captured=captured)
+
+    def _last_layers(
+        self,
+        state: LayerState,
+        kv: KVCache,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None,
+        *,
+        captured: bool,
+    ) -> torch.Tensor:
         last = self.config.num_layers - 1
         for index in range(last):
-            query = self.before_attention(index, state, kv, captured=captured)
-            self.after_attention(index, state, self._attend(index, state, query, kv, attention), captured=captured)
+            self._layer(index, state, kv, attention, captured=captured)
         query = self.before_attention(last, state, kv, captured=captured)
         if wanted is not None and not len(wanted):
             return state.residual[:0]

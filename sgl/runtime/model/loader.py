@@ -8,15 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from sgl.errors import WeightsError
-from sgl.kernels.collectives import Collectives
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
 
@@ -38,18 +38,18 @@ def load_decoder(
     max_positions: int | None = None,
     seed: int = 0,
     quantization: Literal["fp8"] | None = None,
-    collectives: Collectives | None = None,
+    ranks: Ranks | None = None,
 ) -> Decoder:
     """The model of a config with its weights on the device. Raises WeightsError, and ConfigError for a model that
     cannot be cut.
 
     load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise safetensors are
-    read. max_positions: see `Decoder`. quantization: see `Weights.quantize`. collectives: of the ranks among which the
-    model is cut; only this rank's part is read.
+    read. max_positions: see `Decoder`. quantization: see `Weights.quantize`. ranks: among which the model is
+    cut; only this one's part is read.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
-    shard = WHOLE if collectives is None else Shard(collectives.rank, collectives.size)
+    shard = WHOLE if ranks is None else ranks.shard
     shard.check(config)
     if load_format == "dummy":
         weights = _random_weights(config, torch_dtype, device, seed, shard)
@@ -60,7 +60,7 @@ def load_decoder(
         if device.type == "cuda":
             torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
     weights.pack()
-    return Decoder(config, weights, max_positions, collectives)
+    return Decoder(config, weights, max_positions, ranks)
 
 
 def resolve_dtype(config: ModelConfig, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:
@@ -70,25 +70,34 @@ def resolve_dtype(config: ModelConfig, dtype: Literal["auto"] | DtypeName, devic
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
 
 
+def dtype_name(dtype: torch.dtype) -> DtypeName:
+    """Of one that `resolve_dtype` returns."""
+    return cast(DtypeName, str(dtype).removeprefix("torch."))
+
+
 def _random_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard
 ) -> Weights:
     """Initialised like transformers: normal matrices, no biases, norms of one. All parts are cut from the same."""
     tied = config.tie_word_embeddings
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
-    shapes = _shapes(config, tied=tied)
+    targets = checkpoint_tensors(config, weights, shard)
     generator = torch.Generator(device).manual_seed(seed)
-    for name, tensor in checkpoint_tensors(shard.local(config), weights).items():
+    for name, shape in _shapes(config, tied=tied).items():
+        target = targets.get(name)
         if name.endswith("norm.weight"):
-            tensor.fill_(1.0)
+            value = 1.0
         elif name.endswith(".bias"):
-            tensor.zero_()
-        elif shard.size == 1:
-            tensor.normal_(0.0, config.initializer_range, generator=generator)
-        else:
-            whole = torch.empty(shapes[name], dtype=dtype, device=device)
-            whole.normal_(0.0, config.initializer_range, generator=generator)
-            tensor.copy_(whole[shard.part(name, config)])
+            value = 0.0
+        else:  # drawn also where others hold it
+            is_whole = target is not None and tuple(target.shape) == shape
+            drawn = target if is_whole and target is not None else torch.empty(shape, dtype=dtype, device=device)
+            drawn.normal_(0.0, config.initializer_range, generator=generator)
+            if target is not None and drawn is not target:
+                target.copy_(drawn[shard.part(name, config)])
+            continue
+        if target is not None:
+            target.fill_(value)
     return weights
 
 
@@ -110,7 +119,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     _check(entries, _shapes(config, tied=tied), folder)
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
-    targets = checkpoint_tensors(shard.local(config), weights)
+    targets = checkpoint_tensors(config, weights, shard)
     for file in sorted({entry.file for entry in entries.values()}):
         with _opened(file) as tensors:
             for name, target in targets.items():

@@ -1,7 +1,8 @@
-"""One rank's part of a model: heads, MLP columns and tokens of the vocabulary (tensor parallelism).
+"""One rank's part of a model: some layers, and of these some heads, MLP columns and tokens of the vocabulary.
 
 Projections into heads and MLP are cut by rows, those back by columns, so that a layer's sums are added up twice
-(Shoeybi et al. 2019, "Megatron-LM"). Where there are fewer KV heads than ranks, several ranks hold the same one.
+(tensor parallelism: Shoeybi et al. 2019, "Megatron-LM"). Where there are fewer KV heads than ranks, several ranks hold
+the same one. Stages have layers one after the other (pipeline parallelism); the first has embedding and head, too.
 """
 
 from __future__ import annotations
@@ -16,10 +17,23 @@ _WORD = 32  # tokens: packed masks are cut between words
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of rank `rank` of `size`."""
+    """The part of rank `rank` of `size`, in stage `stage` of `stages`."""
 
     rank: int = 0
     size: int = 1
+    stage: int = 0
+    stages: int = 1
+
+    @staticmethod
+    def of(rank: int, tp_size: int, pp_size: int) -> Shard:
+        """Of a rank among all: those of a stage follow each other."""
+        stage, rank = divmod(rank, tp_size)
+        return Shard(rank, tp_size, stage, pp_size)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is of the last stage, which has the last norm."""
+        return self.stage == self.stages - 1
 
     def check(self, config: ModelConfig) -> None:
         """Raise ConfigError for a model that cannot be cut into so many parts."""
@@ -38,20 +52,35 @@ class Shard:
                 f"tp_size={size}: {config.path} has {wrong}, which {size} ranks cannot share equally",
                 option="tp_size",
             )
+        if config.num_layers < self.stages:
+            raise ConfigError(
+                f"pp_size={self.stages}: {config.path} has {config.num_layers} layers, fewer than stages",
+                option="pp_size",
+            )
 
     def local(self, config: ModelConfig) -> ModelConfig:
-        """The config of this part; hidden size, vocabulary and layers stay the model's."""
-        if self.size == 1:
+        """The config of this part; hidden size and vocabulary stay the model's."""
+        if self.size == self.stages == 1:
             return config
+        layers = self.layers(config)
         return replace(
             config,
+            num_layers=len(layers),
+            windows=config.windows[layers.start : layers.stop],
             num_heads=config.num_heads // self.size,
             num_kv_heads=max(1, config.num_kv_heads // self.size),
             intermediate_size=config.intermediate_size // self.size,
         )
 
+    def layers(self, config: ModelConfig) -> range:
+        """Its layers."""
+        first, after = (stage * config.num_layers // self.stages for stage in (self.stage, self.stage + 1))
+        return range(first, after)
+
     def vocabulary(self, vocab_size: int) -> range:
         """Its token ids."""
+        if self.stage:
+            return range(0)
         width = self.vocabulary_width(vocab_size)
         return range(min(vocab_size, self.rank * width), min(vocab_size, (self.rank + 1) * width))
 
@@ -61,8 +90,6 @@ class Shard:
 
     def part(self, name: str, config: ModelConfig) -> tuple[slice, ...]:
         """Where this part lies in a checkpoint's tensor. config: the whole model's."""
-        if self.size == 1:
-            return ()
         *_, module, _ = name.split(".")
         local, dim = self.local(config), config.head_dim
         if module == "q_proj":

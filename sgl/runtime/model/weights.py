@@ -41,7 +41,7 @@ class LayerWeights:
 class Weights:
     """All weights. Matrices are [out, in]."""
 
-    embedding: torch.Tensor  # [vocab, hidden]
+    embedding: torch.Tensor  # [vocab, hidden]; like norm and head, empty in stages that lack it
     layers: list[LayerWeights]
     norm: torch.Tensor  # [hidden]
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
@@ -137,15 +137,16 @@ def allocate_weights(
         for _ in range(config.num_layers)
     ]
     lm_head = embedding if tied else tensor(num_tokens, hidden)
-    return Weights(embedding, layers, tensor(hidden), lm_head)
+    return Weights(embedding, layers, tensor(hidden if shard.is_last else 0), lm_head)
 
 
-def checkpoint_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(config: ModelConfig, weights: Weights, shard: Shard = WHOLE) -> dict[str, torch.Tensor]:
     """Every tensor of a Hugging Face checkpoint as the view of the weights that it, or a part of it, fills. Only before
-    `Weights.quantize` and `Weights.pack`. config: of the part."""
+    `Weights.quantize` and `Weights.pack`. config: of the whole model."""
+    first, config = shard.layers(config).start, shard.local(config)
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
-    for index, layer in enumerate(weights.layers):
+    for index, layer in enumerate(weights.layers, first):
         parts: dict[str, Matrix | None] = {
             "input_layernorm.weight": layer.input_norm,
             "self_attn.q_norm.weight": layer.q_norm,
@@ -171,4 +172,4 @@ def checkpoint_tensors(config: ModelConfig, weights: Weights) -> dict[str, torch
     tensors["model.norm.weight"] = weights.norm
     if weights.lm_head is not weights.embedding:
         tensors["lm_head.weight"] = weights.lm_head
-    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+    return {name: its for name, its in tensors.items() if isinstance(its, torch.Tensor) and its.numel()}

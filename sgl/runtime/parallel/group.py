@@ -12,12 +12,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from sgl.errors import EngineDead
-from sgl.kernels.collectives import Collectives
 from sgl.runtime.child import command
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.model.ranks import Ranks
+from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.ring import Ring
 
@@ -35,11 +37,10 @@ _CODE = "from sgl.runtime.follower import main; main()"
 class RankGroup:
     """`size` ranks on this host, of which this process is rank 0."""
 
-    def __init__(self, size: int, options: dict[str, Any], silence: float) -> None:
-        """Start the others. options: of the engine, for their `Load`. silence: seconds until a rank that stopped
-        answering is given up. Raises EngineDead."""
-        self.size = size
-        self._silence = silence
+    def __init__(self, config: EngineConfig) -> None:
+        """Start the others. Raises EngineDead."""
+        self.size = size = config.num_ranks
+        self._silence = config.rank_timeout
         self._failure: EngineDead | None = None
         self._on_failure: Callable[[EngineDead], None] | None = None
         self._lock = threading.Lock()
@@ -57,9 +58,9 @@ class RankGroup:
             self._await_beats()
             self._watcher = threading.Thread(target=self._watch, name="sgl-ranks", daemon=True)
             self._watcher.start()
-            self.send(wire.Load(options))
+            self.send(wire.Load(asdict(config)))
             with self.failing():
-                self.collectives = Collectives(str(self._folder), 0, size)
+                self.ranks = Ranks.join(str(self._folder), Shard.of(0, config.tp_size, config.pp_size))
         except BaseException:
             self.close()
             raise

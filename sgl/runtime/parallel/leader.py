@@ -23,7 +23,7 @@ class LeadingRunner:
         """Start the forward pass of a step on all ranks."""
         self._group.send(wire.Forward(batch))
         with self._group.failing():
-            return self._own.forward(batch)
+            return (self._own.forward if self._group.ranks.links is None else self._own.enter)(batch)
 
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
         """Sample after a forward pass on all ranks."""

@@ -48,6 +48,24 @@ class Launched:
     inputs: DeviceLogprobs | None = None  # of scored input tokens
     replayed: Replayed | None = None  # of a decode graph
     pooled: torch.Tensor | None = None  # float32 [P, H]
+    awaited: tuple[int, torch.Tensor] | None = (
+        None  # hidden states under way: how many, and which sample, int64 [S]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """A step's tensors on the device; T tokens."""
+
+    token_ids: torch.Tensor  # int64 [T]
+    positions: torch.Tensor  # int64 [T]
+    slots: torch.Tensor  # int64 [T]
+    last: torch.Tensor  # int64 [S]: tokens to sample after
+    wanted: torch.Tensor | None  # int64 [N]: tokens whose hidden states are wanted; None: all
+
+    @property
+    def num_wanted(self) -> int:
+        return len(self.token_ids if self.wanted is None else self.wanted)
 
 
 class ModelRunner:
@@ -95,13 +113,9 @@ class ModelRunner:
     def forward(self, batch: Batch) -> Launched:
         """Start the forward pass of a step; see `batch.Runner`."""
         with self._current, self._on_threads():
-            if self._threads is not None:
-                self._threads.choose(int(batch.q_lens.sum()), is_streamed=batch.is_streamed)
+            self._choose_threads(batch)
             self._sampler.setup(batch.setups)
-            writes = batch.page_writes
-            self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
-            num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
-            pages = self._page_table[batch.rows, :num_pages]
+            pages = self._pages(batch)
             replayed = None if self._graphs is None else self._graphs.run(batch, pages)
             if replayed is not None:
                 return Launched(batch, replayed.logits, replayed=replayed)
@@ -110,14 +124,12 @@ class ModelRunner:
                 hidden, sampling = self._forward(batch, pages)
             finally:
                 self._launching_since = None
-            vocab_size = self._model.config.vocab_size
-            inputs = score_inputs(batch, hidden, self._model.whole_logits, vocab_size, self._uploader)
-            logits = self._model.logits(sampling) if len(sampling) else None
-            return Launched(batch, logits, inputs, pooled=pool(batch, hidden))
+            return self._computed(batch, hidden, sampling)
 
     @torch.inference_mode()
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
         """Sample after a forward pass; see `batch.Runner`."""
+        launched = self._arrived(launched)
         batch, logits, replayed = launched.batch, launched.logits, launched.replayed
         with self._current, self._on_threads(is_last=True):
             if logits is None:
@@ -132,9 +144,69 @@ class ModelRunner:
     @torch.inference_mode()
     def follow(self, launched: Launched, masks: TokenMasks | None) -> None:
         """`sample`, on a rank whose results nobody reads. masks: the `outline` of rank 0's."""
+        launched = self._arrived(launched)
         with self._current, self._on_threads(is_last=True):
             if launched.logits is not None:
                 self._sampler.sample(launched.logits, launched.batch, masks)
+
+    @torch.inference_mode()
+    def enter(self, batch: Batch) -> Launched:
+        """`forward` of the first of several stages; further steps may enter before this one is sampled."""
+        links = self._model.links
+        assert links is not None, "there are several stages"
+        with self._current, self._on_threads(is_last=True):
+            self._choose_threads(batch)
+            inputs = self._inputs(batch, self._pages(batch))
+            links.send(self._through_stage(inputs.token_ids, inputs))
+            return Launched(batch, None, awaited=(inputs.num_wanted, inputs.last))
+
+    @torch.inference_mode()
+    def relay(self, batch: Batch) -> None:
+        """A step's part in a stage behind the first."""
+        links, width = self._model.links, self._model.config.hidden_size
+        assert links is not None, "there are several stages"
+        with self._current, self._on_threads(is_last=True):
+            self._choose_threads(batch)
+            inputs = self._inputs(batch, self._pages(batch))
+            before = torch.empty(len(inputs.token_ids), width, dtype=self._model.dtype, device=self._model.device)
+            done = self._through_stage(links.receive(before), inputs)
+            if len(done):
+                links.send(done)
+
+    def _through_stage(self, before: torch.Tensor, inputs: _Inputs) -> torch.Tensor:
+        tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
+        return self._model.forward_stage(before, *tensors)
+
+    def _arrived(self, launched: Launched) -> Launched:
+        """With the hidden states that the last stage sends back."""
+        if launched.awaited is None:
+            return launched
+        links, model, (num_wanted, last) = self._model.links, self._model, launched.awaited
+        assert links is not None, "there are several stages"
+        # Only now: rows may have had others in the steps before.
+        self._sampler.setup(launched.batch.setups)
+        hidden = torch.empty(num_wanted, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        if num_wanted:
+            links.receive(hidden)
+        sampling = hidden if len(last) == num_wanted else hidden.index_select(0, last)
+        return self._computed(launched.batch, hidden, sampling)
+
+    def _computed(self, batch: Batch, hidden: torch.Tensor, sampling: torch.Tensor) -> Launched:
+        vocab_size = self._model.config.vocab_size
+        inputs = score_inputs(batch, hidden, self._model.whole_logits, vocab_size, self._uploader)
+        logits = self._model.logits(sampling) if len(sampling) else None
+        return Launched(batch, logits, inputs, pooled=pool(batch, hidden))
+
+    def _pages(self, batch: Batch) -> Int32Array:
+        """The batch's rows of the page table, [B, pages], after its writes."""
+        writes = batch.page_writes
+        self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
+        num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
+        return self._page_table[batch.rows, :num_pages]
+
+    def _choose_threads(self, batch: Batch) -> None:
+        if self._threads is not None:
+            self._threads.choose(int(batch.q_lens.sum()), is_streamed=batch.is_streamed)
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""
@@ -189,25 +261,28 @@ class ModelRunner:
     def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
-        packed = pack(batch, pages, self._kv.page_size)
-        num_tokens = len(packed.token_ids)
-        graphs = self._prompt_graphs
+        graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
         if graphs is not None and not graphs.holds(num_tokens):
             graphs = None
-        upload = self._uploader.upload if graphs is None else graphs.place
-        token_ids, positions, slots, from_device, from_rows, last = upload(*packed)
+        inputs = self._inputs(batch, pages, self._uploader.upload if graphs is None else graphs.place)
+        if graphs is None:
+            tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
+            hidden = self._model.forward(inputs.token_ids, *tensors)
+        else:
+            hidden = graphs.run(num_tokens, inputs.wanted)
+        if len(inputs.last) == len(hidden):
+            return hidden, hidden
+        return hidden, hidden.index_select(0, inputs.last)
+
+    def _inputs(self, batch: Batch, pages: Int32Array, upload: Callable[..., Any] | None = None) -> _Inputs:
+        """Upload a step and plan its attention."""
+        packed = pack(batch, pages, self._kv.page_size)
+        token_ids, positions, slots, from_device, from_rows, last = (upload or self._uploader.upload)(*packed)
         if len(packed.from_device):
             token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
         self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens, pages))
-        is_every_token_wanted = bool(batch.score_targets or batch.pool_from) or len(last) == num_tokens
-        wanted = None if is_every_token_wanted else last
-        if graphs is None:
-            hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, wanted)
-        else:
-            hidden = graphs.run(num_tokens, wanted)
-        if len(last) == len(hidden):
-            return hidden, hidden
-        return hidden, hidden.index_select(0, last)
+        is_every_token_wanted = bool(batch.score_targets or batch.pool_from) or len(last) == len(token_ids)
+        return _Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last)
 
 
 def _idle_batch(q_lens: list[int], temperature: float) -> Batch:

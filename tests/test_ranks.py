@@ -45,17 +45,31 @@ def followers(engine: Engine) -> list[int]:
     return [process.pid for process in group._processes]
 
 
-@pytest.mark.parametrize("name", ["llama-mqa-tied", "llama-biases", "mistral-window", "qwen2", "qwen3"])
-def test_two_processes_generate_what_one_does(name: str, tmp_path: Path) -> None:
-    """200 prompts, half of them constrained, in small pages, chunks and batches, with retracts."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-mqa-tied",
+        pytest.param("mistral-window", marks=pytest.mark.slow),
+        "qwen2",
+        pytest.param("qwen3", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_generate_what_one_process_does(name: str, tmp_path: Path) -> None:
+    """200 prompts, greedy, drawn and constrained, in small pages, chunks and batches, with retracts."""
     path = str(tiny_checkpoint(tmp_path, **MODELS[name], with_tokenizer=True, max_position_embeddings=256))
     rng = np.random.default_rng(7)
     prompts = [rng.integers(2, 300, rng.integers(1, 90)).tolist() for _ in range(200)]
-    plain = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
-    params = [plain | {"regex": "([a-f]{2,5} )*[0-9]{3}"} if i % 2 else plain for i in range(len(prompts))]
-    found = []
-    for tp_size in (1, 2):
-        with Engine(path, tp_size=tp_size, **OPTIONS) as engine:
+    plain: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
+    kinds = [
+        plain,
+        {"regex": "([a-f]{2,5} )*[0-9]{3}"},
+        {"temperature": 0.9, "top_p": 0.9, "seed": 5, "repetition_penalty": 1.3},
+        {"temperature": 0.9, "seed": 5, "regex": "[a-z]{9}", "top_k": 7},
+    ]
+    params = [{**plain, **kinds[i % 4]} for i in range(len(prompts))]
+
+    def answers(**ranks: int) -> tuple[Any, Any]:
+        with Engine(path, **ranks, **OPTIONS) as engine:
             results = engine.generate(input_ids=prompts, sampling_params=params)
             scored = engine.generate(
                 input_ids=prompts[:20],
@@ -65,19 +79,23 @@ def test_two_processes_generate_what_one_does(name: str, tmp_path: Path) -> None
                 top_logprobs_num=3,
             )
             assert engine.check_ledger() == []
-            found.append((results, scored))
-    (one, one_scored), (two, two_scored) = found
-    assert [result["output_ids"] for result in two] == [result["output_ids"] for result in one]
-    for left, right in zip(one_scored, two_scored, strict=True):
-        assert left["output_ids"] == right["output_ids"]
-        for key in ("input_token_logprobs", "output_token_logprobs"):
-            values = [[entry[0] for entry in each["meta_info"][key][1:]] for each in (left, right)]
-            np.testing.assert_allclose(*values, atol=1e-4)
+            return results, scored
+
+    one, one_scored = answers()
+    for ranks in ({"tp_size": 2}, {"pp_size": 2}):
+        found, scored = answers(**ranks)
+        assert [result["output_ids"] for result in found] == [result["output_ids"] for result in one], ranks
+        for left, right in zip(one_scored, scored, strict=True):
+            assert left["output_ids"] == right["output_ids"]
+            for key in ("input_token_logprobs", "output_token_logprobs"):
+                values = [[entry[0] for entry in each["meta_info"][key][1:]] for each in (left, right)]
+                np.testing.assert_allclose(*values, atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Engine, Engine]]:
-    with Engine(random_seed=5, device="cpu") as one, Engine(random_seed=5, device="cpu", tp_size=2) as two:
+@pytest.fixture(scope="module", params=[{"tp_size": 2}, {"pp_size": 3}, {"tp_size": 2, "pp_size": 2}], ids=str)
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
+    """An engine of one process, and one of several."""
+    with Engine(random_seed=5, device="cpu") as one, Engine(random_seed=5, device="cpu", **request.param) as two:
         yield one, two
 
 
@@ -94,7 +112,7 @@ def pair() -> Iterator[tuple[Engine, Engine]]:
         {"temperature": 0.8, "seed": 3, "top_p": 0.9, "json_schema": '{"enum": ["red", "green", "blue", 17]}'},
         {"temperature": 0, "json_schema": '{"properties": {"name": {"type": "string", "maxLength": 9}}}'},
     ],
-    ids=str,
+    ids=range(9),
 )
 def test_every_way_of_sampling_is_the_same(pair: tuple[Engine, Engine], params: dict[str, Any]) -> None:
     prompts = ["Once upon a time", 'The name is Ada. {"', "a b c d", "1 + 1 ="]
@@ -150,11 +168,16 @@ def test_programs_scores_and_embeddings_are_the_same(pair: tuple[Engine, Engine]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("busy", [False, True])
-def test_a_rank_that_dies_or_hangs_ends_the_engine(number: signal.Signals, busy: bool) -> None:
-    with Engine(device="cpu", tp_size=2, rank_timeout=2.0) as engine:
+@pytest.mark.parametrize(
+    ("busy", "ranks"), [(False, {"tp_size": 2}), (True, {"tp_size": 2}), (True, {"pp_size": 3})]
+)
+def test_a_rank_that_dies_or_hangs_ends_the_engine(
+    number: signal.Signals, busy: bool, ranks: dict[str, int]
+) -> None:
+    with Engine(device="cpu", rank_timeout=2.0, **ranks) as engine:  # type: ignore[arg-type]
         engine.generate("a", {"max_new_tokens": 1})
-        [pid] = followers(engine)
+        pid, *others = followers(engine)
+        size = 2 + len(others)
         folder = engine._started.group._folder  # type: ignore[union-attr]
         answers: list[BaseException] = []
 
@@ -173,19 +196,19 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine(number: signal.Signals, busy:
             asker.join(PATIENCE)
         wait_until(lambda: engine.heartbeat_age() == float("inf"), "the engine is dead")
         words = "ended and the engine with it" if number == signal.SIGKILL else "has not answered for 2 s"
-        with pytest.raises(EngineDead, match=f"rank 1 of 2 {words}"):
+        with pytest.raises(EngineDead, match=f"rank 1 of {size} {words}"):
             engine.generate("a")
         assert len(answers) == len(askers)
-        assert all(isinstance(error, EngineDead) and "rank 1 of 2" in str(error) for error in answers)
-    assert not Path(f"/proc/{pid}").exists()
+        assert all(isinstance(error, EngineDead) and f"rank 1 of {size}" in str(error) for error in answers)
+    assert not any(Path(f"/proc/{each}").exists() for each in (pid, *others))
     assert not folder.exists()
 
 
 def test_ranks_end_with_the_process_that_leads_them() -> None:
     code = (
-        "import time; from sgl.runtime.engine import Engine; from tests.test_tensor_parallel import followers\n"
-        "engine = Engine(device='cpu', tp_size=3 - 1)\n"
-        "print(*followers(engine), engine._started.group._folder, flush=True); time.sleep(600)"
+        "import time; from sgl.runtime.engine import Engine\n"
+        "engine = Engine(device='cpu', tp_size=2); group = engine._started.group\n"
+        "print(group._processes[0].pid, group._folder, flush=True); time.sleep(600)"
     )
     leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None
@@ -217,11 +240,14 @@ def test_what_cannot_be_is_refused_before_any_process_starts(
     monkeypatch.setattr(group_module, "RankGroup", None)
     with pytest.raises(ConfigError, match="8 attention heads, which 3 ranks cannot share"):
         Engine(device="cpu", tp_size=3)
+    with pytest.raises(ConfigError, match=r"pp_size=8: .* has 7 layers"):
+        Engine(device="cpu", pp_size=8)
     with pytest.raises(ConfigError, match="tp_size=0"):
         Engine(device="cpu", tp_size=0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="tp_size=2 runs on a CPU only so far, not on cuda"):
-        startup.start(EngineConfig(device="cuda", tp_size=2))
+    for name in ("tp_size", "pp_size"):
+        with pytest.raises(ConfigError, match=f"{name}=2 runs on a CPU only so far, not on cuda"):
+            startup.start(EngineConfig(device="cuda", **{name: 2}))  # type: ignore[arg-type]
 
 
 def test_a_server_of_two_ranks_comes_back_when_one_is_killed() -> None:

@@ -1,0 +1,99 @@
+"""Which device an engine computes on, and whether it can do what the options ask for."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+from sgl.errors import ConfigError
+from sgl.machine_limits import num_processors
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.loader import dtype_name, resolve_dtype
+
+
+def device_for(config: EngineConfig) -> torch.device:
+    """The device of an engine, or of its first rank. Raises ConfigError."""
+    name = config.device
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device")
+    return device if device.type == "cpu" else _gpu(config, device)
+
+
+def _gpu(config: EngineConfig, device: torch.device) -> torch.device:
+    """This engine's of the GPUs that begin at `device`."""
+    found, first = torch.cuda.device_count(), device.index or 0
+    wanted = config.num_ranks * config.dp_size
+    if first + wanted > found:
+        names = ", ".join(torch.cuda.get_device_name(index) for index in range(found)) or "none"
+        if wanted == 1:
+            message = f"device={str(device)!r}: torch sees {found} CUDA device(s) here ({names})"
+            raise ConfigError(message, option="device")
+        raise ConfigError(
+            f"tp_size={config.tp_size}, pp_size={config.pp_size} and dp_size={config.dp_size} take {wanted} GPUs, from "
+            f"{device} on; torch sees {found} here ({names})",
+            option=next(name for name in ("tp_size", "pp_size", "dp_size") if getattr(config, name) > 1),
+        )
+    for name in ("tp_size", "pp_size"):
+        if getattr(config, name) > 1:
+            message = f"{name}={getattr(config, name)} runs on a CPU only so far, not on {device}"
+            raise ConfigError(message, option=name)
+    return torch.device("cuda", first + config.dp_rank) if config.dp_rank else device
+
+
+def kv_dtype(config: EngineConfig) -> torch.dtype | None:
+    """The dtype of keys and values, if not the model's."""
+    return None if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
+
+
+def check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
+    """Raise ConfigError if the device cannot hold such keys and values."""
+    if config.kv_cache_dtype != "auto":
+        _check_fp8("kv_cache_dtype", config.kv_cache_dtype, device)
+
+
+def check_quantization(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+    """Raise ConfigError if the device or the model does not suit the quantisation."""
+    if config.quantization is None:
+        return
+    _check_fp8("quantization", config.quantization, device)
+    dtype = resolve_dtype(model, config.dtype, device)
+    if dtype != torch.bfloat16:
+        raise ConfigError(
+            f"quantization='fp8' multiplies into bfloat16, and dtype is {dtype_name(dtype)}: set dtype='bfloat16'",
+            option="quantization",
+        )
+    widths = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    if any(width % 16 for width in (*widths, model.num_kv_heads * model.head_dim)):
+        raise ConfigError(
+            f"quantization='fp8' needs matrices whose sides are multiples of 16; {model.path} has {widths}",
+            option="quantization",
+        )
+
+
+def _check_fp8(option: str, value: str, device: torch.device) -> None:
+    if device.type != "cuda" or torch.version.hip is not None:
+        raise ConfigError(f"{option}={value!r} needs an NVIDIA GPU, and this is {device}", option=option)
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError(f"{option}={value!r} needs a GPU of compute capability 8.9 or above", option=option)
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or the processor's with our number of cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        named = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        name = named[1] if named else name
+    return f"{name}, {num_processors()} cores"

@@ -1,0 +1,29 @@
+"""This rank's connections to the others that hold parts of the same model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgl.kernels.collectives import Collectives, Links
+from sgl.runtime.model.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """`shard`: which part this one holds."""
+
+    shard: Shard
+    stage: Collectives | None
+    """Of the ranks with other heads of the same layers, if there are any."""
+    links: Links | None
+    """To the ranks with the layers before and behind, if there are any."""
+
+    @staticmethod
+    def join(folder: str, shard: Shard) -> Ranks:
+        """Wait for the others; see Collectives."""
+        stage = links = None
+        if shard.size > 1:
+            stage = Collectives(f"{folder}/stage{shard.stage}", shard.rank, shard.size)
+        if shard.stages > 1:
+            links = Links(f"{folder}/chain{shard.rank}", shard.stage, shard.stages)
+        return Ranks(shard, stage, links)
