@@ -152,7 +152,7 @@ class EngineProcess:
     async def _call(self, kind: str, *arguments: Any) -> Any:
         """Send a request and collect its answers; leaving early aborts it."""
         channel = self._up()
-        call_id, waiter = next(self._ids), _Waiter()
+        call_id, waiter = next(self._ids), _Waiter(is_request=kind == "generate")
         self._waiting[call_id] = waiter
         channel.send((kind, call_id, waiter.identity, *arguments))
         try:
@@ -237,8 +237,9 @@ class EngineProcess:
         for waiter in waiting.values():
             waiter.put(error)
         if was_up and not self._is_closed:
+            number = sum(waiter.is_request for waiter in waiting.values())
             with working_for(""):  # the current task may belong to a request
-                logger.error("the process of %s ended: %d requests failed, restarting it", self._name, len(waiting))
+                logger.error("the process of %s ended: %d requests failed, restarting it", self._name, number)
                 self._spawn(self._restart())
 
     async def _restart(self) -> None:
@@ -295,7 +296,8 @@ def _run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[]
 class _Waiter:
     """One request's answers, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_request: bool) -> None:
+        self.is_request = is_request  # not a look at the engine
         self.identity = request_id.get()
         self.began = time.monotonic()
         self.call: CallResults | None = None  # once accepted
@@ -334,6 +336,8 @@ class _Waiter:
 
 class _ProgramWaiter:
     """Forwards a program's events. An error ends it."""
+
+    is_request = True
 
     def __init__(self, sink: ir.Sink, done: Callable[[], object]) -> None:
         self.identity = request_id.get()
