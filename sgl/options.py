@@ -21,6 +21,10 @@ class EngineOptions(TypedDict, total=False):
     tp_size: int
     pp_size: int
     rank_timeout: float
+    nnodes: int
+    node_rank: int
+    dist_init_addr: str | None
+    dist_secret_file: str | None
     dp_size: int
     dp_rank: int | None
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None

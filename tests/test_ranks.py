@@ -42,7 +42,7 @@ LONG = {"max_new_tokens": 900, "ignore_eos": True}
 def followers(engine: Engine) -> list[int]:
     group = engine._started.group
     assert group is not None
-    return [process.pid for process in group._processes]
+    return [process.pid for process in group._processes.values()]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine(
         engine.generate("a", {"max_new_tokens": 1})
         pid, *others = followers(engine)
         size = 2 + len(others)
-        folder = engine._started.group._folder  # type: ignore[union-attr]
+        folder = engine._started.group._line._folder  # type: ignore[union-attr]
         answers: list[BaseException] = []
 
         def ask() -> None:
@@ -208,7 +208,7 @@ def test_ranks_end_with_the_process_that_leads_them() -> None:
     code = (
         "import time; from sgl.runtime.engine import Engine\n"
         "engine = Engine(device='cpu', tp_size=2); group = engine._started.group\n"
-        "print(group._processes[0].pid, group._folder, flush=True); time.sleep(600)"
+        "print(group._processes[1].pid, group._line._folder, flush=True); time.sleep(600)"
     )
     leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from sgl.errors import ConfigError
 from sgl.grammar.automaton.finished import Standing
+from sgl.kernels.collectives import Folder
 from sgl.kernels.sampling import ops as sampling
 from sgl.runtime.batch import BROADCAST, Batch, RowSetup
 from sgl.runtime.model.config import ModelConfig
@@ -42,7 +43,7 @@ def on_ranks(folder: Path, tp_size: int, pp_size: int, work: Callable[[Ranks], T
     held: list[Ranks] = []  # one that closes ends what the others still receive
 
     def run(rank: int) -> T:
-        ranks = Ranks.join(str(folder), Shard.of(rank, tp_size, pp_size))
+        ranks = Ranks.join(Folder(str(folder)), Shard.of(rank, tp_size, pp_size))
         held.append(ranks)
         return work(ranks)
 

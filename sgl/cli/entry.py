@@ -168,6 +168,7 @@ def _engine() -> Parameters:
     groups = {
         "model_path": "The model",
         "device": "Device and precision",
+        "tp_size": "Several processes and hosts",
         "attention_backend": "Kernels",
         "page_size": "Memory",
         "max_running_requests": "Batches",

@@ -36,7 +36,7 @@ _VALUES = {
 _READ_CALLS = ("auto", "hermes", "llama3", "mistral", "qwen", "qwen25")
 _SO = words_of(
     """trust-remote-code skip-server-warmup enable-metrics enable-cache-report enable-mixed-chunk nccl-port
-    dist-init-addr nccl-init-addr dist-timeout enable-p2p-check sampling-backend disable-custom-all-reduce
+    nccl-init-addr dist-timeout enable-p2p-check sampling-backend disable-custom-all-reduce
     disable-outlines-disk-cache disable-flashinfer-autotune disable-shared-experts-fusion disable-hybrid-swa-memory
     disable-fast-image-processor disable-priority-preemption disable-attn-tp-gather"""
 )
@@ -44,7 +44,7 @@ _SO = words_of(
 _NEUTRAL = neutral_values(
     """ep=1 ep-size=1 expert-parallel-size=1 dcp-size=1 decode-context-parallel-size=1 attn-dp-size=1
     attention-data-parallel-size=1 attn-cp-size=1 attention-context-parallel-size=1 moe-dp-size=1
-    moe-data-parallel-size=1 dwdp-size=1 pp-async-batch-depth=0 nnodes=1 node-rank=0 gpu-id-step=1
+    moe-data-parallel-size=1 dwdp-size=1 pp-async-batch-depth=0 gpu-id-step=1
     load-balance-method=auto ep-num-redundant-experts=0 init-expert-location=trivial moe-a2a-backend=none
     moe-runner-backend=auto deepep-mode=auto eplb-algorithm=auto eplb-rebalance-num-iterations=1000
     expert-balancedness-report-mode=off cpu-offload-gb=0 offload-group-size=-1 offload-num-in-group=1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -35,8 +37,26 @@ def serve(options: SimpleNamespace) -> int:
     """Serve until a signal."""
     engine, server = configs(options, (EngineConfig, ServerConfig))
     configure_logging(server.log_level, server.log_format)
-    asyncio.run(_serve(engine, server))
+    if engine.node_rank:
+        _follow(engine)
+    else:
+        asyncio.run(_serve(engine, server))
     return 0
+
+
+def _follow(config: EngineConfig) -> None:
+    """Compute for host 0 until a signal."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    Console(soft_wrap=True, highlight=False).print(
+        f"sgl follows {config.dist_init_addr} as host {config.node_rank} of {config.nnodes}",
+        style="bold",
+        markup=False,
+    )
+    from sgl.runtime.parallel.node import run_node  # which needs torch
+
+    run_node(config, stop)
 
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:

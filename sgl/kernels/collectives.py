@@ -7,23 +7,48 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import distributed
 
 _PATIENCE = datetime.timedelta(hours=1)  # a rank's death is noticed by whoever watches processes
-_LOOPBACK = "lo"
+_LOOPBACK = "127.0.0.1"
+
+
+class Meeting(Protocol):
+    """Where ranks find each other."""
+
+    host: str
+    """The own address that the others reach."""
+
+    def store(self, name: str, size: int) -> Any:
+        """torch's store for the group of this name and size."""
+        ...
+
+
+class Folder:
+    """A meeting of ranks on one host, in a folder that only this user may read."""
+
+    host = _LOOPBACK
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def store(self, name: str, size: int) -> Any:
+        """A file."""
+        c10d: Any = distributed  # its types lack what follows
+        return c10d.FileStore(f"{self._path}/{name}", size)
 
 
 class Collectives:
-    """This rank's end of a group of `size` processes on one host."""
+    """This rank's end of a group of `size` processes."""
 
-    def __init__(self, path: str, rank: int, size: int) -> None:
-        """Wait for the others. path: where they find each other, in a folder that only this user may read."""
+    def __init__(self, meeting: Meeting, name: str, rank: int, size: int) -> None:
+        """Wait for the others. name: of the group."""
         self.rank = rank
         self.size = size
-        self._group = _joined(path, rank, size)
+        self._group = _joined(meeting, name, rank, size)
         c10d: Any = distributed
         self._largest = c10d.AllreduceOptions()
         self._largest.reduceOp = c10d.ReduceOp.MAX
@@ -54,10 +79,10 @@ class Collectives:
 class Links:
     """This stage's ends of a ring of `stages` processes: what one sends, the next receives, in order."""
 
-    def __init__(self, path: str, stage: int, stages: int) -> None:
+    def __init__(self, meeting: Meeting, name: str, stage: int, stages: int) -> None:
         """Wait for the others; see Collectives."""
         self._next, self._previous = (stage + 1) % stages, (stage - 1) % stages
-        self._group = _joined(path, stage, stages)
+        self._group = _joined(meeting, name, stage, stages)
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         self._most = 2 * stages
 
@@ -74,11 +99,11 @@ class Links:
         return x
 
 
-def _joined(path: str, rank: int, size: int) -> Any:
+def _joined(meeting: Meeting, name: str, rank: int, size: int) -> Any:
     """A process group of its own, not torch's default one: a process may hold several engines."""
     c10d: Any = distributed  # its types lack what follows
     gloo = c10d.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(interface=_LOOPBACK)]
+    options._devices = [gloo.create_device(hostname=meeting.host)]
     options._timeout = _PATIENCE
-    return gloo(c10d.FileStore(path, size), rank, size, options)
+    return gloo(meeting.store(name, size), rank, size, options)

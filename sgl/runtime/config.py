@@ -76,6 +76,14 @@ class EngineConfig:
     On a CPU only so far."""
     rank_timeout: Seconds = 10.0
     """Seconds for which one of these processes may be silent before the engine gives up."""
+    nnodes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Hosts that share these processes equally."""
+    node_rank: NonNegativeInt = 0
+    """Which of them this is; the others follow host 0."""
+    dist_init_addr: str | None = None
+    """HOST:PORT at which host 0 listens for the others."""
+    dist_secret_file: str | None = None
+    """A file whose contents prove that a host belongs here: the same on all, random, at least 16 bytes."""
     dp_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Data parallelism: engines under one server, each with the whole model (in tp_size parts)."""
     dp_rank: NonNegativeInt | None = None
@@ -152,6 +160,26 @@ class EngineConfig:
                 "sgl runs its embedded model, a toy: name another by model_path=, SGL_MODEL_PATH or MODEL"
             )
         return replace(config, model_path=str(EMBEDDED))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Of host 0. Raises ConfigError if hosts cannot find each other, or have unequal shares."""
+        wrong, option = None, "dist_init_addr"
+        host, _, port = (self.dist_init_addr or "").rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            wrong = f"dist_init_addr={self.dist_init_addr!r}: {self.nnodes} hosts need HOST:PORT of host 0"
+        elif self.dist_secret_file is None:
+            wrong, option = f"{self.nnodes} hosts need a dist_secret_file, the same on each", "dist_secret_file"
+        elif self.node_rank >= self.nnodes:
+            wrong, option = f"node_rank={self.node_rank}: {self.nnodes} hosts count from 0", "node_rank"
+        elif self.num_ranks % self.nnodes:
+            wrong = f"tp_size={self.tp_size} times pp_size={self.pp_size} is no multiple of nnodes={self.nnodes}"
+            option = "nnodes"
+        elif self.dp_size > 1:
+            wrong, option = f"dp_size={self.dp_size}: several engines run on one host only", "dp_size"
+        if wrong:
+            raise ConfigError(wrong, option=option)
+        return host.strip("[]"), int(port)
 
     @property
     def num_ranks(self) -> int:

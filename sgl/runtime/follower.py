@@ -6,13 +6,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from pathlib import Path
 
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
@@ -20,53 +18,53 @@ from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
-from sgl.runtime.parallel.ring import Ring
+from sgl.runtime.parallel.lines import End, end_of
 from sgl.runtime.runner.runner import Launched
 
 logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Run. Arguments: rank, folder, size, and rank 0's process id."""
-    rank, folder, size, parent = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    """Run. Arguments: rank, number of ranks, id of the process that started this one, and where rank 0 is."""
+    rank, size, parent = map(int, sys.argv[1:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
-    ring = Ring(folder / "ring", size - 1, rank - 1)
-    threading.Thread(target=_beat, args=(ring, parent, folder), daemon=True).start()
+    end = end_of(sys.argv[4:], rank, size)
+    threading.Thread(target=_beat, args=(end, parent), daemon=True).start()
     try:
-        _follow(ring, folder, rank, size)
+        _follow(end, rank)
     except BaseException as error:
-        if os.getppid() == parent:  # else rank 0 is gone, which is why
-            with contextlib.suppress(OSError):
-                (folder / f"error{rank}").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        if os.getppid() == parent:
+            end.fail(f"{type(error).__name__}: {error}")
             logger.exception("rank %d stops", rank)
         os._exit(1)
     os._exit(0)  # no library's clean-up may wait for other ranks
 
 
-def _beat(ring: Ring, parent: int, folder: Path) -> None:
-    while os.getppid() == parent:
-        ring.beat()
-        time.sleep(BEAT_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+def _beat(end: End, parent: int) -> None:
+    with contextlib.suppress(OSError):  # rank 0 is gone
+        while os.getppid() == parent:
+            end.beat()
+            time.sleep(BEAT_SECONDS)
+    end.close()
     os._exit(1)
 
 
-def _follow(ring: Ring, folder: Path, rank: int, size: int) -> None:
-    load = wire.unpacked(ring.get())
+def _follow(end: End, rank: int) -> None:
+    load = wire.unpacked(end.get())
     assert isinstance(load, wire.Load), "it comes first"
     config = EngineConfig(**load.options)
     with startup.device_of(config) as device:
         shard = Shard.of(rank, config.tp_size, config.pp_size)
-        ranks = Ranks.join(str(folder), shard)
+        ranks = Ranks.join(end, shard)
         model = startup.load(config, startup.checked_model(config, device), device, ranks)
-        build = wire.unpacked(ring.get())
+        build = wire.unpacked(end.get())
         if isinstance(build, wire.Stop):
             return
         assert isinstance(build, wire.Build), "it comes second"
         runner = startup.follow(EngineConfig(**build.options), model, build.num_pages, frozenset(build.eos_ids))
         launched: deque[Launched] = deque()  # not sampled yet
         while True:
-            frame = wire.unpacked(ring.get())
+            frame = wire.unpacked(end.get())
             if isinstance(frame, wire.Forward):
                 if shard.stage:
                     runner.relay(frame.batch)

@@ -88,6 +88,13 @@ def start(config: EngineConfig) -> Started:
             "and one of them needs its number, from 0",
             option="dp_size",
         )
+    if config.node_rank:
+        raise ConfigError(
+            f"node_rank={config.node_rank} follows host 0, which has the engine: run `sgl serve` here instead",
+            option="node_rank",
+        )
+    if config.nnodes > 1:
+        _ = config.address  # before anything starts
     with device_of(config) as device:
         model_config = checked_model(config, device)
         _check_grammar_backend(config.grammar_backend)
@@ -108,7 +115,7 @@ def device_of(config: EngineConfig) -> Iterator[torch.device]:
     ConfigError."""
     device = device_for(config)
     if device.type == "cpu":
-        threads = max(1, num_processors() // (config.num_ranks * config.dp_size))
+        threads = max(1, num_processors() // (config.num_ranks // config.nnodes * config.dp_size))
         torch.set_num_threads(min(torch.get_num_threads(), threads))
     with current(device):
         try:
@@ -296,7 +303,7 @@ def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, in
     weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = token_bytes * page_size
-    total_memory, memory_name = _total_memory(device, config.num_ranks * config.dp_size)
+    total_memory, memory_name = _total_memory(device, config.num_ranks // config.nnodes * config.dp_size)
     fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)

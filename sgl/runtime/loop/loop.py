@@ -47,6 +47,7 @@ T = TypeVar("T")
 _GRAMMAR_POLL_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
 _SLICE = 64  # requests of a group handled at once
 _SLICES_SECONDS = 0.003  # before each step, for longer groups
+_STUCK_SECONDS = 5.0  # after a failure
 _ARRIVALS_SECONDS = 0.01  # before each step, for arrivals; overrun by at most one action
 
 
@@ -67,8 +68,7 @@ class EngineLoop:
         stream_interval: int = 1,
         check_ledger: bool = False,
     ) -> None:
-        """depth: stages of the model, and steps under way at once. jump_cost: by how many steps a row with several
-        tokens prolongs its step."""
+        """depth: steps under way at once. jump_cost: by how many steps a row of several tokens prolongs its step."""
         self.scheduler = scheduler
         self.timers = Timers()
         """Actions between steps, for the loop's own thread."""
@@ -90,7 +90,7 @@ class EngineLoop:
         self._depth = depth
         self._launched: deque[tuple[Step, Any]] = deque()  # not sampled
         self._stopping = False
-        self._failure: SglError | None = None
+        self._failure: tuple[SglError, float] | None = None  # and when nobody waits any more
         self._death: BaseException | None = None
         self._round_began: float | None = None  # monotonic seconds; None: waiting for work
         self._gate = threading.RLock()  # nothing enters the inbox after the loop's last look
@@ -135,7 +135,7 @@ class EngineLoop:
 
     def _result_of(self, future: Future[T]) -> T:
         while not wait([future], 0.5).done:
-            if not self._thread.is_alive and not future.done():
+            if self.has_ended and not future.done():
                 raise EngineDead("the engine stopped") from self._death
         return future.result()
 
@@ -151,12 +151,12 @@ class EngineLoop:
     @property
     def is_alive(self) -> bool:
         """Whether requests are served."""
-        return self._death is None and not self._stopping and self._thread.is_alive
+        return (self._death or self._failure) is None and not self._stopping and self._thread.is_alive
 
     @property
     def has_ended(self) -> bool:
-        """Whether everybody who waited has been answered."""
-        return not self._thread.is_alive
+        """Whether no answer will come any more."""
+        return not self._thread.is_alive or (self._failure is not None and time.monotonic() > self._failure[1])
 
     def heartbeat_age(self) -> float:
         """Seconds since the present round began: 0 while idle, infinite when dead."""
@@ -174,9 +174,9 @@ class EngineLoop:
             self._inbox.put(action)
 
     def fail(self, error: SglError) -> None:
-        """End the loop with an error. What it waits for must end by itself."""
-        with contextlib.suppress(EngineDead):
-            self.post(partial(setattr, self, "_failure", error))
+        """End the loop with an error. It counts as ended, too, if it goes on waiting for something."""
+        self._failure = error, time.monotonic() + _STUCK_SECONDS
+        self._inbox.put(lambda: None)
 
     # ---- the loop's thread
 
@@ -185,7 +185,7 @@ class EngineLoop:
             while not self._stopping:
                 self._take_arrivals()
                 if self._failure is not None:
-                    raise self._failure
+                    raise self._failure[0]
                 self._round_began = time.monotonic()
                 self._expire()
                 self._step()

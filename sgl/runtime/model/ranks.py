@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sgl.kernels.collectives import Collectives, Links
+from sgl.kernels.collectives import Collectives, Links, Meeting
 from sgl.runtime.model.shard import Shard
 
 
@@ -19,11 +19,11 @@ class Ranks:
     """To the ranks with the layers before and behind, if there are any."""
 
     @staticmethod
-    def join(folder: str, shard: Shard) -> Ranks:
+    def join(meeting: Meeting, shard: Shard) -> Ranks:
         """Wait for the others; see Collectives."""
         stage = links = None
         if shard.size > 1:
-            stage = Collectives(f"{folder}/stage{shard.stage}", shard.rank, shard.size)
+            stage = Collectives(meeting, f"stage{shard.stage}", shard.rank, shard.size)
         if shard.stages > 1:
-            links = Links(f"{folder}/chain{shard.rank}", shard.stage, shard.stages)
+            links = Links(meeting, f"chain{shard.rank}", shard.stage, shard.stages)
         return Ranks(shard, stage, links)

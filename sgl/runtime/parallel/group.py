@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 from sgl.errors import EngineDead
 from sgl.runtime.child import command
@@ -21,7 +18,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
-from sgl.runtime.parallel.ring import Ring
+from sgl.runtime.parallel.lines import line_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,37 +27,33 @@ _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 2.0  # until the watcher sees why a step failed
 _STARTING_SECONDS = 300.0  # for a process to begin: it imports torch
 _ENDING_SECONDS = 2.0
-_SHARED_MEMORY = Path("/dev/shm")
 _CODE = "from sgl.runtime.follower import main; main()"
 
 
 class RankGroup:
-    """`size` ranks on this host, of which this process is rank 0."""
+    """`size` ranks, of which this process is rank 0."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Start the others. Raises EngineDead."""
         self.size = size = config.num_ranks
         self._silence = config.rank_timeout
+        self._is_remote = config.nnodes > 1
         self._failure: EngineDead | None = None
         self._on_failure: Callable[[EngineDead], None] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._folder = Path(tempfile.mkdtemp(prefix="sgl-ranks-", dir=_memory_folder()))  # nobody else may read it
-        self._ring = Ring(self._folder / "ring", size - 1)
-        arguments = str(self._folder), str(size), str(os.getpid())
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank, of this host
+        self._line, place = line_of(config)
         try:
-            for rank in range(1, size):
-                started = subprocess.Popen(
-                    [*command(_CODE), str(rank), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-                )
-                self._processes.append(started)
+            self._processes = started(place, range(1, size // config.nnodes), size)
+            if config.nnodes > 1:
+                logger.info("waiting for %d other hosts at %s", config.nnodes - 1, config.dist_init_addr)
             self._await_beats()
             self._watcher = threading.Thread(target=self._watch, name="sgl-ranks", daemon=True)
             self._watcher.start()
             self.send(wire.Load(asdict(config)))
             with self.failing():
-                self.ranks = Ranks.join(str(self._folder), Shard.of(0, config.tp_size, config.pp_size))
+                self.ranks = Ranks.join(self._line, Shard.of(0, config.tp_size, config.pp_size))
         except BaseException:
             self.close()
             raise
@@ -68,7 +61,7 @@ class RankGroup:
     def send(self, frame: wire.Frame) -> None:
         """Send all ranks a frame. Raises EngineDead."""
         self._check()
-        self._ring.put(wire.packed(frame), self._check)
+        self._line.put(wire.packed(frame), self._check)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -99,11 +92,11 @@ class RankGroup:
         with contextlib.suppress(EngineDead):
             self.send(wire.Stop())
         end = time.monotonic() + _ENDING_SECONDS
-        for process in self._processes:
+        for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
-        self._kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        kill(self._processes)
+        self._line.close()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -111,38 +104,43 @@ class RankGroup:
 
     def _await_beats(self) -> None:
         end = time.monotonic() + _STARTING_SECONDS
-        while not all(self._ring.beats(reader) for reader in range(self.size - 1)):
-            for rank, process in enumerate(self._processes, 1):
-                if process.poll() is not None:
-                    raise EngineDead(self._said(rank, process, "while it was starting"))
+        waiting = set(range(1, self.size))
+        while waiting := {rank for rank in waiting if not self._line.beats(rank - 1)}:
+            for rank in waiting:
+                if (how := self._ended(rank)) is not None:
+                    raise EngineDead(f"rank {rank} of {self.size} ended while it was starting ({how})")
             if time.monotonic() > end:
-                raise EngineDead(f"the ranks did not start within {_STARTING_SECONDS:g} s")
+                raise EngineDead(f"the ranks {sorted(waiting)} did not start within {_STARTING_SECONDS:g} s")
             time.sleep(_POLL_SECONDS / 10)
 
     def _watch(self) -> None:
-        heard = [(self._ring.beats(reader), time.monotonic()) for reader in range(self.size - 1)]
+        heard = [(self._line.beats(reader), time.monotonic()) for reader in range(self.size - 1)]
         last = time.monotonic()
         while not self._closed.wait(_POLL_SECONDS):
             now = time.monotonic()
             paused, last = now - last > self._silence / 2, now  # this process itself stood still
-            for rank, process in enumerate(self._processes, 1):
-                beats = self._ring.beats(rank - 1)
+            for rank in range(1, self.size):
+                beats = self._line.beats(rank - 1)
                 if beats != heard[rank - 1][0] or paused:
                     heard[rank - 1] = beats, now
-                if process.poll() is not None:
-                    self._fail(self._said(rank, process, "and the engine with it"))
+                if (how := self._ended(rank)) is not None:
+                    self._fail(f"rank {rank} of {self.size} ended and the engine with it ({how})")
                     return
                 if now - heard[rank - 1][1] > self._silence:
                     self._fail(f"rank {rank} of {self.size} has not answered for {self._silence:g} s")
                     return
 
-    def _said(self, rank: int, process: subprocess.Popen[bytes], when: str) -> str:
-        code = process.returncode
-        how = signal.Signals(-code).name if code and code < 0 else f"code {code}"
-        note = self._folder / f"error{rank}"
-        with contextlib.suppress(OSError):
-            how += f": {note.read_text(encoding='utf-8')}"
-        return f"rank {rank} of {self.size} ended {when} ({how})"
+    def _ended(self, rank: int) -> str | None:
+        """How a rank ended; None if it did not."""
+        process, how = self._processes.get(rank), []
+        if process is not None:
+            code = process.poll()
+            if code is None:
+                return None
+            how.append(signal.Signals(-code).name if code < 0 else f"code {code}")
+        if (why := self._line.gone(rank - 1)) is not None:
+            how.append(why)
+        return ": ".join(how) or None
 
     def _fail(self, message: str) -> None:
         if self._closed.is_set():
@@ -151,17 +149,28 @@ class RankGroup:
         with self._lock:
             self._failure = failure = EngineDead(message)
             call = self._on_failure
-        self._kill()  # which ends exchanges that wait for it
+        kill(self._processes)  # which ends exchanges that wait for it, as does what other hosts do now
+        if self._is_remote:
+            self._line.close()
         if call is not None:
             call(failure)
 
-    def _kill(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes:
-            process.wait()
+
+def started(place: list[str], ranks: Iterable[int], size: int) -> dict[int, subprocess.Popen[bytes]]:
+    """Processes of these ranks, of `size` in all. place: see `lines.end_of`."""
+    arguments = [str(size), str(os.getpid()), *place]
+    return {
+        rank: subprocess.Popen(
+            [*command(_CODE), str(rank), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        for rank in ranks
+    }
 
 
-def _memory_folder() -> Path | None:
-    return _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+def kill(processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
+    """End processes at once."""
+    for process in processes.values():
+        if process.poll() is None:
+            process.kill()
+    for process in processes.values():
+        process.wait()

@@ -1,0 +1,126 @@
+"""How rank 0 reaches the others, and they it: through shared memory on one host, over TCP between several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from sgl.errors import ConfigError
+from sgl.kernels.collectives import Folder, Meeting
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.parallel.ring import Ring
+from sgl.runtime.parallel.tcp import Hub, Spoke, secret_of
+
+_SHARED_MEMORY = Path("/dev/shm")
+_CONNECTING_SECONDS = 300.0
+
+
+class Line(Meeting, Protocol):
+    """Rank 0's end. Rank r is reader r - 1."""
+
+    def put(self, frame: bytes, check: Callable[[], None]) -> None:
+        """Send a frame to all; `check` may raise while that is not possible."""
+        ...
+
+    def beats(self, reader: int) -> int:
+        """How often it has told that it lives."""
+        ...
+
+    def gone(self, reader: int) -> str | None:
+        """Why it is not there any more, if that is known."""
+        ...
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        ...
+
+
+class End(Meeting, Protocol):
+    """Another rank's end."""
+
+    def get(self) -> bytes:
+        """Wait for the next frame."""
+        ...
+
+    def beat(self) -> None:
+        """Tell that this rank lives."""
+        ...
+
+    def fail(self, text: str) -> None:
+        """Tell why it ends."""
+        ...
+
+    def close(self) -> None:
+        """Clean up after rank 0, which is gone."""
+        ...
+
+
+class _LocalLine(Folder):
+    def __init__(self, path: Path, num_readers: int) -> None:
+        super().__init__(str(path))
+        self._folder = path
+        self._ring = Ring(path / "ring", num_readers)
+        self.put, self.beats = self._ring.put, self._ring.beats
+
+    def gone(self, reader: int) -> str | None:
+        with contextlib.suppress(OSError):
+            return (self._folder / f"error{reader + 1}").read_text(encoding="utf-8")
+        return None
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _LocalEnd(Folder):
+    def __init__(self, path: Path, num_readers: int, rank: int) -> None:
+        super().__init__(str(path))
+        self._folder = path
+        self._rank = rank
+        ring = Ring(path / "ring", num_readers, rank - 1)
+        self.get, self.beat = ring.get, ring.beat
+
+    def fail(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / f"error{self._rank}").write_text(text, encoding="utf-8")
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def line_of(config: EngineConfig) -> tuple[Line, list[str]]:
+    """Rank 0's end for these options, and the arguments that give others theirs. Raises ConfigError."""
+    if config.nnodes == 1:
+        memory = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+        folder = Path(tempfile.mkdtemp(prefix="sgl-ranks-", dir=memory))  # nobody else may read it
+        return _LocalLine(folder, config.num_ranks - 1), [str(folder)]
+    host, port = config.address
+    try:
+        hub = Hub(host, port, _secret(config), config.num_ranks, config.nnodes)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.dist_init_addr}: {error}", option="dist_init_addr") from error
+    return hub, remote_place(config)
+
+
+def end_of(place: list[str], rank: int, size: int) -> End:
+    """Another rank's end. Raises OSError and EOFError."""
+    if len(place) == 1:
+        return _LocalEnd(Path(place[0]), size - 1, rank)
+    host, port, secret = place
+    return Spoke(host, int(port), secret_of(secret), rank, _CONNECTING_SECONDS)
+
+
+def remote_place(config: EngineConfig) -> list[str]:
+    """The arguments for ends on any host. Raises ConfigError."""
+    host, port = config.address
+    _secret(config)
+    return [host, str(port), str(config.dist_secret_file)]
+
+
+def _secret(config: EngineConfig) -> bytes:
+    assert config.dist_secret_file is not None, "`address` asks for it"
+    return secret_of(config.dist_secret_file)
