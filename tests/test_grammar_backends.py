@@ -363,7 +363,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llguidance", {"structural_tag": {"type": "structural_tag", "format": {"type": "any_text"}}}, "format"),
     *((backend, {"choices": []}, "at least one string") for backend in BACKENDS),
     *((backend, {"choices": ["a", "\ud800"]}, "not valid Unicode") for backend in BACKENDS),
-    *((backend, {"regex": "(a"}, "group does not end") for backend in BACKENDS),
+    *((backend, {"regex": "(a"}, "group is not closed") for backend in BACKENDS),
 ]
 
 

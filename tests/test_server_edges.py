@@ -20,9 +20,9 @@ import pytest
 import requests
 from aiohttp import web
 
+from sgl import child
 from sgl.cli.logs import configure_logging
 from sgl.errors import InvalidRequest, RequestTimeout
-from sgl.runtime import child
 from sgl.runtime.engine import Engine
 from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server import sse
@@ -406,10 +406,10 @@ def test_helpers_import_nothing_from_the_working_folder(tmp_path: Path) -> None:
         "sgl.runtime.constraints.process, sgl.runtime.server.body_process"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", "import subprocess, sys; from sgl.runtime import child; sys.path.insert(0, ''); "
+        [sys.executable, "-P", "-c", "import subprocess, sys; from sgl import child; sys.path.insert(0, ''); "
          f"sys.exit(subprocess.run(child.command({code!r})).returncode)"],
         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
-        env={"PYTHONPATH": str(Path(child.__file__).resolve().parents[2])},
+        env={"PYTHONPATH": str(Path(child.__file__).resolve().parents[1])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
@@ -423,7 +423,7 @@ def test_a_server_imports_nothing_from_the_working_folder(tmp_path: Path) -> Non
         (tmp_path / f"{name}.py").write_text(
             f"open({str(ran)!r}, 'a').write({name!r} + '\\n')\nraise ImportError\n"
         )
-    root = str(Path(child.__file__).resolve().parents[2])
+    root = str(Path(child.__file__).resolve().parents[1])
     code = "import sys; sys.path[:] = [p for p in sys.path if p]; from sgl.cli import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", code, "serve", str(model), "--port", "0", "--device", "cpu"],

@@ -76,10 +76,17 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
 
     def on_ready(url: str) -> None:
         service.metrics.startup_seconds = time.monotonic() - began
-        text = f"sgl serves {service.model_name} at {url} (ready in {service.metrics.startup_seconds:.1f} s)"
+        seconds = service.metrics.startup_seconds
+        text = f"sgl serves {service.model_name}{_shape(engine.config)} at {url} (ready in {seconds:.1f} s)"
         Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
 
     await serve_until_stopped(service, bound, on_ready)
+
+
+def _shape(config: EngineConfig) -> str:
+    """Engines and ranks, if there are several."""
+    engines = f" by {config.dp_size} engines" if config.dp_size > 1 else ""
+    return engines + (f" of {config.num_ranks} ranks" if config.num_ranks > 1 else "")
 
 
 def _tracer(config: ServerConfig) -> Tracer | None:

@@ -249,7 +249,7 @@ class _Parser:
         negative: bool | None = None
         if self.take("?"):
             if self.take("#"):
-                self.expect(_COMMENT, "a comment does not end", at)
+                self.expect(_COMMENT, "a comment is not closed, which begins", at)
                 return None
             for start, what in _REFUSED_GROUPS.items():
                 if self.peek(start):
@@ -267,11 +267,11 @@ class _Parser:
                         self.fail("flags without a colon stand at the start of the pattern", at)
                     return None
                 if not self.take(":"):
-                    self.fail("a group does not end", at)
+                    self.fail("a group is not closed, which begins", at)
         body = self.choice()
         self.ignore_case, self.dot_all = before
         if not self.take(")"):
-            self.fail("a group does not end", at)
+            self.fail("a group is not closed, which begins", at)
         return body if negative is None else LookAhead(body, negative)
 
     def flags(self, at: int) -> None:
@@ -295,7 +295,7 @@ class _Parser:
         is_first = True
         while True:
             if self.position >= len(self.pattern):
-                self.fail("a character class does not end", at)
+                self.fail("a character class is not closed, which begins", at)
             if self.peek("]") and (self.is_ecma or not is_first):
                 self.position += 1
                 break

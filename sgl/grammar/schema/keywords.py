@@ -59,7 +59,9 @@ class Keywords:
         """The allowed values of one kind."""
         names = self.types
         if names is None:
-            self.malformed("type", f"{self.schema['type']!r} names no type of JSON values")
+            self.malformed(
+                "type", f"{self.schema['type']!r} names no type of JSON values: {', '.join(sorted(TYPES))}"
+            )
             names = frozenset(TYPES)
         value = NOTHING[kind]
         if kind == LITERAL:

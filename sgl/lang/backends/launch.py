@@ -8,13 +8,13 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Unpack
 
 import requests
 
+from sgl import child
 from sgl.errors import BackendError, MissingExtra, is_installed, needs_extra
 from sgl.lang.backends.http import unreachable, with_scheme
 from sgl.lang.backends.server import RuntimeEndpoint as RuntimeEndpoint
@@ -25,7 +25,8 @@ class Runtime:
     """Start a server with options `server_args` on the first free port from `port`, and wait until it answers.
     `endpoint` is its backend. `shutdown` or exit stops it. Raises MissingExtra without sgl[engine]."""
 
-    command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "sgl", "serve")
+    command: ClassVar[tuple[str, ...] | None] = None
+    """Of another server, in place of `sgl serve`."""
 
     def __init__(
         self,
@@ -37,13 +38,14 @@ class Runtime:
         api_key: str | None = None,
         **server_args: Unpack[ServerOptions],
     ) -> None:
-        if self.command == Runtime.command and not is_installed("torch"):
+        if self.command is None and not is_installed("torch"):
             raise MissingExtra.of("engine", "sgl.Runtime", "torch")
         self.port = free_port(host, port)
         self.url = f"http://{host}:{self.port}"
         options = {"host": host, "port": self.port, "log_level": log_level, "api_key": api_key, **server_args}
         self._is_incremental = bool(server_args.get("incremental_streaming_output"))  # events hold new text only
-        command = [*self.command, *_flags(options)]
+        serve = self.command or [*child.command("from sgl.cli import main; main()"), "serve"]
+        command = [*serve, *_flags(options)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # stdout is the program's
         self.pid: int | None = self._process.pid
         self._owner = os.getpid()

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from sgl.child import command
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.automaton.finished import FinishedAutomaton, finish
 from sgl.grammar.compiler import Constraint, Grammar, build
 from sgl.grammar.matching.budget import FAR
 from sgl.grammar.vocabulary.tokens import Vocabulary
-from sgl.runtime.child import command
 from sgl.runtime.framing import Frames, packed
 from sgl.time_limit import OutOfTime, time_limit
 

@@ -174,6 +174,8 @@ class _Fields:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} is no checkpoint: it has no {path.name}", path=str(path)) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path}: {error}", path=str(path)) from error
     if not isinstance(data, dict):

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 
+from sgl.child import command
 from sgl.errors import EngineDead
-from sgl.runtime.child import command
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard

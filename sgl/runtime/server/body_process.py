@@ -15,8 +15,8 @@ import socket
 import subprocess
 from typing import Any
 
+from sgl.child import command
 from sgl.errors import InvalidRequest
-from sgl.runtime.child import command
 from sgl.runtime.server.bodies import Body, parse
 
 logger = logging.getLogger(__name__)

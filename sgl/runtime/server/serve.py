@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -37,7 +38,8 @@ def listen(host: str, port: int) -> socket.socket:
                 bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         bound.bind(address)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}", option="port") from error
+        hint = ": give --port another, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}{hint}", option="port") from error
     return bound
 
 

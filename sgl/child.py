@@ -15,5 +15,5 @@ def command(code: str) -> list[str]:
 
 def search_path() -> list[str]:
     """The import path of such a process."""
-    here, home = os.getcwd(), str(Path(__file__).resolve().parents[2])
+    here, home = os.getcwd(), str(Path(__file__).resolve().parents[1])
     return [entry for entry in sys.path if entry and os.path.abspath(entry) not in (here, home)] + [home]
