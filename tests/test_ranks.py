@@ -23,6 +23,7 @@ from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.parallel import group as group_module
+from sgl.runtime.parallel import ring
 from tests.patience import PATIENCE, wait_until
 from tests.test_models import MODELS
 from tests.test_server_process import Served, children, command
@@ -202,6 +203,21 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine(
         assert all(isinstance(error, EngineDead) and f"rank 1 of {size}" in str(error) for error in answers)
     assert not any(Path(f"/proc/{each}").exists() for each in (pid, *others))
     assert not folder.exists()
+
+
+def test_ranks_that_do_not_listen_are_ended_all_the_same() -> None:
+    with Engine(device="cpu", tp_size=2, rank_timeout=600.0) as engine:
+        [pid] = followers(engine)
+        os.kill(pid, signal.SIGSTOP)
+        end = time.monotonic() + 0.5
+
+        def enough() -> None:
+            if time.monotonic() > end:
+                raise TimeoutError
+
+        with pytest.raises(TimeoutError):  # the ring is full
+            engine._started.group._line.put(bytes(ring.CAPACITY + 1), enough)  # type: ignore[union-attr]
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_ranks_end_with_the_process_that_leads_them() -> None:

@@ -89,14 +89,24 @@ class RankGroup:
         if self._closed.is_set():
             return
         self._closed.set()
-        with contextlib.suppress(EngineDead):
-            self.send(wire.Stop())
         end = time.monotonic() + _ENDING_SECONDS
+        stopping = threading.Thread(target=self._stop, args=(end,), daemon=True)  # which may hang
+        stopping.start()
+        stopping.join(_ENDING_SECONDS)
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
         kill(self._processes)
         self._line.close()
+
+    def _stop(self, end: float) -> None:
+        def check() -> None:
+            self._check()
+            if time.monotonic() > end:
+                raise EngineDead("the ranks do not listen")
+
+        with contextlib.suppress(EngineDead, KeyError):  # a host that never came has no connection
+            self._line.put(wire.packed(wire.Stop()), check)
 
     def _check(self) -> None:
         if self._failure is not None:
