@@ -24,7 +24,7 @@ class EngineOptions(TypedDict, total=False):
     nnodes: int
     node_rank: int
     dist_init_addr: str | None
-    dist_secret_file: str | None
+    dist_key_file: str | None
     dp_size: int
     dp_rank: int | None
     attention_backend: Literal["torch", "cpu", "flashinfer", "triton"] | None

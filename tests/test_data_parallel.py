@@ -179,6 +179,7 @@ def test_the_other_engine_serves_while_one_is_restarted(server: Served) -> None:
     assert server.get("/health").status_code == 200
 
 
+@pytest.mark.slow
 def test_replicas_of_ranks() -> None:
     server = Served(EMBEDDED, "--dp", "2", "--tp", "2", "--max-total-tokens", "4096")
     try:

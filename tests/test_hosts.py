@@ -150,8 +150,8 @@ def test_messages_are_proven_one_by_one(change: str) -> None:
         ({"dist_init_addr": None}, "2 hosts need HOST:PORT of host 0", "dist_init_addr"),
         ({"dist_init_addr": "here:port"}, "need HOST:PORT", "dist_init_addr"),
         ({"dist_init_addr": "here:70000"}, "need HOST:PORT", "dist_init_addr"),
-        ({"dist_secret_file": None}, "2 hosts need a dist_secret_file", "dist_secret_file"),
-        ({"dist_secret_file": "/nowhere/secret"}, "the secret cannot be read", "dist_secret_file"),
+        ({"dist_key_file": None}, "2 hosts need a dist_key_file", "dist_key_file"),
+        ({"dist_key_file": "/nowhere/secret"}, "the secret cannot be read", "dist_key_file"),
         ({"tp_size": 3}, "tp_size=3 times pp_size=1 is no multiple of nnodes=2", "nnodes"),
         ({"node_rank": 1}, "node_rank=1 follows host 0", "node_rank"),
         ({"dp_size": 2, "dp_rank": 0}, "several engines run on one host only", "dp_size"),
@@ -164,7 +164,7 @@ def test_options_that_do_not_fit_are_explained(
     (tmp_path / "secret").write_bytes(SECRET)
     base = {"device": "cpu", "tp_size": 2, "nnodes": 2, "dist_init_addr": "127.0.0.1:1"}
     with pytest.raises(ConfigError, match=words) as refused:
-        Engine(**{**base, "dist_secret_file": str(tmp_path / "secret"), **options})  # type: ignore[arg-type]
+        Engine(**{**base, "dist_key_file": str(tmp_path / "secret"), **options})  # type: ignore[arg-type]
     assert refused.value.option == option
 
 
@@ -177,7 +177,7 @@ def test_a_secret_is_long_and_in_no_message(tmp_path: Path) -> None:
     path.write_text("x" * 16 + "\n")
     assert secret_of(str(path)) == b"x" * 16
     with pytest.raises(ConfigError, match="host"):
-        _ = EngineConfig(nnodes=2, tp_size=2, node_rank=2, dist_init_addr="a:1", dist_secret_file="f").address
+        _ = EngineConfig(nnodes=2, tp_size=2, node_rank=2, dist_init_addr="a:1", dist_key_file="f").address
 
 
 def free_address() -> str:
@@ -206,7 +206,7 @@ def test_hosts_compute_together_and_again_after_one_failed(follow: Callable[...,
     """Two stages of two ranks, the second on another host, which is killed, then stands still."""
     secret, address = tmp_path / "secret", free_address()
     secret.write_text(secrets.token_hex(32))
-    flags = ["--nnodes", "2", "--dist-init-addr", address, "--dist-secret-file", str(secret)]
+    flags = ["--nnodes", "2", "--dist-init-addr", address, "--dist-key-file", str(secret)]
     other = follow("--tp", "2", "--pp", "2", "--node-rank", "1", *flags)
     options: dict[str, Any] = {
         "device": "cpu",
@@ -215,7 +215,7 @@ def test_hosts_compute_together_and_again_after_one_failed(follow: Callable[...,
         "nnodes": 2,
         "rank_timeout": 3.0,
         "dist_init_addr": address,
-        "dist_secret_file": str(secret),
+        "dist_key_file": str(secret),
     }
     params = {"max_new_tokens": 10, "temperature": 0}
     with Engine(device="cpu") as engine:
@@ -241,7 +241,7 @@ def test_hosts_compute_together_and_again_after_one_failed(follow: Callable[...,
             assert isinstance(answers[0], EngineDead)
     with Engine(**options) as engine:
         assert [each["text"] for each in engine.generate(["a b", "c d"], params)] == expected
-        assert "secret" not in str({k: v for k, v in engine.get_server_info().items() if k != "dist_secret_file"})
+        assert "secret" not in str({k: v for k, v in engine.get_server_info().items() if k != "dist_key_file"})
     wait_until(lambda: not children(other.pid), "its ranks end with the engine")
     other.terminate()
     assert other.wait(PATIENCE) == 0

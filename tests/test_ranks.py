@@ -93,7 +93,10 @@ def test_ranks_generate_what_one_process_does(name: str, tmp_path: Path) -> None
                 np.testing.assert_allclose(*values, atol=1e-4)
 
 
-@pytest.fixture(scope="module", params=[{"tp_size": 2}, {"pp_size": 3}, {"tp_size": 2, "pp_size": 2}], ids=str)
+BOTH = pytest.param({"tp_size": 2, "pp_size": 2}, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[{"tp_size": 2}, {"pp_size": 3}, BOTH], ids=str)
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
     """An engine of one process, and one of several."""
     with Engine(random_seed=5, device="cpu") as one, Engine(random_seed=5, device="cpu", **request.param) as two:

@@ -82,7 +82,7 @@ class EngineConfig:
     """Which of them this is; the others follow host 0."""
     dist_init_addr: str | None = None
     """HOST:PORT at which host 0 listens for the others."""
-    dist_secret_file: str | None = None
+    dist_key_file: str | None = None
     """A file whose contents prove that a host belongs here: the same on all, random, at least 16 bytes."""
     dp_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Data parallelism: engines under one server, each with the whole model (in tp_size parts)."""
@@ -168,8 +168,8 @@ class EngineConfig:
         host, _, port = (self.dist_init_addr or "").rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             wrong = f"dist_init_addr={self.dist_init_addr!r}: {self.nnodes} hosts need HOST:PORT of host 0"
-        elif self.dist_secret_file is None:
-            wrong, option = f"{self.nnodes} hosts need a dist_secret_file, the same on each", "dist_secret_file"
+        elif self.dist_key_file is None:
+            wrong, option = f"{self.nnodes} hosts need a dist_key_file, the same on each", "dist_key_file"
         elif self.node_rank >= self.nnodes:
             wrong, option = f"node_rank={self.node_rank}: {self.nnodes} hosts count from 0", "node_rank"
         elif self.num_ranks % self.nnodes:

@@ -118,9 +118,9 @@ def remote_place(config: EngineConfig) -> list[str]:
     """The arguments for ends on any host. Raises ConfigError."""
     host, port = config.address
     _secret(config)
-    return [host, str(port), str(config.dist_secret_file)]
+    return [host, str(port), str(config.dist_key_file)]
 
 
 def _secret(config: EngineConfig) -> bytes:
-    assert config.dist_secret_file is not None, "`address` asks for it"
-    return secret_of(config.dist_secret_file)
+    assert config.dist_key_file is not None, "`address` asks for it"
+    return secret_of(config.dist_key_file)

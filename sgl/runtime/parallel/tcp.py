@@ -288,12 +288,12 @@ def secret_of(path: str) -> bytes:
     try:
         secret = Path(path).read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"the secret cannot be read: {error}", option="dist_secret_file") from error
+        raise ConfigError(f"the secret cannot be read: {error}", option="dist_key_file") from error
     if len(secret) < _LEAST_SECRET:
         raise ConfigError(
             f"{path} has {len(secret)} bytes: a secret needs {_LEAST_SECRET} at least, and random ones, for example "
             f"`openssl rand -hex 32 > {path}`",
-            option="dist_secret_file",
+            option="dist_key_file",
         )
     return secret
 
