@@ -202,6 +202,7 @@ def follow(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]
         process.wait()
 
 
+@pytest.mark.slow
 def test_hosts_compute_together_and_again_after_one_failed(follow: Callable[..., Any], tmp_path: Path) -> None:
     """Two stages of two ranks, the second on another host, which is killed, then stands still."""
     secret, address = tmp_path / "secret", free_address()

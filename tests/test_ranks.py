@@ -49,7 +49,7 @@ def followers(engine: Engine) -> list[int]:
 @pytest.mark.parametrize(
     "name",
     [
-        "llama-mqa-tied",
+        pytest.param("llama-mqa-tied", marks=pytest.mark.slow),
         pytest.param("mistral-window", marks=pytest.mark.slow),
         "qwen2",
         pytest.param("qwen3", marks=pytest.mark.slow),
@@ -269,6 +269,7 @@ def test_what_cannot_be_is_refused_before_any_process_starts(
             startup.start(EngineConfig(device="cuda", **{name: 2}))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_server_of_two_ranks_comes_back_when_one_is_killed() -> None:
     server = Served(Path("embedded"), "--tp", "2")
     try:
