@@ -36,6 +36,8 @@ def main() -> None:
         if os.getppid() == parent:
             end.fail(f"{type(error).__name__}: {error}")
             logger.exception("rank %d stops", rank)
+        else:  # rank 0 is gone, which is why
+            end.close()
         os._exit(1)
     os._exit(0)  # no library's clean-up may wait for other ranks
 
