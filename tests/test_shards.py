@@ -230,7 +230,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("capacity", [64, 5000, 1 << 20])
 def test_batches_pass_through_the_ring_bit_for_bit(capacity: int, tmp_path: Path) -> None:
-    """1,000 batches, to two readers of which one is slow; most frames are longer than the smaller rings."""
+    """To two readers; most frames are longer than the smaller rings."""
     rng = np.random.default_rng(capacity)
     number = {64: 20, 5000: 200, 1 << 20: 1000}[capacity]
     sent: list[wire.Frame] = [wire.Forward(random_batch(rng)) for _ in range(number)]
