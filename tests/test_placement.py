@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -12,8 +15,10 @@ from hypothesis import strategies as st
 
 from sgl.errors import EngineDead
 from sgl.lang.ir import nodes as ir
+from sgl.runtime.config import EngineConfig
 from sgl.runtime.server import placement as module
-from sgl.runtime.server.placement import GENERATED, Future, Placement, future_of, future_of_program, joined
+from sgl.runtime.server.placement import GENERATED, Future, Placement, future_of, future_of_program
+from sgl.runtime.server.replicas import Replicas
 
 SYSTEM = "You are a careful assistant who answers in one word. " * 40
 
@@ -157,7 +162,84 @@ def test_a_program_is_placed_by_all_that_it_will_do() -> None:
     assert future.blocks[-1] != other.blocks[-1]
 
 
-def test_prompts_that_stay_together_count_together() -> None:
-    whole = joined([future_of([1] * 32, {"max_new_tokens": 3}), future_of([2] * 32, {"max_new_tokens": 4})])
-    assert (whole.prompt, whole.generated) == (64, 7)
-    assert whole.blocks == future_of([1] * 32, None).blocks
+def test_a_long_program_is_looked_at_for_a_while() -> None:
+    nodes = tuple((0, ir.Gen(str(i), {"max_tokens": 1})) for i in range(100_000))
+    assert future_of_program(ir.Program("p", 0), ir.Segment(nodes)).generated == module.MOST_NODES
+
+
+class FakeEngine:
+    """An engine's answers, and how many of its events were taken."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails = fails
+        self.taken = 0
+        self.is_up = True
+        self.config = EngineConfig(dp_size=2)
+
+    def heartbeat_age(self) -> float:
+        return 0.0
+
+    async def generate(self, **arguments: Any) -> Any:
+        await asyncio.sleep(0)
+        if self.fails:
+            raise EngineDead("this one fails")
+        await asyncio.sleep(1000)
+
+    async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
+        while True:
+            self.taken += 1
+            yield {"index": 0}
+            await asyncio.sleep(0)
+
+
+def replicas(*, fails: bool) -> tuple[Replicas, list[FakeEngine]]:
+    made = Replicas(EngineConfig(dp_size=2), configure=print)
+    engines = [FakeEngine(fails), FakeEngine(fails)]
+    made._engines = engines  # type: ignore[assignment]
+    return made, engines
+
+
+def test_a_call_that_fails_leaves_no_work_behind() -> None:
+    """Also of the parts that were cancelled before they began."""
+
+    async def check() -> None:
+        made, _ = replicas(fails=True)
+        with pytest.raises(EngineDead, match="this one fails"):
+            await made.generate(prompt=["a", "b"] * 50)
+        made, _ = replicas(fails=False)
+        task = asyncio.ensure_future(made.generate(prompt=["a", "b"]))
+        await asyncio.sleep(0)  # its parts have not begun
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert made._placement._work == pytest.approx([0.0, 0.0])
+        assert made._rids == set()
+
+    asyncio.run(check())
+
+
+def test_a_stream_that_is_not_read_takes_no_events() -> None:
+    async def check() -> None:
+        made, engines = replicas(fails=False)
+        async with aclosing(made.stream(prompt=["a", "b"])) as events:
+            await anext(events)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert sum(engine.taken for engine in engines) < 8
+        assert made._placement._work == pytest.approx([0.0, 0.0])
+
+    asyncio.run(check())
+
+
+def test_a_long_list_is_placed_in_bundles() -> None:
+    made, _ = replicas(fails=False)
+    placed: list[Future] = []
+    place = made._placement.place
+    made._placement.place = lambda future, among: (placed.append(future), place(future, among))[1]  # type: ignore
+    parts = made._parts({"prompt": ["a" * 100_000] * 65_536, "sampling_params": {"n": 1}})
+    assert len(placed) <= 64
+    assert sorted(i for part in parts for i in part.prompts) == list(range(65_536))
+    assert sorted(i for part in parts for i in part.places) == list(range(65_536))
+    placed.clear()
+    [part] = made._parts({"prompt": ["a"] * 1_000_000})  # an engine refuses it
+    assert (len(placed), part.prompts) == (1, [])

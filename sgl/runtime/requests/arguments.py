@@ -128,7 +128,8 @@ def samples_of(arguments: Mapping[str, Any]) -> list[int] | None:
     params = arguments.get("sampling_params")
     each: list[Any] = list(params or ()) if is_list(params) else [params] * len(prompts[0])
     samples = [
-        1 if its is None else its.n if isinstance(its, SamplingParams) else its.get("n") or 1 for its in each
+        its.n if isinstance(its, SamplingParams) else (its.get("n") or 1) if isinstance(its, Mapping) else 1
+        for its in each
     ]
     return samples if all(isinstance(number, int) and number > 0 for number in samples) else None
 

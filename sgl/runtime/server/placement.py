@@ -8,7 +8,7 @@ beginning meet, until it costs less to compute the beginning again elsewhere.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ one of 64."""
 MOST_GENERATED = 256
 """Tokens that an output is expected to have at most: limits are often far above what comes."""
 CHARACTERS = 4  # of a token
-MOST_BLOCKS = 1024  # of a prefix: what is longer differs before
+MOST_BLOCKS = 256  # of a beginning
+MOST_NODES = 256  # of a segment that are looked at
 REMEMBERED = 200_000  # blocks of each engine
 _BLOCK_CHARACTERS, _BLOCK_IDS = 64, 16
 
@@ -96,7 +97,7 @@ def future_of_program(program: ir.Program, segment: ir.Segment) -> Future:
     """Of a program and what it has recorded: its text up to the first gen, and all that it is going to compute."""
     beginning: list[str] = []
     has_begun, prompt, generated = True, 0.0, 0.0
-    for stream, node in segment.nodes:
+    for stream, node in segment.nodes[:MOST_NODES]:
         text = _text(node, program.args)
         if text is None:
             has_begun = False
@@ -144,14 +145,3 @@ def _blocks(prompt: str | Sequence[int], size: int, namespace: object) -> list[i
             break
         found.append(state)
     return found
-
-
-def joined(parts: Iterable[Future]) -> Future:
-    """Several prompts that stay together: the first one's beginning, and all work."""
-    parts = list(parts)
-    return Future(
-        parts[0].blocks,
-        parts[0].block_tokens,
-        sum(part.prompt for part in parts),
-        sum(part.generated for part in parts),
-    )

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import math
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,12 +19,23 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.requests.arguments import has_list_of_prompts, part_of, samples_of
 from sgl.runtime.server.engine_process import EngineProcess, Method, RemoteSession
-from sgl.runtime.server.placement import Placement, future_of, future_of_program, joined
+from sgl.runtime.server.placement import Placement, future_of, future_of_program
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _Begin = Callable[[ir.Program, ir.Sink, ir.Segment], tuple[RemoteSession, Callable[[], None]]]
+_MOST_PLACED = 64  # bundles of prompts of one call
 _SEEDS_APART = 1 << 40
 """Requests without a seed of their own draw differently on each engine."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one engine gets of a call; of a list, these prompts, whose results have these places."""
+
+    engine: int
+    work: float
+    prompts: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
 
 
 class Replicas:
@@ -57,11 +68,6 @@ class Replicas:
         """The one of all."""
         return self._engines[0].tokenizer
 
-    @property
-    def is_up(self) -> bool:
-        """Whether any serves."""
-        return any(engine.is_up for engine in self._engines)
-
     async def start(self) -> None:
         """Start them all. Raises what the first of them raises that fails."""
         first, *others = self._engines
@@ -79,27 +85,21 @@ class Replicas:
             return await self._generate(arguments)
 
     async def _generate(self, arguments: dict[str, Any]) -> Any:
-        groups = self._groups(arguments)
-        if len(groups) == 1:
-            [(engine, work, _)] = groups
-            with self._working(engine, work):
-                return await self._engines[engine].generate(**arguments)
-        samples = samples_of(arguments)
-        assert samples is not None, "lists that do not fit together stay together"
-        starts = _starts(samples)
+        parts = self._parts(arguments)
+        if len(parts) == 1:
+            with self._working(parts[0]):
+                return await self._engines[parts[0].engine].generate(**arguments)
+        together: list[Any] = [None] * sum(len(part.places) for part in parts)
 
-        async def part(engine: int, work: float, chosen: list[int]) -> None:
-            with self._working(engine, work):
-                results = iter(await self._engines[engine].generate(**part_of(arguments, chosen)))
-                for i in chosen:
-                    for sample in range(samples[i]):
-                        together[starts[i] + sample] = next(results)
+        async def run(part: _Part) -> None:
+            results = await self._engines[part.engine].generate(**part_of(arguments, part.prompts))
+            for place, result in zip(part.places, results, strict=True):
+                together[place] = result
 
-        together: list[Any] = [None] * sum(samples)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for group in groups:
-                    tasks.create_task(part(*group))
+                for part in parts:
+                    self._until_done(tasks.create_task(run(part)), part)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return together
@@ -112,32 +112,28 @@ class Replicas:
                     yield event
 
     async def _stream(self, arguments: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        groups = self._groups(arguments)
-        if len(groups) == 1:
-            [(engine, work, _)] = groups
-            with self._working(engine, work):
-                async with aclosing(self._engines[engine].stream(**arguments)) as events:
+        parts = self._parts(arguments)
+        if len(parts) == 1:
+            with self._working(parts[0]):
+                async with aclosing(self._engines[parts[0].engine].stream(**arguments)) as events:
                     async for event in events:
                         yield event
             return
-        samples = samples_of(arguments)
-        assert samples is not None, "lists that do not fit together stay together"
-        starts = _starts(samples)
-        arrived: asyncio.Queue[Any] = asyncio.Queue()  # events, the first error, or None: a part has ended
+        # events, the first error, or None: a part has ended. Full, it makes the engines' events fewer and longer.
+        arrived: asyncio.Queue[Any] = asyncio.Queue(len(parts))
 
-        async def part(engine: int, work: float, chosen: list[int]) -> None:
-            places = [starts[i] + sample for i in chosen for sample in range(samples[i])]
+        async def run(part: _Part) -> None:
             try:
-                with self._working(engine, work):
-                    async with aclosing(self._engines[engine].stream(**part_of(arguments, chosen))) as events:
-                        async for event in events:
-                            arrived.put_nowait({**event, "index": places[event.get("index", 0)]})
+                stream = self._engines[part.engine].stream(**part_of(arguments, part.prompts))
+                async with aclosing(stream) as events:
+                    async for event in events:
+                        await arrived.put({**event, "index": part.places[event.get("index", 0)]})
             except Exception as error:
-                arrived.put_nowait(error)
+                await arrived.put(error)
             else:
-                arrived.put_nowait(None)
+                await arrived.put(None)
 
-        tasks = [asyncio.ensure_future(part(*group)) for group in groups]
+        tasks = [self._until_done(asyncio.ensure_future(run(part)), part) for part in parts]
         try:
             ended = 0
             while ended < len(tasks):
@@ -202,32 +198,43 @@ class Replicas:
     def _up(self) -> list[int]:
         return [i for i, engine in enumerate(self._engines) if engine.is_up and engine.heartbeat_age() < math.inf]
 
-    def _groups(self, arguments: dict[str, Any]) -> list[tuple[int, float, list[int]]]:
-        """Engines, their work, and which prompts of a list each gets. Raises EngineDead."""
-        up, extra_key = self._up(), arguments.get("extra_key")
-        params = arguments.get("sampling_params")
+    def _parts(self, arguments: dict[str, Any]) -> list[_Part]:
+        """What each engine gets of a call. Neighbours in a long list stay together, so that placing them takes a
+        bounded time. Raises EngineDead."""
+        up, extra_key, params = self._up(), arguments.get("extra_key"), arguments.get("sampling_params")
         prompt = arguments.get("prompt") if arguments.get("input_ids") is None else arguments["input_ids"]
         if not has_list_of_prompts(arguments):
-            return [(*self._placement.place(future_of(prompt, params, extra_key), up), [])]
-        each = params if isinstance(params, list) else [params] * len(prompt or ())
-        futures = [future_of(its, of, extra_key) for its, of in zip(prompt or (), each, strict=False)]
-        if not futures or not self._may_share_out(arguments):
-            whole = joined(futures) if futures else future_of(None, None)
-            return [(*self._placement.place(whole, up), [])]
-        groups: defaultdict[int, list[int]] = defaultdict(list)
-        work: defaultdict[int, float] = defaultdict(float)
-        for i, future in enumerate(futures):
-            engine, added = self._placement.place(future, up)
-            groups[engine].append(i)
-            work[engine] += added
-        return [(engine, work[engine], chosen) for engine, chosen in groups.items()]
+            return [_Part(*self._placement.place(future_of(prompt, params, extra_key), up))]
+        prompts = prompt or []
+        samples = self._samples(arguments) if len(prompts) <= self.config.max_requests_per_call else None
+        if not samples:  # an engine refuses it
+            return [_Part(*self._placement.place(future_of(None, None), up))]
+        starts = [0, *itertools.accumulate(samples)]
+        parts: dict[int, _Part] = {}
+        size = -(-len(prompts) // _MOST_PLACED)
+        for first in range(0, len(prompts), size):
+            some = range(first, min(first + size, len(prompts)))
+            of_first = future_of(prompts[first], params[first] if isinstance(params, list) else params, extra_key)
+            future = replace(of_first, prompt=of_first.prompt * len(some), generated=of_first.generated * len(some))
+            engine, work = self._placement.place(future, up)
+            part = parts.setdefault(engine, _Part(engine, 0.0))
+            part.work += work
+            part.prompts += some
+            part.places += range(starts[some.start], starts[some.stop])
+        return list(parts.values())
 
-    def _may_share_out(self, arguments: dict[str, Any]) -> bool:
-        """Not what an engine refuses as a whole."""
+    def _samples(self, arguments: dict[str, Any]) -> list[int] | None:
+        """The number of samples of each prompt; None for what an engine refuses as a whole."""
         samples, rids = samples_of(arguments), arguments.get("rid")
         limits = self.config.max_requests_per_call, self.config.max_queued_requests
-        is_refused = samples is None or any(most is not None and sum(samples) > most for most in limits)
-        return not is_refused and not (isinstance(rids, list) and len(_names(rids)) < len(rids))
+        if samples is None or any(most is not None and sum(samples) > most for most in limits):
+            return None
+        return None if isinstance(rids, list) and len(_names(rids)) < len(rids) else samples
+
+    def _until_done(self, task: asyncio.Task[None], part: _Part) -> asyncio.Task[None]:
+        """Count a part's work until then, also if the task is cancelled before it begins."""
+        task.add_done_callback(lambda _: self._placement.end(part.engine, part.work))
+        return task
 
     @contextlib.contextmanager
     def _naming(self, arguments: dict[str, Any]) -> Iterator[None]:
@@ -243,11 +250,11 @@ class Replicas:
             self._rids -= names
 
     @contextlib.contextmanager
-    def _working(self, engine: int, work: float) -> Iterator[None]:
+    def _working(self, part: _Part) -> Iterator[None]:
         try:
             yield
         finally:
-            self._placement.end(engine, work)
+            self._placement.end(part.engine, part.work)
 
     def _begin_program(
         self, program: ir.Program, sink: ir.Sink, segment: ir.Segment
@@ -310,12 +317,3 @@ def _replica(config: EngineConfig, rank: int) -> EngineConfig:
 
 def _names(rids: list[Any]) -> set[str]:
     return {rid for rid in rids if isinstance(rid, str)}
-
-
-def _starts(samples: list[int]) -> list[int]:
-    """Where each prompt's results begin."""
-    starts, total = [], 0
-    for number in samples:
-        starts.append(total)
-        total += number
-    return starts
