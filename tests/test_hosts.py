@@ -119,6 +119,19 @@ def test_strangers_hold_nothing_and_disturb_nobody(hub: Hub, monkeypatch: pytest
     assert end.get() == b"x"
 
 
+def test_a_stranger_that_trickles_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_HANDSHAKE_SECONDS", 0.5)
+    stranger = socket.create_connection(("127.0.0.1", hub.port))
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 60:  # of 68 bytes
+            sent += stranger.send(b"x")
+            time.sleep(0.1)
+    stranger.close()
+    assert sent < 60
+    wait_until(lambda: hub._handshakes._value == tcp._MOST_HANDSHAKES, "its place is free")
+
+
 @pytest.mark.parametrize("change", ["forged", "repeated", "left out", "endless"])
 def test_messages_are_proven_one_by_one(change: str) -> None:
     left, right = socket.socketpair()

@@ -74,8 +74,7 @@ class Connection:
 
     def close(self) -> None:
         """Close it; whoever waits for a message gets an error. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        _shut(self._socket)
         self._socket.close()
 
     @property
@@ -127,8 +126,7 @@ class Hub:
 
     def close(self) -> None:
         """End all connections. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`, which would keep the port
+        _shut(self._listener)  # ends `accept`, which would keep the port
         self._listener.close()
         for connection in list(self._connections.values()):
             connection.close()
@@ -162,14 +160,16 @@ class Hub:
             threading.Thread(target=self._meet, args=(sock, address), daemon=True).start()
 
     def _meet(self, sock: socket.socket, address: Any) -> None:
+        late = threading.Timer(_HANDSHAKE_SECONDS, _shut, [sock])  # in all: a byte now and then holds no place
+        late.start()
         try:
-            sock.settimeout(_HANDSHAKE_SECONDS)
             rank, key = _proven_rank(sock, self._secret)
         except (OSError, EOFError, struct.error) as error:
             logger.warning("a connection from %s was refused: %s", address[0], error)
             sock.close()
             return
         finally:
+            late.cancel()
             self._handshakes.release()
         with self._changed:
             is_wanted = 0 < rank < self._num_peers and rank not in self._connections
@@ -340,6 +340,12 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
             raise EOFError("the connection ended")
         parts += part
     return bytes(parts)
+
+
+def _shut(sock: socket.socket) -> None:
+    """End what waits for it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _ready(sock: socket.socket) -> socket.socket:
