@@ -225,6 +225,7 @@ class Driver:
         limits = {"max_rows": len(prompts), "max_pages": 8, "max_graph_rows": graph_rows, "max_graph_tokens": 1500}
         self.runner = ModelRunner(model, kv, backend, device=model.device, **limits)
         if graph_rows:
+            self.runner.prepare(64)
             self.runner.warm_up(64)
         self.logits: list[torch.Tensor] = []
         self.temperature = temperature

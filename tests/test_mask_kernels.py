@@ -284,6 +284,19 @@ def test_one_pass_draws_what_masking_and_sampling_draw(vocab_size: int) -> None:
     assert latest[2] == 5
     free = sampling_triton.draw(*arguments).cpu()
     assert torch.equal(free, sampling.sample(logits, temperature, seeds, positions))
+    half = -(-vocab_size // 64) * 32
+    keys = []
+    for start, end in ((0, half), (half, vocab_size))[: 1 + (half < vocab_size)]:
+        part = logits[:, start:end].contiguous().to(ON_GPU), *arguments[1:5], start
+        words = packed[:, start // 32 : -(-end // 32)].contiguous().to(ON_GPU)
+        keys.append(
+            [
+                sampling_triton.draw_keys(*part).cpu(),
+                sampling_triton.draw_keys(*part, words, mask_rows.to(ON_GPU)).cpu(),
+            ]
+        )
+    for expected, parts in zip((free, drawn), zip(*keys, strict=True), strict=True):
+        assert torch.equal(sampling.drawn_ids(torch.stack(parts).amax(0)), expected)
     mask.apply_token_mask_(logits, packed, mask_rows)
     assert torch.equal(drawn, sampling.sample(logits, temperature, seeds, positions))
 
@@ -300,6 +313,11 @@ def test_many_rows_are_drawn_several_blocks_at_a_time(monkeypatch: pytest.Monkey
     rows = torch.arange(40)
     given = [one.to(ON_GPU) for one in (logits, temperature, rows + 3, rows, rows, rows.clone())]
     drawn = sampling_triton.draw(*given).cpu()
+    keys = [
+        sampling_triton.draw_keys(given[0][:, start : start + 64].contiguous(), *given[1:5], start).cpu()
+        for start in (0, 64, 128)
+    ]
+    assert torch.equal(sampling.drawn_ids(torch.stack(keys).amax(0)), drawn)
     logits[7, 0] = 0
     assert torch.equal(drawn, sampling.sample(logits, temperature, rows + 3, rows))
 

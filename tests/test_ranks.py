@@ -21,6 +21,7 @@ import sgl
 from sgl.errors import ConfigError, EngineDead, SglError
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.devices import device_for
 from sgl.runtime.engine import Engine
 from sgl.runtime.parallel import group as group_module
 from sgl.runtime.parallel import ring
@@ -263,10 +264,28 @@ def test_what_cannot_be_is_refused_before_any_process_starts(
         Engine(device="cpu", pp_size=8)
     with pytest.raises(ConfigError, match="tp_size=0"):
         Engine(device="cpu", tp_size=0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"chip {index}")
     for name in ("tp_size", "pp_size"):
-        with pytest.raises(ConfigError, match=f"{name}=2 runs on a CPU only so far, not on cuda"):
-            startup.start(EngineConfig(device="cuda", **{name: 2}))  # type: ignore[arg-type]
+        few = rf"{name}=4.* take 4 GPUs, from cuda on; torch sees 3 here \(chip 0, chip 1, chip 2\)"
+        with pytest.raises(ConfigError, match=few):
+            startup.start(EngineConfig(device="cuda", **{name: 4}))  # type: ignore[arg-type]
+
+
+def test_gpus_are_counted_engine_by_engine_and_rank_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+
+    def of(rank: int, **options: Any) -> torch.device:
+        return device_for(EngineConfig(**options), rank)
+
+    assert [of(rank, device="cuda:1", tp_size=3) for rank in range(3)] == [
+        torch.device("cuda", 1 + r) for r in range(3)
+    ]
+    second = {"device": "cuda", "tp_size": 2, "pp_size": 2, "dp_size": 2, "dp_rank": 1}
+    assert [of(rank, **second) for rank in range(4)] == [torch.device("cuda", 4 + r) for r in range(4)]
+    two_hosts = {"device": "cuda:4", "tp_size": 8, "nnodes": 2}  # each counts its own
+    assert [of(rank, **two_hosts) for rank in range(8)] == 2 * [torch.device("cuda", 4 + r) for r in range(4)]
+    assert of(0, device="cuda") == torch.device("cuda")
 
 
 @pytest.mark.slow

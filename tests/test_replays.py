@@ -201,6 +201,7 @@ def test_a_warm_up_has_prompts_of_all_tokens_of_a_step(
     kv = KVCache(model.config, pages + 1, PAGE_SIZE, model.dtype, CPU)
     runner = ModelRunner(model, kv, TorchAttention(shape), max_rows=rows, max_pages=pages, device=CPU)
     with mock.patch.object(runner, "launch", wraps=runner.launch) as launch:
+        runner.prepare(num_tokens)
         runner.warm_up(num_tokens)
     launched = [call.args[0].q_lens.tolist() for call in launch.call_args_list]
     assert [sorted(q_lens) for q_lens in launched[:6:2]] == [sorted(q_lens) for q_lens in longest]
@@ -215,4 +216,5 @@ def test_a_context_shorter_than_a_page_is_warmed_up(tmp_path: Path) -> None:
     shape = model.attention_shape(PAGE_SIZE)
     kv = KVCache(model.config, 3, PAGE_SIZE, model.dtype, CPU)
     runner = ModelRunner(model, kv, TorchAttention(shape), max_rows=2, max_pages=1, device=CPU)
+    runner.prepare(PAGE_SIZE)
     runner.warm_up(PAGE_SIZE)

@@ -43,7 +43,7 @@ def on_ranks(folder: Path, tp_size: int, pp_size: int, work: Callable[[Ranks], T
     held: list[Ranks] = []  # one that closes ends what the others still receive
 
     def run(rank: int) -> T:
-        ranks = Ranks.join(Folder(str(folder)), Shard.of(rank, tp_size, pp_size))
+        ranks = Ranks.join(Folder(str(folder)), Shard.of(rank, tp_size, pp_size), torch.device("cpu"))
         held.append(ranks)
         return work(ranks)
 

@@ -1,16 +1,26 @@
 """What the ranks of a group exchange within a step: sums, largest values, rows.
 
-All ranks make the same calls in the same order, with tensors of the same shapes. On a CPU over gloo.
+All ranks make the same calls in the same order, with tensors of the same shapes: on GPUs over NCCL, on CPUs over gloo.
+On GPUs everything is in stream order, and CUDA graphs can capture it.
 """
 
 from __future__ import annotations
 
 import datetime
+import logging
 from collections import deque
-from typing import Any, Protocol
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed
+
+from sgl.kernels.layers.norm import add_rms_norm
+
+if TYPE_CHECKING:
+    from sgl.kernels.fused_reduction import FusedReduction
+
+logger = logging.getLogger(__name__)
 
 _PATIENCE = datetime.timedelta(hours=1)  # a rank's death is noticed by whoever watches processes
 _LOOPBACK = "127.0.0.1"
@@ -21,6 +31,7 @@ class Meeting(Protocol):
 
     host: str
     """The own address that the others reach."""
+    is_one_host: bool
 
     def store(self, name: str, size: int) -> Any:
         """torch's store for the group of this name and size."""
@@ -31,6 +42,7 @@ class Folder:
     """A meeting of ranks on one host, in a folder that only this user may read."""
 
     host = _LOOPBACK
+    is_one_host = True
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -44,66 +56,129 @@ class Folder:
 class Collectives:
     """This rank's end of a group of `size` processes."""
 
-    def __init__(self, meeting: Meeting, name: str, rank: int, size: int) -> None:
+    def __init__(self, meeting: Meeting, name: str, rank: int, size: int, device: torch.device) -> None:
         """Wait for the others. name: of the group."""
         self.rank = rank
         self.size = size
-        self._group = _joined(meeting, name, rank, size)
-        c10d: Any = distributed
-        self._largest = c10d.AllreduceOptions()
+        self._device = device
+        self._meeting = meeting
+        self._name = name
+        self._group = _joined(meeting, name, rank, size, device)
+        self._fused: FusedReduction | None = None
+        c10d: Any = distributed.distributed_c10d  # its types lack what follows
+        self._sum, self._largest = c10d.AllreduceOptions(), c10d.AllreduceOptions()
         self._largest.reduceOp = c10d.ReduceOp.MAX
+        self._from_first, self._gather = c10d.BroadcastOptions(), c10d.AllgatherOptions()
+        for options in (self._sum, self._largest, self._from_first, self._gather):
+            options.asyncOp = False  # on the current stream
 
-    def sum_(self, x: torch.Tensor) -> torch.Tensor:
-        """Add up x of all ranks, in place."""
-        self._group.allreduce([x]).wait()
+    @property
+    def fused_tokens(self) -> int:
+        """Up to how many tokens sums are fused with what follows; see `fuse`."""
+        return 0 if self._fused is None else self._fused.most_tokens
+
+    def fuse(self, hidden_size: int, dtype: torch.dtype) -> None:
+        """Prepare for sums of hidden states of this size; waits for the others. On GPUs of one host with FlashInfer,
+        small sums, the addition to the residual and the norm become one kernel."""
+        if self._device.type != "cuda":
+            return
+        why: str | None = "FlashInfer is not installed"
+        if find_spec("flashinfer") is not None:
+            from sgl.kernels.fused_reduction import FusedReduction
+
+            why = FusedReduction.obstacle(self._meeting, self.size, self.rank, self._device, hidden_size, dtype)
+        # All ranks or none.
+        obstructed = torch.tensor([1 if why else 0], dtype=torch.int64, device=self._device)
+        if self.largest_(obstructed).item():
+            logger.info("sums of %d ranks go through NCCL alone: %s", self.size, why or "another rank needs it")
+            return
+        store = self._meeting.store(f"{self._name}-fused", self.size)
+        self._fused = FusedReduction(store, self.rank, self.size, self._device, hidden_size, dtype)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of x of all ranks, which may overwrite x."""
+        if self._fused is not None and self._fused.takes(x):
+            return self._fused.sum(x)
+        _finish(self._group.allreduce([x], self._sum))
         return x
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """`norm.add_rms_norm` of the sum of x [T, n] of all ranks, which may overwrite x."""
+        if self._fused is not None and self._fused.takes(x):
+            return self._fused.add_rms_norm(x, residual, weight, eps)
+        return add_rms_norm(self.sum(x), residual, weight, eps)
 
     def largest_(self, x: torch.Tensor) -> torch.Tensor:
         """The largest of all ranks for each element of x, in place."""
-        self._group.allreduce([x], self._largest).wait()
+        _finish(self._group.allreduce([x], self._largest))
         return x
 
     def broadcast_(self, x: torch.Tensor) -> torch.Tensor:
         """Overwrite x with rank 0's."""
-        self._group.broadcast([x]).wait()
+        _finish(self._group.broadcast([x], self._from_first))
         return x
 
     def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, m] of all ranks side by side: [n, size * m]."""
         rows, width = x.shape
         everyone = x.new_empty(self.size * rows, width)
-        self._group._allgather_base(everyone, x.contiguous()).wait()
+        _finish(self._group._allgather_base(everyone, x.contiguous(), self._gather))
         return everyone.view(self.size, rows, width).transpose(0, 1).reshape(rows, -1)
 
 
 class Links:
     """This stage's ends of a ring of `stages` processes: what one sends, the next receives, in order."""
 
-    def __init__(self, meeting: Meeting, name: str, stage: int, stages: int) -> None:
+    def __init__(self, meeting: Meeting, name: str, stage: int, stages: int, device: torch.device) -> None:
         """Wait for the others; see Collectives."""
-        self._next, self._previous = (stage + 1) % stages, (stage - 1) % stages
-        self._group = _joined(meeting, name, stage, stages)
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         self._most = 2 * stages
+        after, before = (stage + 1) % stages, (stage - 1) % stages
+        if device.type == "cuda":
+            # NCCL works off what two ranks exchange in order: a group for each edge, lest a send wait for a receive.
+            self._next, self._previous = 1, 0
+            self._out = _joined(meeting, f"{name}-{stage}", 0, 2, device)
+            self._in = _joined(meeting, f"{name}-{before}", 1, 2, device)
+            for edge in sorted((stage, before)):  # NCCL connects at the first use, and both must be there
+                nothing = torch.zeros(1, device=device)
+                if edge == stage:
+                    self.send(nothing)
+                else:
+                    self.receive(nothing)
+        else:
+            self._next, self._previous = after, before
+            self._out = self._in = _joined(meeting, name, stage, stages, device)
 
     def send(self, x: torch.Tensor) -> None:
         """Send to the next stage, without waiting until it receives. x must not change any more."""
         x = x.contiguous()
-        self._sending.append((self._group.send([x], self._next, 0), x))
+        self._sending.append((self._out.send([x], self._next, 0), x))
         while self._sending and (len(self._sending) > self._most or self._sending[0][0].is_completed()):
             self._sending.popleft()[0].wait()
 
     def receive(self, x: torch.Tensor) -> torch.Tensor:
-        """Wait for what the previous stage sent next, of x's shape and dtype, and overwrite x with it."""
-        self._group.recv([x], self._previous, 0).wait()
+        """Wait for what the previous stage sent next, of x's shape and dtype, and overwrite x with it. A GPU waits in
+        stream order."""
+        self._in.recv([x], self._previous, 0).wait()
         return x
 
 
-def _joined(meeting: Meeting, name: str, rank: int, size: int) -> Any:
+def _joined(meeting: Meeting, name: str, rank: int, size: int, device: torch.device) -> Any:
     """A process group of its own, not torch's default one: a process may hold several engines."""
     c10d: Any = distributed  # its types lack what follows
-    gloo = c10d.ProcessGroupGloo
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=meeting.host)]
+    store = meeting.store(name, size)
+    if device.type == "cuda":
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = _PATIENCE
+        return c10d.ProcessGroupNCCL(store, rank, size, options)
+    options = c10d.ProcessGroupGloo._Options()
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=meeting.host)]
     options._timeout = _PATIENCE
-    return gloo(meeting.store(name, size), rank, size, options)
+    return c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+def _finish(work: Any) -> None:
+    if work is not None:  # NCCL's on the current stream need not be waited for
+        work.wait()

@@ -113,6 +113,13 @@ def _graph_rows(config: EngineConfig) -> int:
     assert config.max_running_requests is not None
     if config.disable_cuda_graph:
         return 0
+    if config.pp_size > 1:
+        if config.cuda_graph_max_bs:
+            raise ConfigError(
+                f"cuda_graph_max_bs={config.cuda_graph_max_bs}: with pp_size={config.pp_size}, steps are not captured",
+                option="cuda_graph_max_bs",
+            )
+        return 0
     return min(config.cuda_graph_max_bs or _MAX_GRAPH_ROWS, config.max_running_requests)
 
 
@@ -122,7 +129,7 @@ def _max_pages(config: EngineConfig, shape: AttentionShape) -> int:
 
 
 def _shown(graph_rows: int) -> str:
-    return f"CUDA graphs for decodes of up to {graph_rows} rows" if graph_rows else "no CUDA graphs, as asked for"
+    return f"CUDA graphs for decodes of up to {graph_rows} rows" if graph_rows else "no CUDA graphs"
 
 
 def _without_graphs(config: EngineConfig, name: _Backend, reason: str, *, is_slow: bool) -> EngineConfig:

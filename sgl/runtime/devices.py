@@ -16,8 +16,8 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.loader import dtype_name, resolve_dtype
 
 
-def device_for(config: EngineConfig) -> torch.device:
-    """The device of an engine, or of its first rank. Raises ConfigError."""
+def device_for(config: EngineConfig, rank: int = 0) -> torch.device:
+    """The device of an engine, or of one of its ranks. Raises ConfigError."""
     name = config.device
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,13 +27,14 @@ def device_for(config: EngineConfig) -> torch.device:
         raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device") from error
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device")
-    return device if device.type == "cpu" else _gpu(config, device)
+    return device if device.type == "cpu" else _gpu(config, device, rank)
 
 
-def _gpu(config: EngineConfig, device: torch.device) -> torch.device:
-    """This engine's of the GPUs that begin at `device`."""
+def _gpu(config: EngineConfig, device: torch.device, rank: int) -> torch.device:
+    """This rank's of the GPUs that begin at `device`: engine by engine, rank by rank."""
     found, first = torch.cuda.device_count(), device.index or 0
-    wanted = config.num_ranks * config.dp_size
+    num_ranks = config.num_ranks // config.nnodes  # on this host
+    wanted = num_ranks * config.dp_size
     if first + wanted > found:
         names = ", ".join(torch.cuda.get_device_name(index) for index in range(found)) or "none"
         if wanted == 1:
@@ -44,11 +45,9 @@ def _gpu(config: EngineConfig, device: torch.device) -> torch.device:
             f"{device} on; torch sees {found} here ({names})",
             option=next(name for name in ("tp_size", "pp_size", "dp_size") if getattr(config, name) > 1),
         )
-    for name in ("tp_size", "pp_size"):
-        if getattr(config, name) > 1:
-            message = f"{name}={getattr(config, name)} runs on a CPU only so far, not on {device}"
-            raise ConfigError(message, option=name)
-    return torch.device("cuda", first + config.dp_rank) if config.dp_rank else device
+    if wanted == 1:
+        return device
+    return torch.device("cuda", first + (config.dp_rank or 0) * num_ranks + rank % num_ranks)
 
 
 def kv_dtype(config: EngineConfig) -> torch.dtype | None:

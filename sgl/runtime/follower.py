@@ -55,9 +55,9 @@ def _follow(end: End, rank: int) -> None:
     load = wire.unpacked(end.get())
     assert isinstance(load, wire.Load), "it comes first"
     config = EngineConfig(**load.options)
-    with startup.device_of(config) as device:
+    with startup.device_of(config, rank) as device:
         shard = Shard.of(rank, config.tp_size, config.pp_size)
-        ranks = Ranks.join(end, shard)
+        ranks = Ranks.join(end, shard, device)
         model = startup.load(config, startup.checked_model(config, device), device, ranks)
         build = wire.unpacked(end.get())
         if isinstance(build, wire.Stop):

@@ -95,12 +95,12 @@ def start(config: EngineConfig) -> Started:
         )
     if config.nnodes > 1:
         _ = config.address  # before anything starts
-    with device_of(config) as device:
+    with device_of(config, 0) as device:
         model_config = checked_model(config, device)
         _check_grammar_backend(config.grammar_backend)
         group = None
         if config.num_ranks > 1:
-            group = RankGroup(replace(config, device=str(device)))
+            group = RankGroup(replace(config, device=config.device or device.type), device)
         try:
             return _start(config, model_config, device, group)
         except BaseException:
@@ -110,10 +110,10 @@ def start(config: EngineConfig) -> Started:
 
 
 @contextlib.contextmanager
-def device_of(config: EngineConfig) -> Iterator[torch.device]:
-    """Within it, the present thread is set up for an engine's device, and has errors for its memory. Raises
+def device_of(config: EngineConfig, rank: int) -> Iterator[torch.device]:
+    """Within it, the present thread is set up for a rank's device, and has errors for its memory. Raises
     ConfigError."""
-    device = device_for(config)
+    device = device_for(config, rank)
     if device.type == "cpu":
         threads = max(1, num_processors() // (config.num_ranks // config.nnodes * config.dp_size))
         torch.set_num_threads(min(torch.get_num_threads(), threads))
@@ -190,6 +190,8 @@ def _start(
         group.send(Build(asdict(config), num_pages, sorted(eos_ids)))
         with group.failing():
             runner = LeadingRunner(build_runner(config, model, attention, num_pages, eos_ids), group)
+    if device.type == "cuda":
+        runner.warm_up(_most_tokens(config, num_pages))
     assert config.page_size is not None
     assert config.context_length is not None
     assert config.max_running_requests is not None
@@ -230,7 +232,7 @@ def build_runner(
     num_pages: int,
     eos_ids: frozenset[int],
 ) -> ModelRunner:
-    """A runner with its KV pages, warmed up; all ranks wait for each other. Raises ConfigError."""
+    """A runner with its KV pages; all ranks wait for each other. Raises ConfigError."""
     page_size = config.page_size
     assert page_size is not None
     assert config.context_length is not None
@@ -245,7 +247,9 @@ def build_runner(
             f"{_gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
             option="max_total_tokens" if config.max_total_tokens is not None else "mem_fraction_static",
         ) from error
-    max_tokens = min(_step_tokens(config) or config.context_length, num_pages * page_size)
+    if model.collectives is not None:
+        model.collectives.fuse(model.config.hidden_size, model.dtype)
+    max_tokens = _most_tokens(config, num_pages)
     runner = ModelRunner(
         model,
         kv,
@@ -258,15 +262,22 @@ def build_runner(
         max_graph_tokens=max_tokens,
     )
     if model.device.type == "cuda":
-        runner.warm_up(max_tokens)
+        runner.prepare(max_tokens)
         # Allocate small tensors for all later steps now: torch keeps freed memory.
         [torch.empty(1 << 19, dtype=torch.uint8, device=model.device) for _ in range(32)]
     if model.collectives is not None:
-        model.collectives.sum_(torch.zeros(1, device=model.device))
+        model.collectives.sum(torch.zeros(1, device=model.device))
     if model.links is not None:
         model.links.send(torch.zeros(1, device=model.device))
         model.links.receive(torch.zeros(1, device=model.device))
     return runner
+
+
+def _most_tokens(config: EngineConfig, num_pages: int) -> int:
+    """Of a step's prompts."""
+    assert config.page_size is not None
+    assert config.context_length is not None
+    return min(_step_tokens(config) or config.context_length, num_pages * config.page_size)
 
 
 def _step_tokens(config: EngineConfig) -> int | None:

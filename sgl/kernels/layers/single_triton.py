@@ -26,18 +26,18 @@ _WARPS = 4
 
 
 def project(
-    x: torch.Tensor, norm: torch.Tensor, eps: float, matrix: Matrix, bias: torch.Tensor | None
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, matrix: Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """A matrix [n, k] times the normed x [1, k], plus the bias [n]: [1, n]."""
+    """A matrix [n, k] times x [1, k], normed first where a norm [k] is given, plus the bias [n]: [1, n]."""
     out = x.new_empty(1, len(_values(matrix)[0]))
     _launch(x, norm, eps, matrix, bias, out, adds=False)
     return out
 
 
 def project_gated(
-    x: torch.Tensor, norm: torch.Tensor, eps: float, gate_up: Matrix, bias: torch.Tensor | None
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, gate_up: Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """silu(gate) * up of a matrix [2n, k], gates first, times the normed x [1, k]: [1, n]."""
+    """silu(gate) * up of a matrix [2n, k], gates first, times x [1, k] as in `project`: [1, n]."""
     values, scales = _values(gate_up)
     size, width = len(values) // 2, values.shape[1]
     out = x.new_empty(1, size)
@@ -53,6 +53,7 @@ def project_gated(
         size,
         eps,
         width=width,
+        has_norm=norm is not None,
         has_scales=scales is not None,
         has_bias=bias is not None,
         rows=rows,
@@ -180,6 +181,7 @@ def _gated(
     size,
     eps,
     width: tl.constexpr,
+    has_norm: tl.constexpr,
     has_scales: tl.constexpr,
     has_bias: tl.constexpr,
     rows: tl.constexpr,
@@ -201,17 +203,21 @@ def _gated(
     squares = tl.zeros([block], tl.float32)
     for start in range(0, width, block):
         inputs = tl.load(x + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
-        squares += inputs * inputs
-        inputs *= tl.load(norm + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
+        if has_norm:
+            squares += inputs * inputs
+            inputs *= tl.load(norm + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
         gates += gate_weights.to(tl.float32) * inputs[None, :]
         ups += up_weights.to(tl.float32) * inputs[None, :]
         following = start + block
         inside = (row < size)[:, None] & (following + columns < width)[None, :]
         gate_weights = tl.load(gate_at + following, mask=inside, other=0.0)
         up_weights = tl.load(up_at + following, mask=inside, other=0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
-    gate = tl.sum(gates, 1) * scale
-    up = tl.sum(ups, 1) * scale
+    gate = tl.sum(gates, 1)
+    up = tl.sum(ups, 1)
+    if has_norm:
+        scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
+        gate *= scale
+        up *= scale
     if has_scales:
         gate *= tl.load(scales + row, mask=row < size, other=0.0)
         up *= tl.load(scales + size + row, mask=row < size, other=0.0)

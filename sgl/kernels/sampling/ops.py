@@ -22,8 +22,8 @@ _INF_BITS = 0x7F800000  # of float32 +inf
 _NEG_INF_BITS = -0x00800000  # of float32 -inf, as int32
 _ONE_BITS = 0x3F800000
 _TINY = 1e-30
-_LAST_ID = (1 << 24) - 1
-_LARGEST_KEY = 2**63 - 1
+LAST_ID = (1 << 24) - 1
+LARGEST_KEY = 2**63 - 1
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int, first: int = 0) -> torch.Tensor:
@@ -146,24 +146,24 @@ def draw_keys(
             scores.addcmul_(noise, is_drawn.to(torch.float32)[:, None])
         ids = greedy(scores)
         best = scores.gather(1, ids[:, None]).squeeze(1).double()
-        keys.append(_ranked(best.add_(top.double().mul_(scale))).add_(_LAST_ID - first - ids))
+        keys.append(_ranked(best.add_(top.double().mul_(scale))).add_(LAST_ID - first - ids))
     return torch.cat(keys)
 
 
 def chosen_keys(ids: torch.Tensor) -> torch.Tensor:
     """Keys above all that `draw_keys` gives, for int64 ids."""
-    return _LARGEST_KEY - ids
+    return LARGEST_KEY - ids
 
 
 def drawn_ids(keys: torch.Tensor) -> torch.Tensor:
     """int64 token ids by the largest keys."""
-    return _LAST_ID - (keys & _LAST_ID)
+    return LAST_ID - (keys & LAST_ID)
 
 
 def _ranked(scores: torch.Tensor) -> torch.Tensor:
     """int64 that rank float64 scores, with the lower 24 bits 0."""
     bits = scores.view(torch.int64)
-    return bits.bitwise_xor((bits >> 63) & 0x7FFFFFFFFFFFFFFF).bitwise_and_(~_LAST_ID)
+    return bits.bitwise_xor((bits >> 63) & 0x7FFFFFFFFFFFFFFF).bitwise_and_(~LAST_ID)
 
 
 def warp(

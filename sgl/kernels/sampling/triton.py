@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.sampling import ops as sampling
 
 _BLOCK, _TILES, _WARPS = 2048, 8, 8
 """Blocks of tokens that a program reads in turn. H200, 256 rows of 151,936: 39 µs (reading alone: 36), one block of
@@ -21,6 +22,7 @@ _BLOCK, _TILES, _WARPS = 2048, 8, 8
 
 SALT_1 = tl.constexpr(0x243F6A88)
 SALT_2 = tl.constexpr(0x13198A2E)
+LAST_ID, LARGEST_KEY = tl.constexpr(sampling.LAST_ID), tl.constexpr(sampling.LARGEST_KEY)
 MULTIPLIER_1 = tl.constexpr(0x21F0AAAD)
 MULTIPLIER_2 = tl.constexpr(0xD35A2D97 - 2**32)
 
@@ -41,33 +43,9 @@ def draw(
     [B]: those to sample; the others as for those functions. Returns int64 [B], also written to latest[rows]; 0
     where nothing is allowed. Does not wait for the device.
     """
-    num_rows, vocab_size = logits.shape
-    num_parts = triton.cdiv(vocab_size, _BLOCK * _TILES)
-    values, tops = torch.empty(2, num_rows, num_parts, device=logits.device)
-    indices = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
+    values, tops, indices = _best_of_parts(logits, temperature, seeds, rows, positions, 0, masks, mask_rows)
+    num_rows, num_parts = values.shape
     chosen = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    _best_of_part[(num_parts, num_rows)](
-        logits,
-        temperature,
-        seeds,
-        rows,
-        positions,
-        masks,
-        mask_rows,
-        values,
-        tops,
-        indices,
-        vocab_size,
-        logits.stride(0),
-        temperature.stride(0),
-        seeds.stride(0),
-        masks.stride(0) if masks is not None else 0,
-        has_masks=masks is not None,
-        block=_BLOCK,
-        tiles=_TILES,
-        num_warps=_WARPS,
-        **overlap(logits.device),
-    )
     _best_of_row[(num_rows,)](
         values,
         tops,
@@ -85,6 +63,80 @@ def draw(
     return chosen
 
 
+def draw_keys(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    first: int,
+    masks: torch.Tensor | None = None,
+    mask_rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`draw` among the part of the vocabulary that starts at token `first`, of which masks are, too: the keys of
+    `sampling.draw_keys`, int64 [B]."""
+    values, tops, indices = _best_of_parts(logits, temperature, seeds, rows, positions, first, masks, mask_rows)
+    num_rows, num_parts = values.shape
+    keys = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    _key_of_row[(num_rows,)](
+        values,
+        tops,
+        indices,
+        temperature,
+        rows,
+        keys,
+        first,
+        num_parts,
+        temperature.stride(0),
+        block=triton.next_power_of_2(num_parts),
+        num_warps=1,
+        **overlap(logits.device),
+    )
+    return keys
+
+
+def _best_of_parts(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    first: int,
+    masks: torch.Tensor | None,
+    mask_rows: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The best token of each part that a program reads, [B, parts] each: its score above the part's largest logit over
+    the temperature, float32; that logit, float32; and its place in the logits, int32."""
+    num_rows, vocab_size = logits.shape
+    num_parts = triton.cdiv(vocab_size, _BLOCK * _TILES)
+    values, tops = torch.empty(2, num_rows, num_parts, device=logits.device)
+    indices = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
+    _best_of_part[(num_parts, num_rows)](
+        logits,
+        temperature,
+        seeds,
+        rows,
+        positions,
+        masks,
+        mask_rows,
+        values,
+        tops,
+        indices,
+        vocab_size,
+        first,
+        logits.stride(0),
+        temperature.stride(0),
+        seeds.stride(0),
+        masks.stride(0) if masks is not None else 0,
+        has_masks=masks is not None,
+        block=_BLOCK,
+        tiles=_TILES,
+        num_warps=_WARPS,
+        **overlap(logits.device),
+    )
+    return values, tops, indices
+
+
 @triton.jit
 def _best_of_part(
     logits,
@@ -98,6 +150,7 @@ def _best_of_part(
     tops,
     indices,
     vocab_size,
+    first_token,
     logits_stride,
     temperature_stride,
     seeds_stride,
@@ -137,7 +190,7 @@ def _best_of_part(
         for again in range(tiles):
             tokens = first + again * block + lanes
             scores = _allowed(at, tokens, vocab_size, at_mask, mask_row, has_masks)
-            scores = (scores - top) * (1 / warmth) + _gumbel(tokens, seed, position)
+            scores = (scores - top) * (1 / warmth) + _gumbel(tokens + first_token, seed, position)
             which = tl.where(scores > best, again * block + lanes, which)
             best = tl.maximum(best, scores)
         value = tl.max(best, 0)
@@ -195,6 +248,38 @@ def _best_of_row(
     token = tl.where(best_top > float("-inf"), found, 0).to(tl.int64)
     tl.store(chosen + row, token)
     tl.store(latest + request, token)
+
+
+@triton.jit
+def _key_of_row(
+    values,
+    tops,
+    indices,
+    temperature,
+    rows,
+    keys,
+    first_token,
+    num_parts,
+    temperature_stride,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    """The largest key of all parts; see `sampling.draw_keys`."""
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    at = row * num_parts + tl.arange(0, block)
+    is_part = tl.arange(0, block) < num_parts
+    warmth = tl.load(temperature + tl.load(rows + row) * temperature_stride)
+    top = tl.load(tops + at, mask=is_part, other=float("-inf")).to(tl.float64)
+    score = tl.load(values + at, mask=is_part, other=0.0).to(tl.float64)
+    score += top * (1 / tl.where(warmth > 0, warmth, 1.0)).to(tl.float64)
+    bits = score.to(tl.int64, bitcast=True)
+    ranked = (bits ^ ((bits >> 63) & LARGEST_KEY)) & -(LAST_ID + 1)
+    token = tl.load(indices + at, mask=is_part, other=0) + first_token
+    key = ranked + LAST_ID - token.to(tl.int64)
+    tl.store(keys + row, tl.max(tl.where(is_part, key, -LARGEST_KEY), 0))
 
 
 @triton.jit

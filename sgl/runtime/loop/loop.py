@@ -47,7 +47,7 @@ T = TypeVar("T")
 _GRAMMAR_POLL_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
 _SLICE = 64  # requests of a group handled at once
 _SLICES_SECONDS = 0.003  # before each step, for longer groups
-_STUCK_SECONDS = 5.0  # after a failure
+_STUCK_SECONDS = 1.0  # after a failure: a step that needs another rank's GPU never ends
 _ARRIVALS_SECONDS = 0.01  # before each step, for arrivals; overrun by at most one action
 
 
@@ -146,7 +146,7 @@ class EngineLoop:
         with self._gate:
             self._inbox.put(partial(setattr, self, "_stopping", True))
         self._thread.close()  # if the loop was never started
-        self._thread.join()
+        self._thread.join(None if self._failure is None else _STUCK_SECONDS)
 
     @property
     def is_alive(self) -> bool:

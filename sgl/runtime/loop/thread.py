@@ -51,10 +51,10 @@ class EngineThread:
         """End after the functions queued so far. Idempotent."""
         self._work.put(None)
 
-    def join(self) -> None:
-        """Wait for its end; does nothing in the thread itself."""
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, at most `timeout` seconds; does nothing in the thread itself."""
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(timeout)
 
     @property
     def is_alive(self) -> bool:

@@ -101,7 +101,7 @@ class Decoder:
         keys and values of others. captured: for a CUDA graph.
         """
         state = self.embed(input_ids, positions, slots)
-        if len(input_ids) == 1 and self.device.type == "cuda" and self.collectives is None:
+        if len(input_ids) == 1 and self.device.type == "cuda":
             state.overlaps = captured and launches_overlap(self.device)
             return self._forward_single(state, kv, attention)
         return self._last_layers(state, kv, attention, wanted, captured=captured)
@@ -126,7 +126,8 @@ class Decoder:
         for index in range(self.config.num_layers):
             self._layer(index, state, kv, attention, captured=False)
         if state.rest is not None:
-            state.residual.add_(state.rest if state.rest.dim() == 2 else state.rest.sum(0))
+            rest = state.rest if self.collectives is None else self.collectives.sum(state.rest)
+            state.residual.add_(rest if rest.dim() == 2 else rest.sum(0))
         return state.residual
 
     def _layer(
@@ -164,14 +165,14 @@ class Decoder:
         own = input_ids - self.vocabulary.start
         is_own = (own >= 0) & (own < len(embedding))
         found = functional.embedding(own.clamp_(0, len(embedding) - 1), embedding)
-        return self.collectives.sum_(found.mul_(is_own[:, None]))
+        return self.collectives.sum(found.mul_(is_own[:, None]))
 
     def before_attention(
         self, index: int, state: LayerState, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
     ) -> torch.Tensor:
         """A layer up to its attention: the queries [T, num_heads, head_dim], in `out` if given."""
         config, layer = self.config, self.weights.layers[index]
-        x = add_rms_norm(state.rest, state.residual, layer.input_norm, config.rms_norm_eps)
+        x = self._normed(state.rest, state.residual, layer.input_norm)
         state.rest = None
         qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured else None
         state.overlaps = qkv is not None
@@ -185,17 +186,23 @@ class Decoder:
         """A layer from its attention's output x [T, num_heads, head_dim]."""
         layer = self.weights.layers[index]
         rest = self._added(x.flatten(1), layer.output, layer.output_bias, state.residual, captured=captured)
-        x = add_rms_norm(rest, state.residual, layer.post_attention_norm, self.config.rms_norm_eps)
+        x = self._normed(rest, state.residual, layer.post_attention_norm)
         x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
         state.rest = self._added(x, layer.down, layer.down_bias, state.residual, captured=captured)
 
     def _added(
         self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
     ) -> torch.Tensor | None:
-        """`linear_add`; the sum over all ranks is never in the residual yet."""
+        """`linear_add`; of several ranks, this one's part, all of which is left."""
         if self.collectives is None:
             return linear_add(x, matrix, bias, residual, captured=captured)
-        return self.collectives.sum_(linear(x, matrix, bias))
+        return linear(x, matrix, bias)
+
+    def _normed(self, rest: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`norm.add_rms_norm` of what `_added` left."""
+        if rest is None or self.collectives is None:
+            return add_rms_norm(rest, residual, weight, self.config.rms_norm_eps)
+        return self.collectives.add_rms_norm(rest, residual, weight, self.config.rms_norm_eps)
 
     def finish(
         self, state: LayerState, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
@@ -204,7 +211,7 @@ class Decoder:
         if wanted is not None:
             state.residual, x = state.residual.index_select(0, wanted), x.index_select(0, wanted)
         self.after_attention(self.config.num_layers - 1, state, x, captured=captured)
-        return add_rms_norm(state.rest, state.residual, self.weights.norm, self.config.rms_norm_eps)
+        return self._normed(state.rest, state.residual, self.weights.norm)
 
     def _attend(
         self, index: int, state: LayerState, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
@@ -219,18 +226,29 @@ class Decoder:
         # imported only where a Triton kernel runs
         from sgl.kernels.layers.single_triton import project, project_add_, project_gated
 
-        config = self.config
-        eps, residual = config.rms_norm_eps, state.residual
-        for index, layer in enumerate(self.weights.layers):
-            keys, values = kv.keys[index], kv.values[index]
-            qkv = project(residual, layer.input_norm, eps, layer.qkv, layer.qkv_bias).view(1, -1, config.head_dim)
-            norm = self._qk_norms[index]
-            query = rotate_and_store(qkv, config.num_heads, state.rotary, norm, eps, keys, values, state.slots)
-            x = self._attend(index, state, query, kv, attention)
-            project_add_(x.flatten(1), layer.output, layer.output_bias, residual)
-            x = project_gated(residual, layer.post_attention_norm, eps, layer.gate_up, layer.gate_up_bias)
-            project_add_(x, layer.down, layer.down_bias, residual)
-        return rms_norm(residual, self.weights.norm, eps)
+        eps, num_heads, head_dim = self.config.rms_norm_eps, self.config.num_heads, self.config.head_dim
+        layers, residual, ranks = self.weights.layers, state.residual, self.collectives
+
+        def added(
+            x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, norm: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            """Add a product to the residual. Returns what comes next, and the norm that it still needs."""
+            if ranks is None:
+                project_add_(x, matrix, bias, residual)
+                return residual, norm
+            return ranks.add_rms_norm(project(x, None, eps, matrix, bias), residual, norm, eps), None
+
+        x, norm = residual, cast(torch.Tensor | None, layers[0].input_norm)
+        norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
+        for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
+            keys, values, qk_norm = kv.keys[index], kv.values[index], self._qk_norms[index]
+            qkv = project(x, norm, eps, layer.qkv, layer.qkv_bias).view(1, -1, head_dim)
+            query = rotate_and_store(qkv, num_heads, state.rotary, qk_norm, eps, keys, values, state.slots)
+            x = self._attend(index, state, query, kv, attention).flatten(1)
+            x, norm = added(x, layer.output, layer.output_bias, layer.post_attention_norm)
+            x = project_gated(x, norm, eps, layer.gate_up, layer.gate_up_bias)
+            x, norm = added(x, layer.down, layer.down_bias, next_norm)
+        return x if norm is None else rms_norm(x, norm, eps)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -269,7 +287,7 @@ class Decoder:
             linear(hidden, layer.qkv, layer.qkv_bias)
             state = LayerState(hidden, (nothing, nothing), nothing)
             self.after_attention(0, state, attended.unsqueeze(1), captured=False)
-            if num_tokens <= most_rows:
+            if self.is_first and num_tokens <= most_rows:
                 self.logits(hidden)
 
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:

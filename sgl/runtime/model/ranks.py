@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from sgl.kernels.collectives import Collectives, Links, Meeting
 from sgl.runtime.model.shard import Shard
 
@@ -19,11 +21,11 @@ class Ranks:
     """To the ranks with the layers before and behind, if there are any."""
 
     @staticmethod
-    def join(meeting: Meeting, shard: Shard) -> Ranks:
+    def join(meeting: Meeting, shard: Shard, device: torch.device) -> Ranks:
         """Wait for the others; see Collectives."""
         stage = links = None
         if shard.size > 1:
-            stage = Collectives(meeting, f"stage{shard.stage}", shard.rank, shard.size)
+            stage = Collectives(meeting, f"stage{shard.stage}", shard.rank, shard.size, device)
         if shard.stages > 1:
-            links = Links(meeting, f"chain{shard.rank}", shard.stage, shard.stages)
+            links = Links(meeting, f"chain{shard.rank}", shard.stage, shard.stages, device)
         return Ranks(shard, stage, links)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 
+import torch
+
 from sgl.child import command
 from sgl.errors import EngineDead
 from sgl.runtime.config import EngineConfig
@@ -33,8 +35,8 @@ _CODE = "from sgl.runtime.follower import main; main()"
 class RankGroup:
     """`size` ranks, of which this process is rank 0."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Start the others. Raises EngineDead."""
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        """Start the others. device: this process's. Raises EngineDead."""
         self.size = size = config.num_ranks
         self._silence = config.rank_timeout
         self._is_remote = config.nnodes > 1
@@ -53,7 +55,7 @@ class RankGroup:
             self._watcher.start()
             self.send(wire.Load(asdict(config)))
             with self.failing():
-                self.ranks = Ranks.join(self._line, Shard.of(0, config.tp_size, config.pp_size))
+                self.ranks = Ranks.join(self._line, Shard.of(0, config.tp_size, config.pp_size), device)
         except BaseException:
             self.close()
             raise

@@ -31,11 +31,17 @@ class LeadingRunner:
         with self._group.failing():
             return self._own.sample(launched, masks)
 
+    def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
+        """Both phases of a step at once."""
+        return self.sample(self.forward(batch), masks)
+
+    def warm_up(self, num_tokens: int) -> None:
+        """See ModelRunner."""
+        self._own.warm_up(num_tokens, self.launch)
+
     def enable_device_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
         """See ModelRunner; only this rank's device works masks out."""
-        self._own.enable_device_masks(
-            vocabulary, example, lambda batch, masks: self.sample(self.forward(batch), masks)
-        )
+        self._own.enable_device_masks(vocabulary, example, self.launch)
 
     def is_launching(self) -> bool:
         """See ModelRunner."""

@@ -86,6 +86,8 @@ class Connection:
 class Hub:
     """Rank 0's end: one connection for each other rank. With the writer's methods of Ring."""
 
+    is_one_host = False
+
     def __init__(self, host: str, port: int, secret: bytes, num_ranks: int, num_nodes: int) -> None:
         """Listen. Each other host's supervisor connects, too, as a rank behind the last. Raises OSError."""
         self._secret = secret
@@ -206,6 +208,8 @@ class Hub:
 
 class Spoke:
     """Another rank's end. With the reader's methods of Ring."""
+
+    is_one_host = False
 
     def __init__(self, host: str, port: int, secret: bytes, rank: int, patience: float) -> None:
         """Connect, for up to `patience` seconds while nobody listens. Raises OSError and EOFError."""

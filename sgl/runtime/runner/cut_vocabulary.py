@@ -14,6 +14,7 @@ import torch
 
 from sgl.kernels.collectives import Collectives
 from sgl.kernels.sampling import ops as sampling
+from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import BROADCAST, Int32Array, TokenMask, TokenMasks
 from sgl.runtime.runner.mask_table import MaskTable
 
@@ -35,6 +36,7 @@ class CutVocabulary:
     whole: Callable[[torch.Tensor], torch.Tensor]
     """All ranks' logits [n, vocab_size] of this one's, [n, len(own)]."""
     collectives: Collectives
+    uploader: Uploader
 
     @property
     def decides(self) -> bool:
@@ -51,7 +53,7 @@ class CutVocabulary:
         if table is None:
             packed = torch.empty(int(masked.sum()), -(-self.vocab_size // 32), dtype=torch.int32, device=device)
         else:
-            found = torch.from_numpy(table.ensure_rows(token_masks)[masked].astype(np.int64)).to(device)
+            (found,) = self.uploader.upload(table.ensure_rows(token_masks)[masked].astype(np.int64))
             packed = table.rows.index_select(0, found)
         if len(packed):
             self.collectives.broadcast_(packed)

@@ -21,7 +21,7 @@ from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
 
 class Replayed(NamedTuple):
-    """float32 logits [B, vocab]; int64 [B] request rows and positions of the next tokens."""
+    """float32 logits [B, len(vocabulary)]; int64 [B] request rows and positions of the next tokens."""
 
     logits: torch.Tensor
     rows: torch.Tensor
@@ -58,7 +58,7 @@ class DecodeGraphs:
         self._buckets = buckets(max_rows)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and attention variant
         self._uploader = Uploader(model.device)
-        self._logits = torch.empty(max_rows, model.config.vocab_size, dtype=torch.float32, device=model.device)
+        self._logits = torch.empty(max_rows, len(model.vocabulary), dtype=torch.float32, device=model.device)
 
     def run(self, batch: Batch, pages: Int32Array) -> Replayed | None:
         """Replay the step; results are valid until the next run. None if it has several tokens in a row, scored

@@ -60,7 +60,7 @@ class PromptGraphs:
         self._kv = kv
         self._attention = attention
         config = model.config
-        of_layers = model.weights.num_multiplied - config.vocab_size * config.hidden_size
+        of_layers = model.weights.num_multiplied - len(model.vocabulary) * config.hidden_size
         sizes = token_buckets(max(1, of_layers // config.num_layers), max_tokens)
         free_bytes, _ = torch.cuda.mem_get_info(model.device)
         self._buckets = that_fit(sizes, config, model.dtype.itemsize, free_bytes)

@@ -44,7 +44,7 @@ class Launched:
     """A launched forward pass."""
 
     batch: Batch
-    logits: torch.Tensor | None  # float32 [S, V]; None if nothing is sampled
+    logits: torch.Tensor | None  # float32 [S, V], or of a part of the vocabulary; None if nothing is sampled
     inputs: DeviceLogprobs | None = None  # of scored input tokens
     replayed: Replayed | None = None  # of a decode graph
     pooled: torch.Tensor | None = None  # float32 [P, H]
@@ -95,7 +95,9 @@ class ModelRunner:
         self._downloader = Downloader(device)
         cut = None
         if model.collectives is not None:
-            cut = CutVocabulary(model.vocabulary, model.config.vocab_size, model.whole, model.collectives)
+            cut = CutVocabulary(
+                model.vocabulary, model.config.vocab_size, model.whole, model.collectives, self._uploader
+            )
         self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids, cut)
         self._threads: StepThreads | None = None
         if device.type == "cpu":
@@ -106,6 +108,8 @@ class ModelRunner:
         if max_graph_rows:
             graph_attention = cast(GraphAttention, attention)
             self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows)
+            if model.collectives is not None:  # NCCL's own launches are too slow to replay in pieces
+                max_graph_tokens = min(max_graph_tokens, model.collectives.fused_tokens)
             if max_graph_tokens > 1:
                 self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
 
@@ -230,23 +234,27 @@ class ModelRunner:
         since = self._launching_since
         return since is not None and monotonic() - since < _LONGEST_LAUNCH
 
-    def warm_up(self, num_tokens: int) -> None:
-        """Compile, load and capture what steps need, with prompts of num_tokens in all, on the dummy page. Call it
-        before the first step."""
+    def prepare(self, num_tokens: int) -> None:
+        """Capture graphs and load the kernels of steps with prompts of num_tokens in all, with all ranks."""
         for graphs in (self._graphs, self._prompt_graphs):
             if graphs is not None:
                 graphs.capture()
+        self._model.warm_up_gemms(len(self._page_table), num_tokens)
+
+    def warm_up(self, num_tokens: int, launch: Callable[[Batch], PendingStep] | None = None) -> None:
+        """Compile and load what else steps need, on the dummy page, after `prepare` and before the first step. launch:
+        of all ranks."""
+        launch = launch or self.launch
         most = min(self._page_table.shape[1] * self._kv.page_size, self._model.max_positions)
         num_rows = len(self._page_table)
-        self._model.warm_up_gemms(num_rows, num_tokens)
         first, *others = [most] * (num_tokens // most) + [num_tokens % most] * (num_tokens % most > 0)
         prompts = [1, *others, max(first - 1, 1)][:num_rows] if num_rows > 1 else [first]  # beside a decode
         for q_lens in ([1] * min(64, num_rows), prompts, [1]):
             for temperature in (0.0, 1.0):
-                self.launch(_idle_batch(q_lens, temperature)).wait()
+                launch(_idle_batch(q_lens, temperature)).wait()
         for q_len in _SHORT_PROMPTS:
             if q_len <= min(most, num_tokens):
-                self.launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
+                launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
     def enable_device_masks(
         self, vocabulary: Vocabulary, example: Standing, launch: Callable[..., PendingStep] | None = None

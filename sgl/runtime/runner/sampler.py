@@ -162,11 +162,9 @@ class Sampler:
         known: list[tuple[int, int]] = []
         if token_masks is not None:
             known = [(i, mask) for i, mask in enumerate(token_masks) if isinstance(mask, int) and mask != BROADCAST]
-        is_noted = self._takes_one_pass and not known
+        is_noted = self._takes_one_pass and self._cut is None and not known
         if self._cut is not None:
-            if masks is not None:
-                apply_token_mask_(logits, *masks)
-            ids = self._choose_among_parts(self._cut, logits, rows, index, places)
+            ids = self._choose_among_parts(self._cut, logits, rows, index, places, masks)
         elif self._takes_one_pass:
             ids, are_final = self._choose_in_one_pass(logits, rows, index, places, masks)
             is_noted &= are_final
@@ -211,17 +209,33 @@ class Sampler:
         rows: Int64Array,
         index: torch.Tensor,
         positions: torch.Tensor,
+        masks: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
-        temperature, seeds = self._floats[:, _TEMPERATURE].index_select(0, index), None
-        if self._is_drawn[rows].any():
-            seeds = self._ints[:, _SEED].index_select(0, index)
-        keys = sampling.draw_keys(logits, temperature, seeds, positions, cut.own.start)
+        """Draw among all ranks' tokens; rows with top-k, top-p or min-p gather their logits."""
+        if self._takes_one_pass:
+            from sgl.kernels.sampling import triton as sampling_triton
+
+            parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
+            keys = sampling_triton.draw_keys(
+                logits, *parameters, positions, cut.own.start, *(masks or (None, None))
+            )
+        else:
+            if masks is not None:
+                apply_token_mask_(logits, *masks)
+                masks = None
+            temperature, seeds = self._floats[:, _TEMPERATURE].index_select(0, index), None
+            if self._is_drawn[rows].any():
+                seeds = self._ints[:, _SEED].index_select(0, index)
+            keys = sampling.draw_keys(logits, temperature, seeds, positions, cut.own.start)
         whole = np.flatnonzero(self._cuts(rows))
         some = ids = None
         if len(whole):
             (some,) = self._uploader.upload(whole)
-            logits = cut.whole(logits.index_select(0, some))
-            ids = self._choose(logits, rows[whole], index.index_select(0, some), positions.index_select(0, some))
+            logits = logits.index_select(0, some)
+            if masks is not None:
+                apply_token_mask_(logits, masks[0], masks[1].index_select(0, some))
+            places = index.index_select(0, some), positions.index_select(0, some)
+            ids = self._choose(cut.whole(logits), rows[whole], *places)
         return cut.decided(keys, some, ids)
 
     def _cuts(self, rows: Int64Array) -> npt.NDArray[np.bool_]:

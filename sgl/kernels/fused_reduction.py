@@ -1,0 +1,133 @@
+"""Sums over the GPUs of one host, fused with the residual addition and the RMS norm: FlashInfer's all-reduce.
+
+Its "trtllm" backend writes through plain peer memory and never makes NVLink multicast objects. One kernel pushes each
+rank's part to all others (one shot), or sums a slice for them (two shots), where that moves fewer bytes. Counters on
+the device tell its buffers apart, so CUDA graphs can capture it. Imported only where FlashInfer is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from flashinfer import comm
+
+from sgl.kernels.layers.fused_triton import overlap
+
+_MOST_BYTES = 16 << 20  # of one rank's part: NCCL is no slower for more
+_ONE_SHOT_BYTES = 32 << 20  # of all ranks' parts
+_SIZES = (2, 4, 8, 16)
+_DTYPES = (torch.bfloat16, torch.float16)
+_ALIGNED = 64  # of the hidden size
+_SUM, _SUM_ADD_NORM = comm.AllReduceFusionPattern.kAllReduce, comm.AllReduceFusionPattern.kARResidualRMSNorm
+
+
+class FusedReduction:
+    """This rank's end. All ranks make the same calls in the same order."""
+
+    def __init__(
+        self, store: Any, rank: int, size: int, device: torch.device, hidden_size: int, dtype: torch.dtype
+    ) -> None:
+        """Wait for the others; compiles kernels at the first use on a machine. store: torch's, of the group."""
+        self.most_tokens = _MOST_BYTES // (hidden_size * dtype.itemsize)
+        self._size = size
+        self._dtype = dtype
+        self._overlaps = bool(overlap(device)["overlaps"])
+        self._workspace = comm.create_allreduce_fusion_workspace(
+            backend="trtllm",
+            world_size=size,
+            rank=rank,
+            max_token_num=self.most_tokens,
+            hidden_dim=hidden_size,
+            dtype=dtype,
+            comm_backend=_Exchange(store, rank, size),
+        )
+
+    @staticmethod
+    def obstacle(
+        meeting: Any, size: int, rank: int, device: torch.device, hidden_size: int, dtype: torch.dtype
+    ) -> str | None:
+        """Why such ranks cannot use it, if they cannot."""
+        if not meeting.is_one_host:
+            return "they are on several hosts"
+        if size not in _SIZES:
+            return f"FlashInfer's all-reduce takes {', '.join(map(str, _SIZES))} ranks"
+        if dtype not in _DTYPES:
+            return f"FlashInfer's all-reduce takes 16 bits, not {dtype}"
+        if hidden_size % _ALIGNED:
+            return f"FlashInfer's all-reduce takes multiples of {_ALIGNED}, not a hidden size of {hidden_size}"
+        if (device.index or 0) != rank:
+            return f"FlashInfer's all-reduce puts rank {rank} on cuda:{rank}, and it is on {device}"
+        return None
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether it serves such hidden states [T, n]."""
+        return x.dim() == 2 and x.dtype == self._dtype and 0 < len(x) <= self.most_tokens
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of x [T, n] of all ranks."""
+        return self._run(x, _SUM, output=torch.empty_like(x))
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add the sum of x [T, n] of all ranks to residual [T, n] in place, and return the normalised sum."""
+        return self._run(
+            x,
+            _SUM_ADD_NORM,
+            residual_in=residual,
+            residual_out=residual,
+            norm_out=torch.empty_like(x),
+            rms_gamma=weight,
+            rms_eps=eps,
+        )
+
+    def _run(self, x: torch.Tensor, pattern: int, **tensors: Any) -> torch.Tensor:
+        one_shot = self._size * x.nbytes <= _ONE_SHOT_BYTES or len(x) <= self._size
+        done: torch.Tensor = comm.allreduce_fusion(
+            x,
+            self._workspace,
+            pattern,
+            launch_with_pdl=self._overlaps,
+            use_oneshot=one_shot,
+            fp32_acc=True,
+            **tensors,
+        )
+        return done
+
+
+class _Exchange(comm.mnnvl.CommBackend):  # type: ignore[misc]  # it has no types
+    """What ranks tell each other while they begin, through a store."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._count = 0
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return self._rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self._size
+
+    def allgather(self, data: Any) -> list[Any]:
+        """What each rank gave, in their order."""
+        self._count += 1
+        self._store.set(f"{self._count}/{self._rank}", msgspec.msgpack.encode(data))
+        return [
+            msgspec.msgpack.decode(bytes(self._store.get(f"{self._count}/{rank}"))) for rank in range(self._size)
+        ]
+
+    def bcast(self, data: Any, root: int) -> Any:
+        """What this rank gave."""
+        return self.allgather(data if self._rank == root else None)[root]
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+        self.allgather(None)
+
+    def Split(self, color: int, key: int) -> _Exchange:  # noqa: N802
+        """The group as it is: nothing here is split."""
+        raise NotImplementedError("a group of ranks is not split")
