@@ -48,12 +48,8 @@ def _on_gpu(work: Callable[..., Any], rank: int, folder: str, *arguments: Any) -
     return work(Folder(folder), rank, *arguments)
 
 
-def of_rank(rank: int, *shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * seed + rank)).to(dtype)
-
-
 def reductions(folder: Folder, rank: int) -> list[tuple[Any, float, float]]:
-    """Errors of sums, eager and in graphs, against the CPU's, whose parts both can make."""
+    """Errors of sums, eager and in graphs, of parts that both ranks can make."""
     device, errors = torch.device("cuda", rank), []
     for hidden in HIDDEN:
         for dtype in (torch.bfloat16, torch.float32):
@@ -61,32 +57,30 @@ def reductions(folder: Folder, rank: int) -> list[tuple[Any, float, float]]:
             collectives.fuse(hidden, dtype)
             most = collectives.fused_tokens
             assert bool(most) == (dtype == torch.bfloat16 and find_spec("flashinfer") is not None)
-            weight = of_rank(0, hidden, seed=1, dtype=dtype)
-            for count, tokens in enumerate((1, 2, 3, 17, 256, 700, most, most + 1)):
-                if not tokens:
-                    continue
-                parts = [of_rank(each, tokens, hidden, seed=2 + count, dtype=dtype) for each in range(2)]
-                residual = of_rank(0, tokens, hidden, seed=3, dtype=dtype)
+            for tokens in (1, 2, 3, 17, 256, 700, *((most, most + 1) if most else ())):
+                random = torch.Generator(device).manual_seed(tokens)
+                *parts, residual = torch.randn(3, tokens, hidden, generator=random, device=device).to(dtype)
+                weight = torch.randn(hidden, generator=random, device=device).to(dtype)
                 total = parts[0].double() + parts[1].double()
                 expected = total + residual.double()
                 wanted = expected * torch.rsqrt(expected.square().mean(-1, keepdim=True) + 1e-5) * weight.double()
-                x, held, scale = parts[rank].to(device), residual.to(device), weight.to(device)
+                held = residual.clone()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    captured = collectives.add_rms_norm(x.clone(), held, scale, 1e-5)
+                    captured = collectives.add_rms_norm(parts[rank].clone(), held, weight, 1e-5)
                 for replays in (False, True, True):
                     held.copy_(residual)
                     if replays:
                         graph.replay()
                         normed = captured
                     else:
-                        normed = collectives.add_rms_norm(x.clone(), held, scale, 1e-5)
-                    pairs = ((normed, wanted), (held, expected), (collectives.sum(x.clone()), total))
-                    far = max(float((a.cpu().double() - b).norm() / b.norm()) for a, b in pairs)
+                        normed = collectives.add_rms_norm(parts[rank].clone(), held, weight, 1e-5)
+                    pairs = ((normed, wanted), (held, expected), (collectives.sum(parts[rank].clone()), total))
+                    far = max(float((a.double() - b).norm() / b.norm()) for a, b in pairs)
                     errors.append(
                         ((hidden, dtype, tokens, replays), far, 4e-3 if dtype == torch.bfloat16 else 1e-6)
                     )
-            del collectives
+            collectives.close()
     return errors
 
 
@@ -112,6 +106,9 @@ def exchanges(folder: Folder, rank: int) -> None:
         for number in range(3):
             came = links.receive(torch.empty(size, device=device))
             assert bool((came == 10 * number + 1 - rank).all())
+    torch.cuda.synchronize()
+    collectives.close()
+    links.close()
 
 
 def test_keys_rows_and_links(tmp_path: Path) -> None:

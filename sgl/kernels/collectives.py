@@ -127,6 +127,10 @@ class Collectives:
         _finish(self._group._allgather_base(everyone, x.contiguous(), self._gather))
         return everyone.view(self.size, rows, width).transpose(0, 1).reshape(rows, -1)
 
+    def close(self) -> None:
+        """End what still waits for others."""
+        _end(self._group)
+
 
 class Links:
     """This stage's ends of a ring of `stages` processes: what one sends, the next receives, in order."""
@@ -164,6 +168,11 @@ class Links:
         self._in.recv([x], self._previous, 0).wait()
         return x
 
+    def close(self) -> None:
+        """End what still waits for others."""
+        _end(self._out)
+        _end(self._in)
+
 
 def _joined(meeting: Meeting, name: str, rank: int, size: int, device: torch.device) -> Any:
     """A process group of its own, not torch's default one: a process may hold several engines."""
@@ -177,6 +186,12 @@ def _joined(meeting: Meeting, name: str, rank: int, size: int, device: torch.dev
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=meeting.host)]
     options._timeout = _PATIENCE
     return c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+def _end(group: Any) -> None:
+    """NCCL's kernels wait for ever for a rank that is gone, and so would what ends the process."""
+    if group.name() == "nccl":
+        group.abort()
 
 
 def _finish(work: Any) -> None:

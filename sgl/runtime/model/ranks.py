@@ -29,3 +29,9 @@ class Ranks:
         if shard.stages > 1:
             links = Links(meeting, f"chain{shard.rank}", shard.stage, shard.stages, device)
         return Ranks(shard, stage, links)
+
+    def close(self) -> None:
+        """End what waits for others. Idempotent."""
+        for each in (self.stage, self.links):
+            if each is not None:
+                each.close()

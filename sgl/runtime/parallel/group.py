@@ -45,6 +45,7 @@ class RankGroup:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank, of this host
+        self._ranks: Ranks | None = None  # once they have met
         self._line, place = line_of(config)
         try:
             self._processes = started(place, range(1, size // config.nnodes), size)
@@ -55,10 +56,16 @@ class RankGroup:
             self._watcher.start()
             self.send(wire.Load(asdict(config)))
             with self.failing():
-                self.ranks = Ranks.join(self._line, Shard.of(0, config.tp_size, config.pp_size), device)
+                self._ranks = Ranks.join(self._line, Shard.of(0, config.tp_size, config.pp_size), device)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def ranks(self) -> Ranks:
+        """This process's connections."""
+        assert self._ranks is not None, "they have met"
+        return self._ranks
 
     def send(self, frame: wire.Frame) -> None:
         """Send all ranks a frame. Raises EngineDead."""
@@ -99,6 +106,8 @@ class RankGroup:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
         kill(self._processes)
+        if self._ranks is not None:
+            self._ranks.close()
         self._line.close()
 
     def _stop(self, end: float) -> None:
@@ -162,6 +171,8 @@ class RankGroup:
             self._failure = failure = EngineDead(message)
             call = self._on_failure
         kill(self._processes)  # which ends exchanges that wait for it, as does what other hosts do now
+        if self._ranks is not None:
+            self._ranks.close()
         if self._is_remote:
             self._line.close()
         if call is not None:
