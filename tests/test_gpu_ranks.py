@@ -162,7 +162,9 @@ def test_ranks_generate_what_one_gpu_does(path: Path, ranks: dict[str, int]) -> 
             np.testing.assert_allclose(*values, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8_e4m3"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "triton"}], ids=str
+)
 def test_in_16_bits_logprobs_are_near_those_of_one_gpu(path: Path, options: dict[str, str]) -> None:
     prompts, params = requests(ModelConfig.from_pretrained(path).vocab_size, 40)
     values = []

@@ -87,13 +87,20 @@ class Collectives:
             from sgl.kernels.fused_reduction import FusedReduction
 
             why = FusedReduction.obstacle(self._meeting, self.size, self.rank, self._device, hidden_size, dtype)
-        # All ranks or none.
-        obstructed = torch.tensor([1 if why else 0], dtype=torch.int64, device=self._device)
-        if self.largest_(obstructed).item():
-            logger.info("sums of %d ranks go through NCCL alone: %s", self.size, why or "another rank needs it")
-            return
-        store = self._meeting.store(f"{self._name}-fused", self.size)
-        self._fused = FusedReduction(store, self.rank, self.size, self._device, hidden_size, dtype)
+            if not self._is_any(why):
+                try:
+                    store = self._meeting.store(f"{self._name}-fused", self.size)
+                    fused = FusedReduction(store, self.rank, self.size, self._device, hidden_size, dtype)
+                except RuntimeError as error:
+                    why = str(error)
+                if not self._is_any(why):
+                    self._fused = fused
+                    return
+        logger.info("sums of %d ranks go through NCCL alone: %s", self.size, why or "another rank cannot do better")
+
+    def _is_any(self, why: str | None) -> bool:
+        """Whether any rank has a reason; the host waits."""
+        return bool(self.largest_(torch.tensor([bool(why)], dtype=torch.int64, device=self._device)).item())
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of x of all ranks, which may overwrite x."""
@@ -192,6 +199,7 @@ def _end(group: Any) -> None:
     """NCCL's kernels wait for ever for a rank that is gone, and so would what ends the process."""
     if group.name() == "nccl":
         group.abort()
+        group.shutdown()
 
 
 def _finish(work: Any) -> None:

@@ -7,14 +7,20 @@ the device tell its buffers apart, so CUDA graphs can capture it. Imported only 
 
 from __future__ import annotations
 
+import logging
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import msgspec
 import torch
 from flashinfer import comm
+from flashinfer.comm.trtllm_ar import get_trtllm_comm_module
 
 from sgl.kernels.layers.fused_triton import overlap
 
+logger = logging.getLogger(__name__)
+
+_COMPILING = 5.0  # seconds; loading takes less
 _MOST_BYTES = 16 << 20  # of one rank's part: NCCL is no slower for more
 _ONE_SHOT_BYTES = 32 << 20  # of all ranks' parts
 _SIZES = (2, 4, 8, 16)
@@ -29,7 +35,7 @@ class FusedReduction:
     def __init__(
         self, store: Any, rank: int, size: int, device: torch.device, hidden_size: int, dtype: torch.dtype
     ) -> None:
-        """Wait for the others; compiles kernels at the first use on a machine. store: torch's, of the group."""
+        """Wait for the others. store: torch's, of the group. Raises RuntimeError."""
         self.most_tokens = _MOST_BYTES // (hidden_size * dtype.itemsize)
         self._size = size
         self._dtype = dtype
@@ -48,7 +54,7 @@ class FusedReduction:
     def obstacle(
         meeting: Any, size: int, rank: int, device: torch.device, hidden_size: int, dtype: torch.dtype
     ) -> str | None:
-        """Why such ranks cannot use it, if they cannot."""
+        """Why such ranks cannot use it, if they cannot. Compiles its kernels, if they are not."""
         if not meeting.is_one_host:
             return "they are on several hosts"
         if size not in _SIZES:
@@ -59,6 +65,14 @@ class FusedReduction:
             return f"FlashInfer's all-reduce takes multiples of {_ALIGNED}, not a hidden size of {hidden_size}"
         if (device.index or 0) != rank:
             return f"FlashInfer's all-reduce puts rank {rank} on cuda:{rank}, and it is on {device}"
+        with ThreadPoolExecutor(1) as thread:
+            compiling = thread.submit(get_trtllm_comm_module)
+            if wait([compiling], timeout=_COMPILING).not_done and not rank:
+                logger.info("FlashInfer's all-reduce is compiled with nvcc, once on a machine: about three minutes")
+            try:
+                compiling.result()
+            except (RuntimeError, OSError) as error:
+                return f"FlashInfer's all-reduce cannot be compiled, which takes CUDA's nvcc ({error})"
         return None
 
     def takes(self, x: torch.Tensor) -> bool:
