@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tests.interpreter  # noqa: F401 - mends it
-from sgl.kernels.layers import activation, linear, norm, qkv, rope
+from sgl.kernels.layers import activation, embedding, linear, norm, qkv, rope
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -147,6 +147,16 @@ def test_products_with_a_matrix_in_eight_bits(has_bias: bool) -> None:
     check_sum(row, product(x[:1], torch.ones(64), wide, bias))
     gated = single_triton.project_gated(x[:1].to(DEVICE), norm_weight, 1e-5, on_device, bias_)
     check_sum(gated, activation.silu_and_mul(product(x[:1], torch.ones(64), wide, bias)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embeddings_of_tokens_that_are_here(dtype: torch.dtype) -> None:
+    table, token_ids = draw(7, 1030, dtype=dtype), torch.tensor([31, 32, 33, 38, 39, 1000, 0])
+    expected = torch.zeros(len(token_ids), 1030, dtype=dtype)
+    expected[1:4] = table[[0, 1, 6]]
+    assert torch.equal(embedding.embedding_part(token_ids, table, 32), expected)
+    found = fused_triton.embedding_part(token_ids.to(DEVICE), table.to(DEVICE), 32)
+    assert torch.equal(found.cpu(), expected)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs"),
     pytest.mark.xdist_group("gpus"),
 ]
-HIDDEN = (64, 576, 896, 2880, 3584, 4096, 5120, 8448)
+HIDDEN = (576, 896, 2880, 4096, 5120)
 OPTIONS: dict[str, Any] = {"device": "cuda", "max_total_tokens": 16_384, "random_seed": 5, "check_ledger": True}
 
 
@@ -77,9 +76,9 @@ def reductions(folder: Folder, rank: int) -> list[tuple[Any, float, float]]:
                         normed = collectives.add_rms_norm(parts[rank].clone(), held, weight, 1e-5)
                     pairs = ((normed, wanted), (held, expected), (collectives.sum(parts[rank].clone()), total))
                     far = max(float((a.double() - b).norm() / b.norm()) for a, b in pairs)
-                    errors.append(
-                        ((hidden, dtype, tokens, replays), far, 4e-3 if dtype == torch.bfloat16 else 1e-6)
-                    )
+                    bar = 4e-3 if dtype == torch.bfloat16 else 1e-6
+                    errors.append(((hidden, dtype, tokens, replays), far, bar))
+                print(hidden, dtype, tokens, flush=True)  # shown if one hangs
             collectives.close()
     return errors
 
@@ -165,18 +164,20 @@ def test_ranks_generate_what_one_gpu_does(path: Path, ranks: dict[str, int]) -> 
 @pytest.mark.parametrize(
     "options", [{}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "triton"}], ids=str
 )
-def test_in_16_bits_logprobs_are_near_those_of_one_gpu(path: Path, options: dict[str, str]) -> None:
+def test_rounding_on_two_gpus_is_as_on_one(path: Path, options: dict[str, str]) -> None:
+    """Their logprobs are as far from float32's."""
     prompts, params = requests(ModelConfig.from_pretrained(path).vocab_size, 40)
+    rounded: dict[str, Any] = {"dtype": "bfloat16", **options}
     values = []
-    for ranks in ({}, {"tp_size": 2}):
-        with Engine(path, dtype="bfloat16", **OPTIONS, **options, **ranks) as engine:
+    for chosen in ({"dtype": "float32"}, rounded, {**rounded, "tp_size": 2}):
+        with Engine(path, **OPTIONS, **chosen) as engine:
             results = engine.generate(
                 input_ids=prompts, sampling_params=params[0], return_logprob=True, logprob_start_len=0
             )
-            values.append([[e[0] for e in each["meta_info"]["input_token_logprobs"][1:]] for each in results])
-    distances = [abs(a - b) for left, right in zip(*values, strict=True) for a, b in zip(left, right, strict=True)]
-    assert np.mean(distances) < 0.05
-    assert np.max(distances) < 0.5
+        entries = [entry for each in results for entry in each["meta_info"]["input_token_logprobs"][1:]]
+        values.append(np.array([entry[0] for entry in entries]))
+    of_one, of_two = (np.abs(each - values[0]).mean() for each in values[1:])
+    assert 0 < of_two < 1.3 * of_one
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -203,11 +204,11 @@ def watched(*arguments):
         nonlocal steps
         follow(self, *launched)
         steps += 1
-        if steps == 40:  # warm
+        if steps == 60:  # warm
             torch.cuda.set_sync_debug_mode("error")
             first = torch.cuda.memory_stats()
             counted.first = [first[name] for name in ("num_device_alloc", "reserved_bytes.all.current")]
-        if steps > 40 and steps % 20 == 0:
+        if steps > 60 and steps % 20 == 0:
             now = torch.cuda.memory_stats()
             now = [now[name] for name in ("num_device_alloc", "reserved_bytes.all.current")]
             with open(os.environ["SGL_TEST_STEPS"], "a") as file:
@@ -228,7 +229,7 @@ def test_followers_never_wait_and_allocate_nothing_after_ready(
     monkeypatch.setattr(group_module, "_CODE", WATCHED)
     prompts, params = requests(ModelConfig.from_pretrained(path).vocab_size, 300)
     with Engine(path, dtype="bfloat16", tp_size=2, **OPTIONS) as engine:
-        for _ in range(3):
+        for _ in range(8):
             results = engine.generate(input_ids=prompts, sampling_params=params)
             assert len(results) == len(prompts)
     lines = log.read_text().splitlines()
@@ -237,7 +238,8 @@ def test_followers_never_wait_and_allocate_nothing_after_ready(
 
 
 DYING = """
-import os, signal, sys, threading, time
+import faulthandler, os, sys, threading, time
+faulthandler.dump_traceback_later(60, exit=True)
 from sgl.errors import EngineDead
 from sgl.runtime.engine import Engine
 engine = Engine(sys.argv[1], device="cuda", dtype="bfloat16", tp_size=2, rank_timeout=2.0, max_total_tokens=16384)
@@ -269,7 +271,6 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine(path: Path, number: int) -> N
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "answers 3" in done.stdout, done.stdout

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import threading
 from collections import deque
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PATIENCE = datetime.timedelta(hours=1)  # a rank's death is noticed by whoever watches processes
+_ENDING_SECONDS = 1.0
 _LOOPBACK = "127.0.0.1"
 
 
@@ -136,7 +138,12 @@ class Collectives:
 
     def close(self) -> None:
         """End what still waits for others."""
-        _end(self._group)
+        ending = _ending(self._group)
+        if self._fused is not None:
+            # Both kinds of kernels may wait in turn.
+            default = torch.cuda.default_stream(self._device)
+            self._fused.release(lambda: default.query() and not ending.is_alive(), _ENDING_SECONDS)
+        ending.join(_ENDING_SECONDS)
 
 
 class Links:
@@ -177,8 +184,8 @@ class Links:
 
     def close(self) -> None:
         """End what still waits for others."""
-        _end(self._out)
-        _end(self._in)
+        for ending in [_ending(group) for group in (self._out, self._in)]:
+            ending.join(_ENDING_SECONDS)
 
 
 def _joined(meeting: Meeting, name: str, rank: int, size: int, device: torch.device) -> Any:
@@ -195,11 +202,11 @@ def _joined(meeting: Meeting, name: str, rank: int, size: int, device: torch.dev
     return c10d.ProcessGroupGloo(store, rank, size, options)
 
 
-def _end(group: Any) -> None:
+def _ending(group: Any) -> threading.Thread:
     """NCCL's kernels wait for ever for a rank that is gone, and so would what ends the process."""
-    if group.name() == "nccl":
-        group.abort()
-        group.shutdown()
+    thread = threading.Thread(target=group.abort if group.name() == "nccl" else lambda: None, daemon=True)
+    thread.start()
+    return thread
 
 
 def _finish(work: Any) -> None:

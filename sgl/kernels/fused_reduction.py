@@ -8,12 +8,15 @@ the device tell its buffers apart, so CUDA graphs can capture it. Imported only 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import msgspec
 import torch
 from flashinfer import comm
+from flashinfer.comm.mnnvl import create_tensor_from_cuda_memory
 from flashinfer.comm.trtllm_ar import get_trtllm_comm_module
 
 from sgl.kernels.layers.fused_triton import overlap
@@ -26,7 +29,11 @@ _ONE_SHOT_BYTES = 32 << 20  # of all ranks' parts
 _SIZES = (2, 4, 8, 16)
 _DTYPES = (torch.bfloat16, torch.float16)
 _ALIGNED = 64  # of the hidden size
-_SUM, _SUM_ADD_NORM = comm.AllReduceFusionPattern.kAllReduce, comm.AllReduceFusionPattern.kARResidualRMSNorm
+_Pattern = comm.AllReduceFusionPattern
+_TENSORS = (
+    *("allreduce_out", "residual_in", "residual_out", "norm_out", "quant_out", "scale_out", "rms_gamma", "rms_eps"),
+    *("scale_factor", "layout_code"),
+)
 
 
 class FusedReduction:
@@ -37,8 +44,11 @@ class FusedReduction:
     ) -> None:
         """Wait for the others. store: torch's, of the group. Raises RuntimeError."""
         self.most_tokens = _MOST_BYTES // (hidden_size * dtype.itemsize)
+        self._rank = rank
         self._size = size
+        self._device = device
         self._dtype = dtype
+        self._module = get_trtllm_comm_module()
         self._overlaps = bool(overlap(device)["overlaps"])
         self._workspace = comm.create_allreduce_fusion_workspace(
             backend="trtllm",
@@ -49,6 +59,9 @@ class FusedReduction:
             dtype=dtype,
             comm_backend=_Exchange(store, rank, size),
         )
+        handle = self._workspace.mem_handles[2]  # into which the others push
+        shape = (handle.buf_size,)
+        self._received = create_tensor_from_cuda_memory(handle.uc_ptrs[rank], shape, torch.uint8, device.index)
 
     @staticmethod
     def obstacle(
@@ -81,34 +94,57 @@ class FusedReduction:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of x [T, n] of all ranks."""
-        return self._run(x, _SUM, output=torch.empty_like(x))
+        total = torch.empty_like(x)
+        self._run(x, _Pattern.kAllReduce, allreduce_out=total)
+        return total
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """Add the sum of x [T, n] of all ranks to residual [T, n] in place, and return the normalised sum."""
-        return self._run(
+        normed = torch.empty_like(x)
+        self._run(
             x,
-            _SUM_ADD_NORM,
+            _Pattern.kARResidualRMSNorm,
             residual_in=residual,
             residual_out=residual,
-            norm_out=torch.empty_like(x),
+            norm_out=normed,
             rms_gamma=weight,
             rms_eps=eps,
         )
+        return normed
 
-    def _run(self, x: torch.Tensor, pattern: int, **tensors: Any) -> torch.Tensor:
-        one_shot = self._size * x.nbytes <= _ONE_SHOT_BYTES or len(x) <= self._size
-        done: torch.Tensor = comm.allreduce_fusion(
-            x,
-            self._workspace,
-            pattern,
+    def release(self, is_over: Callable[[], bool], seconds: float) -> None:
+        """End kernels that wait for ranks which are gone: what they wait for is any data in this rank's buffers. Their
+        results are worthless."""
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch leaves it so
+        end = time.monotonic() + seconds
+        with torch.cuda.stream(stream):
+            while not is_over() and time.monotonic() < end:
+                self._received.zero_()
+                stream.synchronize()
+
+    def _run(self, x: torch.Tensor, pattern: int, **tensors: Any) -> None:
+        given = dict.fromkeys(_TENSORS) | {name: _flat(tensor) for name, tensor in tensors.items()}
+        # Unlike comm.allreduce_fusion, let the next kernel begin, and load its weights, while this one waits.
+        self._module.trtllm_allreduce_fusion(
+            allreduce_in=x.view(-1),
+            world_size=self._size,
+            world_rank=self._rank,
+            token_num=len(x),
+            hidden_dim=x.shape[1],
+            workspace_ptrs=self._workspace.workspace_tensor,
             launch_with_pdl=self._overlaps,
-            use_oneshot=one_shot,
+            use_oneshot=self._size * x.nbytes <= _ONE_SHOT_BYTES or len(x) <= self._size,
+            trigger_completion_at_end=False,
             fp32_acc=True,
-            **tensors,
+            pattern_code=pattern,
+            **given,
         )
-        return done
+
+
+def _flat(given: Any) -> Any:
+    return given.view(-1) if isinstance(given, torch.Tensor) else given
 
 
 class _Exchange(comm.mnnvl.CommBackend):  # type: ignore[misc]  # it has no types

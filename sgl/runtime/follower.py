@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from typing import NoReturn
 
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
@@ -39,7 +40,6 @@ def main() -> None:
         else:  # rank 0 is gone, which is why
             end.close()
         os._exit(1)
-    os._exit(0)  # no library's clean-up may wait for other ranks
 
 
 def _beat(end: End, parent: int) -> None:
@@ -51,7 +51,7 @@ def _beat(end: End, parent: int) -> None:
     os._exit(1)
 
 
-def _follow(end: End, rank: int) -> None:
+def _follow(end: End, rank: int) -> NoReturn:
     load = wire.unpacked(end.get())
     assert isinstance(load, wire.Load), "it comes first"
     config = EngineConfig(**load.options)
@@ -61,7 +61,7 @@ def _follow(end: End, rank: int) -> None:
         model = startup.load(config, startup.checked_model(config, device), device, ranks)
         build = wire.unpacked(end.get())
         if isinstance(build, wire.Stop):
-            return
+            _stop()
         assert isinstance(build, wire.Build), "it comes second"
         runner = startup.follow(EngineConfig(**build.options), model, build.num_pages, frozenset(build.eos_ids))
         launched: deque[Launched] = deque()  # not sampled yet
@@ -73,6 +73,10 @@ def _follow(end: End, rank: int) -> None:
                 else:
                     launched.append((runner.forward if ranks.links is None else runner.enter)(frame.batch))
             elif not isinstance(frame, wire.Sample):
-                return
+                _stop()
             elif not shard.stage:  # only the first stage samples
                 runner.follow(launched.popleft(), frame.masks)
+
+
+def _stop() -> NoReturn:
+    os._exit(0)  # here: no destructor may wait for other ranks

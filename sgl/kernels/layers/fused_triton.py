@@ -1,8 +1,8 @@
 """Fused Triton kernels for the element-wise work between matrix products.
 
-Twins of norm.py, activation.py, rope.py, qkv.py and linear.py: float32 inside, rounded where the references round.
-On Hopper and later, each kernel starts while the previous one drains and waits for its results (programmatic
-dependent launch). Imported only where Triton is.
+Twins of embedding.py, norm.py, activation.py, rope.py, qkv.py and linear.py: float32 inside, rounded where the
+references round. On Hopper and later, each kernel starts while the previous one drains and waits for its results
+(programmatic dependent launch). Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -42,6 +42,25 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
     grid = (out.numel() // width, triton.cdiv(width, _ACTIVATION_BLOCK))
     _silu_and_mul[grid](gate_up, out, width, block=_ACTIVATION_BLOCK, num_warps=4, **overlap(out.device))
+    return out
+
+
+def embedding_part(token_ids: torch.Tensor, embedding: torch.Tensor, first: int) -> torch.Tensor:
+    """`embedding.embedding_part`."""
+    num_rows, width = embedding.shape
+    out = embedding.new_empty(len(token_ids), width)
+    grid = len(token_ids), triton.cdiv(width, _ACTIVATION_BLOCK)
+    _embedding_part[grid](
+        token_ids,
+        embedding,
+        out,
+        first,
+        num_rows,
+        width,
+        block=_ACTIVATION_BLOCK,
+        num_warps=4,
+        **overlap(out.device),
+    )
     return out
 
 
@@ -183,6 +202,23 @@ def _rms_norm(
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
     normed = (wide * scale).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + columns, (normed * scales).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _embedding_part(token_ids, embedding, out, first, num_rows, width, block: tl.constexpr, overlaps: tl.constexpr):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    inside = columns < width
+    row = tl.load(token_ids + token) - first
+    is_own = tl.broadcast_to((row >= 0) & (row < num_rows), columns.shape)
+    tl.store(
+        out + token * width + columns,
+        tl.load(embedding + row * width + columns, mask=inside & is_own, other=0.0),
+        mask=inside,
+    )
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
 from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.embedding import embedding_part
 from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_add, linear_overlapped
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
@@ -162,10 +163,7 @@ class Decoder:
         embedding = self.weights.embedding
         if self.collectives is None:
             return functional.embedding(input_ids, embedding)
-        own = input_ids - self.vocabulary.start
-        is_own = (own >= 0) & (own < len(embedding))
-        found = functional.embedding(own.clamp_(0, len(embedding) - 1), embedding)
-        return self.collectives.sum(found.mul_(is_own[:, None]))
+        return self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
 
     def before_attention(
         self, index: int, state: LayerState, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool

@@ -69,8 +69,8 @@ class RankGroup:
 
     def send(self, frame: wire.Frame) -> None:
         """Send all ranks a frame. Raises EngineDead."""
-        self._check()
-        self._line.put(wire.packed(frame), self._check)
+        self.check()
+        self._line.put(wire.packed(frame), self.check)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -112,14 +112,15 @@ class RankGroup:
 
     def _stop(self, end: float) -> None:
         def check() -> None:
-            self._check()
+            self.check()
             if time.monotonic() > end:
                 raise EngineDead("the ranks do not listen")
 
         with contextlib.suppress(EngineDead, KeyError):  # a host that never came has no connection
             self._line.put(wire.packed(wire.Stop()), check)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise EngineDead if a rank is gone."""
         if self._failure is not None:
             raise self._failure
 
@@ -171,12 +172,12 @@ class RankGroup:
             self._failure = failure = EngineDead(message)
             call = self._on_failure
         kill(self._processes)  # which ends exchanges that wait for it, as does what other hosts do now
-        if self._ranks is not None:
-            self._ranks.close()
         if self._is_remote:
             self._line.close()
         if call is not None:
             call(failure)
+        if self._ranks is not None:
+            self._ranks.close()  # last: what now comes of steps is worthless, and the engine knows it
 
 
 def started(place: list[str], ranks: Iterable[int], size: int) -> dict[int, subprocess.Popen[bytes]]:

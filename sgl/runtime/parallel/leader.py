@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
-from sgl.runtime.batch import Batch, TokenMasks
+from sgl.runtime.batch import Batch, PendingStep, StepResult, TokenMasks
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.runner.cut_vocabulary import outline
-from sgl.runtime.runner.results import PendingStep
 from sgl.runtime.runner.runner import Launched, ModelRunner
 
 
@@ -29,7 +28,7 @@ class LeadingRunner:
         """Sample after a forward pass on all ranks."""
         self._group.send(wire.Sample(None if masks is None else outline(masks)))
         with self._group.failing():
-            return self._own.sample(launched, masks)
+            return _LedStep(self._own.sample(launched, masks), self._group)
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""
@@ -46,3 +45,18 @@ class LeadingRunner:
     def is_launching(self) -> bool:
         """See ModelRunner."""
         return self._own.is_launching()
+
+
+class _LedStep:
+    """A launched step of all ranks."""
+
+    def __init__(self, own: PendingStep, group: RankGroup) -> None:
+        self._own = own
+        self._group = group
+
+    def wait(self) -> StepResult:
+        """See PendingStep. Raises EngineDead: without a rank, results are worthless."""
+        with self._group.failing():
+            result = self._own.wait()
+        self._group.check()
+        return result

@@ -19,6 +19,7 @@ from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
+from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
@@ -241,7 +242,7 @@ class ModelRunner:
                 graphs.capture()
         self._model.warm_up_gemms(len(self._page_table), num_tokens)
 
-    def warm_up(self, num_tokens: int, launch: Callable[[Batch], PendingStep] | None = None) -> None:
+    def warm_up(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> None:
         """Compile and load what else steps need, on the dummy page, after `prepare` and before the first step. launch:
         of all ranks."""
         launch = launch or self.launch
@@ -257,7 +258,7 @@ class ModelRunner:
                 launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
     def enable_device_masks(
-        self, vocabulary: Vocabulary, example: Standing, launch: Callable[..., PendingStep] | None = None
+        self, vocabulary: Vocabulary, example: Standing, launch: Callable[..., AnyStep] | None = None
     ) -> None:
         """Accept places in finished automata as token masks, and warm that up. launch: of all ranks."""
         self._sampler.enable_device_masks(vocabulary)
