@@ -323,6 +323,19 @@ def test_many_rows_are_drawn_several_blocks_at_a_time(monkeypatch: pytest.Monkey
 
 
 @needs_triton
+@pytest.mark.parametrize(("size", "count"), [(2, 1), (2, 300), (8, 70)])
+def test_the_largest_key_of_all_ranks_by_a_sum(size: int, count: int) -> None:
+    from sgl.kernels import keys_triton
+
+    keys = torch.from_numpy(np.random.default_rng(3).integers(-(2**63), 2**63 - 1, (size, count)))
+    keys[0, 0] = -(2**63)
+    spread = [keys_triton.spread(keys[rank].to(ON_GPU), rank, size, torch.bfloat16) for rank in range(size)]
+    found = torch.empty(count, dtype=torch.int64, device=ON_GPU)
+    keys_triton.largest(torch.stack(spread).float().sum(0).to(torch.bfloat16), size, found)
+    assert torch.equal(found.cpu(), keys.amax(0))
+
+
+@needs_triton
 def test_where_nothing_is_allowed_the_first_token_is_drawn_and_nothing_is_read_behind() -> None:
     from sgl.kernels.sampling import triton as sampling_triton
 

@@ -67,6 +67,7 @@ class Collectives:
         self._name = name
         self._group = _joined(meeting, name, rank, size, device)
         self._fused: FusedReduction | None = None
+        self._ending: threading.Thread | None = None
         c10d: Any = distributed.distributed_c10d  # its types lack what follows
         self._sum, self._largest = c10d.AllreduceOptions(), c10d.AllreduceOptions()
         self._largest.reduceOp = c10d.ReduceOp.MAX
@@ -120,7 +121,9 @@ class Collectives:
         return add_rms_norm(self.sum(x), residual, weight, eps)
 
     def largest_(self, x: torch.Tensor) -> torch.Tensor:
-        """The largest of all ranks for each element of x, in place."""
+        """The largest of all ranks for each element of x, int64 [n], in place."""
+        if self._fused is not None and self._fused.largest_(x):
+            return x
         _finish(self._group.allreduce([x], self._largest))
         return x
 
@@ -138,7 +141,7 @@ class Collectives:
 
     def close(self) -> None:
         """End what still waits for others."""
-        ending = _ending(self._group)
+        self._ending = ending = self._ending or _ending(self._group)
         if self._fused is not None:
             # Both kinds of kernels may wait in turn.
             default = torch.cuda.default_stream(self._device)
@@ -153,6 +156,7 @@ class Links:
         """Wait for the others; see Collectives."""
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         self._most = 2 * stages
+        self._endings: list[threading.Thread] = []
         after, before = (stage + 1) % stages, (stage - 1) % stages
         if device.type == "cuda":
             # NCCL works off what two ranks exchange in order: a group for each edge, lest a send wait for a receive.
@@ -184,7 +188,8 @@ class Links:
 
     def close(self) -> None:
         """End what still waits for others."""
-        for ending in [_ending(group) for group in (self._out, self._in)]:
+        self._endings = self._endings or [_ending(group) for group in (self._out, self._in)]
+        for ending in self._endings:
             ending.join(_ENDING_SECONDS)
 
 
@@ -203,7 +208,8 @@ def _joined(meeting: Meeting, name: str, rank: int, size: int, device: torch.dev
 
 
 def _ending(group: Any) -> threading.Thread:
-    """NCCL's kernels wait for ever for a rank that is gone, and so would what ends the process."""
+    """NCCL's kernels wait for ever for a rank that is gone, and so would what ends the process. Ends only once no graph
+    has any of them."""
     thread = threading.Thread(target=group.abort if group.name() == "nccl" else lambda: None, daemon=True)
     thread.start()
     return thread

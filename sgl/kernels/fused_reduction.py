@@ -19,6 +19,7 @@ from flashinfer import comm
 from flashinfer.comm.mnnvl import create_tensor_from_cuda_memory
 from flashinfer.comm.trtllm_ar import get_trtllm_comm_module
 
+from sgl.kernels.keys_triton import largest, spread
 from sgl.kernels.layers.fused_triton import overlap
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,14 @@ class FusedReduction:
             rms_eps=eps,
         )
         return normed
+
+    def largest_(self, keys: torch.Tensor) -> bool:
+        """The largest of all ranks for each of keys, int64 [n], in place; False if there are too many."""
+        places = spread(keys, self._rank, self._size, self._dtype)
+        if not self.takes(places):
+            return False
+        largest(self.sum(places), self._size, keys)
+        return True
 
     def release(self, is_over: Callable[[], bool], seconds: float) -> None:
         """End kernels that wait for ranks which are gone: what they wait for is any data in this rank's buffers. Their

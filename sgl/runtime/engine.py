@@ -443,8 +443,7 @@ def _stop(
         return
     builder.close()
     loop.stop()
-    if started.group is not None:
-        started.group.close()
+    started.close()
     pool.shutdown(wait=False)
     if is_frozen:
         gc.unfreeze()  # what start-up froze may be garbage now

@@ -65,6 +65,12 @@ class Started:
     num_weights: int
     group: RankGroup | None
 
+    def close(self) -> None:
+        """End other ranks. Idempotent."""
+        if self.group is not None:
+            self.runner.close()
+            self.group.close()
+
     def facts(self) -> dict[str, Any]:
         """Facts for users beside the options."""
         return {

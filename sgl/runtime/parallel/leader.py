@@ -42,6 +42,10 @@ class LeadingRunner:
         """See ModelRunner; only this rank's device works masks out."""
         self._own.enable_device_masks(vocabulary, example, self.launch)
 
+    def close(self) -> None:
+        """See ModelRunner; before its group ends, which the graphs are of."""
+        self._own.close()
+
     def is_launching(self) -> bool:
         """See ModelRunner."""
         return self._own.is_launching()

@@ -228,6 +228,10 @@ class ModelRunner:
             if self._threads is not None and (is_last or not worked):
                 self._threads.done(worked=worked)
 
+    def close(self) -> None:
+        """Let go of the graphs, after the last step."""
+        self._graphs = self._prompt_graphs = None
+
     def is_launching(self) -> bool:
         """True while kernels are launched eagerly, unless it takes so long that the launch waits for the device.
         Every launch releases the GIL; busy background threads should stay idle, or the GPU starves. Safe from any
