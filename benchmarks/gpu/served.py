@@ -22,11 +22,12 @@ NUM_QUESTIONS, NUM_TOPICS = 512, 64
 
 
 @contextlib.contextmanager
-def served(model: str, tokenizer: Path | None, options: list[str]) -> Iterator[str]:
+def served(model: str, tokenizer: Path | None, options: list[str], **of_server: Any) -> Iterator[str]:
     """The URL of an `sgl serve`, which lasts as long as the context; of one that runs already where that is the model.
 
     With a tokenizer, the server makes up random weights for the model folder's config.json and gets the tokenizer cut
-    to that vocabulary; without, it reads both from the model's folder. options: NAME=VALUE, of the engine.
+    to that vocabulary; without, it reads both from the model's folder. options: NAME=VALUE, of the engine. of_server:
+    options of the server.
     """
     if model.startswith(("http://", "https://")):
         yield model
@@ -37,7 +38,7 @@ def served(model: str, tokenizer: Path | None, options: list[str]) -> Iterator[s
             cut_tokenizer(tokenizer, ModelConfig.from_pretrained(model).vocab_size, Path(folder))
             random_model = {"load_format": "dummy", "tokenizer_path": folder, "context_length": CONTEXT_LENGTH}
             given = {**random_model, **given}
-        runtime = Runtime("warning", START_SECONDS, model_path=model, **given)
+        runtime = Runtime("warning", START_SECONDS, model_path=model, **given, **of_server)
         try:
             yield runtime.url
         finally:
