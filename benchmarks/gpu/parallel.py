@@ -13,11 +13,14 @@ MODEL and TOKENIZER are those of benchmarks.gpu.constrained. The parts:
     dp     W1 and W2 over HTTP: one engine, then SIZE engines under SIZE times as many requests and under as many
     peers  W3, W4, W1 and W7 of SGLang and vLLM, tensor parallel on SIZE GPUs
 
-SIZE times as many requests are W1's lengths SIZE times over, in one call, so that each engine's share is what the one
-engine had, if the server divides the list well. Each engine runs in a process of its own, one after another; what it
-measured is in FOLDER/rows.jsonl at once (peers.jsonl for the peers), and the next invocation adds to it: the latest
-figure counts. Weights are the engine's own dummy weights on one GPU and on several, not the peers' uniform ±1e-3, which
-benchmarks.gpu.throughput copies: it can reach those of rank 0 only. Nothing uses NVLink multicast.
+SIZE times as many requests come from SIZE clients at once, each with one call of what the single client sends: W1's
+lengths, and W2's prefix, which is everybody's. Each engine's share is then what the one engine had, if the server
+divides the lists well. One call for all would exceed the 2 million values that a body may have.
+
+Each engine runs in a process of its own, one after another. What it measured is in FOLDER/rows.jsonl at once
+(peers.jsonl for the peers), and the next invocation adds to it: the latest figure counts. Weights are the engine's own
+dummy weights on one GPU and on several, not the peers' uniform ±1e-3 which benchmarks.gpu.throughput copies: it can
+reach those of rank 0 only. Nothing uses NVLink multicast.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +76,6 @@ WIDE = {
 }
 # 65 GB of weights leave an H100 little else: few rows, and one request at a time.
 WIDE_OPTIONS = {"context_length": 2048, "max_running_requests": 8}
-MOST_BYTES = 1 << 30  # of a request's body; SIZE times W2 in one call is about 7 MB times SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +163,14 @@ def wide(bench: Bench, gpus: int) -> None:
 
 
 class OverHttp(Workloads):
-    """Workloads in one call each of POST /generate, timed from the body's first byte to the answer's last."""
+    """Workloads over POST /generate: a call of the single load from each of `load` clients at once, timed from the
+    first body's first byte to the last answer's last."""
 
     def __init__(self, url: str, bench: Bench, load: int) -> None:
         super().__init__(None, bench.model, None, bench.reps, load=load)  # type: ignore[arg-type]
         self._url = url
         self.shares: list[list[int]] = []
-        """Of each call since it was cleared: tokens that each engine generated."""
+        """Tokens that each engine generated, by run, since this was cleared."""
 
     def _flush(self) -> None:
         flush_cache(self._url)
@@ -173,16 +178,27 @@ class OverHttp(Workloads):
     def _generate(
         self, prompts: list[list[int]], params: list[dict[str, Any]]
     ) -> tuple[float, list[dict[str, Any]]]:
-        body = json.dumps({"input_ids": prompts, "sampling_params": params}).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._url}/generate", body, headers)
+        each = len(prompts) // self._load
+        bodies = [
+            json.dumps({"input_ids": prompts[i : i + each], "sampling_params": params[i : i + each]}).encode()
+            for i in range(0, len(prompts), each)
+        ]
         before = self._generated()
-        began = time.perf_counter()
-        with urllib.request.urlopen(request) as response:
-            answer = response.read()
-        took = time.perf_counter() - began
+        with ThreadPoolExecutor(len(bodies)) as clients:
+            began = time.perf_counter()
+            answers = list(clients.map(self._post, bodies))
+            took = time.perf_counter() - began
         self.shares.append([now - then for now, then in zip(self._generated(), before, strict=True)])
-        return took, json.loads(answer)
+        return took, [result for answer in answers for result in json.loads(answer)]
+
+    def _post(self, body: bytes) -> bytes:
+        request = urllib.request.Request(f"{self._url}/generate", body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request) as response:
+                answer: bytes = response.read()
+        except urllib.error.HTTPError as error:
+            raise SystemExit(f"{self._url}/generate: {error.code} {error.read().decode()[:1000]}") from None
+        return answer
 
     def _generated(self) -> list[int]:
         with urllib.request.urlopen(f"{self._url}/server_info") as response:
@@ -193,7 +209,7 @@ def over_http(bench: Bench, gpus: int) -> None:
     """W2 and W1 of that many engines under one server: under as many times the load, then under the single load."""
     began = time.perf_counter()
     options = [*bench.options, f"dp_size={gpus}"]
-    with served(str(bench.model), bench.tokenizer, options, max_request_bytes=MOST_BYTES) as url:
+    with served(str(bench.model), bench.tokenizer, options) as url:
         bench.ready("server", gpus, began)
         for load in dict.fromkeys((gpus, 1)):
             workloads = OverHttp(url, bench, load)

@@ -22,12 +22,11 @@ NUM_QUESTIONS, NUM_TOPICS = 512, 64
 
 
 @contextlib.contextmanager
-def served(model: str, tokenizer: Path | None, options: list[str], **of_server: Any) -> Iterator[str]:
+def served(model: str, tokenizer: Path | None, options: list[str]) -> Iterator[str]:
     """The URL of an `sgl serve`, which lasts as long as the context; of one that runs already where that is the model.
 
     With a tokenizer, the server makes up random weights for the model folder's config.json and gets the tokenizer cut
-    to that vocabulary; without, it reads both from the model's folder. options: NAME=VALUE, of the engine. of_server:
-    options of the server.
+    to that vocabulary; without, it reads both from the model's folder. options: NAME=VALUE, of the engine.
     """
     if model.startswith(("http://", "https://")):
         yield model
@@ -38,7 +37,7 @@ def served(model: str, tokenizer: Path | None, options: list[str], **of_server: 
             cut_tokenizer(tokenizer, ModelConfig.from_pretrained(model).vocab_size, Path(folder))
             random_model = {"load_format": "dummy", "tokenizer_path": folder, "context_length": CONTEXT_LENGTH}
             given = {**random_model, **given}
-        runtime = Runtime("warning", START_SECONDS, model_path=model, **given, **of_server)
+        runtime = Runtime("warning", START_SECONDS, model_path=model, **given)
         try:
             yield runtime.url
         finally:
