@@ -91,6 +91,7 @@ class Bench:
     only: tuple[str, ...]
     counts: tuple[int, ...]  # of W7's requests
     options: tuple[str, ...]
+    engines: tuple[str, ...] = peers.PEERS
 
     def engine(self, gpus: int, model: Path | None = None, **options: Any) -> Engine:
         """One of ours on that many GPUs; the command line's options override these."""
@@ -109,10 +110,10 @@ class Bench:
         say(f"{of}, {gpus} GPU(s), load x{load}: {said}   {' '.join(f'{value:,.4g}' for value in figure.all)}")
 
     def ready(self, of: str, gpus: int, began: float) -> None:
-        """Record how long a start took, and on what."""
-        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        """Record how long a start took since `began`, and on what."""
         seconds = time.perf_counter() - began
-        self.record(of, gpus, Figure("ready", seconds, "s", None, (seconds,)), device=name)
+        device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else None  # a server has it, not we
+        self.record(of, gpus, Figure("ready", seconds, "s", None, (seconds,)), device=device)
 
 
 def say(text: str) -> None:
@@ -223,10 +224,10 @@ def over_http(bench: Bench, gpus: int) -> None:
 
 
 def of_peers(bench: Bench, gpus: int) -> None:
-    """Both peers; the second also if the first fails."""
+    """The peers; the second also if the first fails."""
     assert bench.kit is not None
     workloads, failed = ",".join(name for name in OF_PEERS if name in bench.only), []
-    for peer in peers.PEERS:
+    for peer in bench.engines:
         say(f"{peer}: {workloads}")
         try:
             tokenizer = bench.tokenizer if "W7" in bench.only else None
@@ -271,6 +272,7 @@ def main() -> None:
     parser.add_argument("tokenizer", type=Path, nargs="?")
     parser.add_argument("--out", type=Path, metavar="FOLDER")
     parser.add_argument("--peers", nargs=2, type=Path, metavar=("KIT", "PARTS"))
+    parser.add_argument("--engine", nargs="+", choices=peers.PEERS, default=peers.PEERS, help="of the part peers")
     parser.add_argument("--parts", help="one,tp,wide,dp and, with --peers, peers")
     parser.add_argument("--only", default="W3,W4,W1,W2,W7")
     parser.add_argument("--counts", default="64,256", help="of requests in W7")
@@ -293,8 +295,9 @@ def main() -> None:
         parser.error("the part peers needs --peers KIT PARTS")
     only, counts = tuple(given.only.split(",")), tuple(int(count) for count in given.counts.split(","))
     kit = (given.peers[0], given.peers[1]) if given.peers else None
+    options, engines = tuple(given.option), tuple(given.engine)
     bench = Bench(
-        given.model, given.tokenizer, given.out, kit, given.size, given.reps, only, counts, tuple(given.option)
+        given.model, given.tokenizer, given.out, kit, given.size, given.reps, only, counts, options, engines
     )
     if given.job:
         logging.basicConfig(level=logging.INFO, format="%(message)s")

@@ -51,7 +51,7 @@ BARS: dict[int, dict[tuple[str, str], list[Bar]]] = {
         ("server", "W2 warm cache"): [Bar(1.95, "of one GPU", is_least=True)],
     }
 }
-TITLES = {"engine": "", "schemas": "", "wide": "32B shape, ", "server": "over HTTP, "}
+TITLES = {"engine": "", "schemas": "under schemas, ", "wide": "32B shape, ", "server": "over HTTP, "}
 
 
 def table(folder: Path) -> list[str]:
@@ -73,7 +73,7 @@ def table(folder: Path) -> list[str]:
         if load == 1 and of == "server" and both[1] is None:
             continue  # one engine alone: it stands beside those under more load
         unit = next(row["unit"] for row in both if row is not None)
-        one, several = (row and row["value"] for row in both)
+        one, several = (None if row is None else float(row["value"]) for row in both)
         their = [figures.get(name) if of in ("engine", "schemas") else None for figures in of_peers]
         known = [value for value in their if value is not None]
         better = None if not known else min(known) if unit in LOW_IS_GOOD else max(known)
