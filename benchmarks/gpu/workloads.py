@@ -279,6 +279,5 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _figure(name: str, values: list[float], unit: str, floor: float | None) -> Figure:
-    return Figure(
-        name, statistics.median(values), unit, floor if floor and math.isfinite(floor) else None, tuple(values)
-    )
+    known = floor if floor and math.isfinite(floor) else None
+    return Figure(name, statistics.median(values), unit, known, tuple(values))
