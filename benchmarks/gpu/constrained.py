@@ -97,13 +97,13 @@ class Constrained:
             free, _ = self.run([256] * 64, None)
             self._compare("W6 first" if not rep else "W6 warm", free / 256 / 64, [256] * 64, [PERSON] * 64)
 
-    def own_schemas(self, count: int, first: int) -> None:
+    def own_schemas(self, count: int, first: int, *, with_seen: bool = True) -> None:
         """W7: every request under its own schema, then the same lengths free; other schemas each time they are new."""
         for rep in range(self.reps):
             schemas = [bounded(first + rep * count + i) for i in range(count)]
             self.engine.flush_cache()
             self._compare(f"W7 {count} new", None, [256] * count, schemas)
-        for _ in range(self.reps):
+        for _ in range(self.reps if with_seen else 0):
             self._compare(f"W7 {count} seen", None, [256] * count, schemas)
 
     def _compare(self, name: str, free: float | None, lengths: list[int], schemas: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ line for each measurement; see its README. ROWS.jsonl then goes to the benchmark
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -25,10 +26,24 @@ PEERS = ("sglang", "vllm")
 Figures = dict[str, tuple[float, ...]]  # by the name of ours, one for each of PEERS
 UNCONSTRAINED = "W3,W4,W5,W2,W1"
 CONSTRAINED = "W6,W7"  # these need a tokenizer
+COPY_SECONDS = 2.0
 # Without these, documents of W7 may go on with whitespace for ever.
 COMPACT_JSON = {
     "sglang": "constrained_json_disable_any_whitespace=true",
     "vllm": 'structured_outputs_config={"backend":"xgrammar","disable_any_whitespace":true}',
+}
+# What tensor parallelism takes, {} being the number of GPUs. Nothing may use NVLink multicast, as all-reduce fusion and
+# symmetric memory do by default: where a host's GPUs are shared, it can put those of others out of service.
+PARALLEL = {
+    "sglang": ("tp_size={}", "enforce_disable_flashinfer_allreduce_fusion=true"),
+    "vllm": ("tensor_parallel_size={}",),
+}
+WITHOUT_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
 }
 
 
@@ -85,36 +100,52 @@ PROGRAMS = {
 
 
 def run(
-    kit: Path, parts: Path, model: Path, tokenizer: Path | None, only: str, engines: Iterable[str], rows: Path
+    kit: Path,
+    parts: Path,
+    model: Path,
+    tokenizer: Path | None,
+    only: str,
+    engines: Iterable[str],
+    rows: Path,
+    size: int = 1,
 ) -> None:
-    """These engines, one after another; what they measure is added to the file `rows`."""
+    """These engines, one after another, each tensor parallel on `size` GPUs; what they measure is added to the file
+    `rows` as it comes."""
     config = ModelConfig.from_pretrained(model)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the kit has its own
+    if size > 1:
+        environment |= WITHOUT_MULTICAST
     for peer in engines:
         with tempfile.TemporaryDirectory() as folder:
             out, cut = Path(folder) / "out", Path(folder) / "tokenizer"
-            command = [
-                "bash",
-                str(kit / "on_gpu.sh"),
-                peer,
-                str(parts),
-                "--model",
-                str(model.resolve()),
-                "--only",
-                only,
-            ]
+            command = ["bash", str(kit / "on_gpu.sh"), peer, str(parts)]
+            command += ["--model", str(model.resolve()), "--only", only]
+            for option in PARALLEL[peer] if size > 1 else ():
+                command += ["--opt", option.format(size)]
             if tokenizer:
                 cut.mkdir()
                 cut_tokenizer(tokenizer, config.vocab_size, cut)
                 command += ["--tokenizer", str(cut), "--opt", COMPACT_JSON[peer]]
-            status = subprocess.run(command, env=environment | {"OUT": str(out)}).returncode
-            written = out / f"{peer}.jsonl"
-            lines = written.read_text(encoding="utf-8").splitlines() if written.exists() else []
-            with rows.open("a", encoding="utf-8") as file:
-                for line in lines:
-                    print(json.dumps({"hidden_size": config.hidden_size, **json.loads(line)}), file=file)
+            written, copied = out / f"{peer}.jsonl", 0
+            with subprocess.Popen(command, env=environment | {"OUT": str(out)}) as process:
+                status = None
+                while status is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        status = process.wait(timeout=COPY_SECONDS)
+                    copied += _copy_lines(written, copied, rows, {"hidden_size": config.hidden_size})
         if status:
             raise SystemExit(f"{peer} ended with status {status}; what it measured before is in {rows}")
+
+
+def _copy_lines(source: Path, skipped: int, target: Path, also: dict[str, Any]) -> int:
+    """Add the whole lines of one JSONL file behind the first `skipped` to another. Returns how many."""
+    if not source.exists():
+        return 0
+    *lines, _ = source.read_text(encoding="utf-8").split("\n")
+    with target.open("a", encoding="utf-8") as file:
+        for line in lines[skipped:]:
+            print(json.dumps({**also, **json.loads(line)}), file=file)
+    return len(lines) - skipped
 
 
 def figures_for(hidden_size: int, rows: Path | None) -> tuple[Figures, str]:

@@ -6,6 +6,7 @@ Each yields figures by name, beside what the machine would need at least.
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import time
@@ -70,10 +71,15 @@ class Figure:
 class Workloads:
     """Runs W1 … W5 and W9 on an engine, `reps` times each; a figure is the median."""
 
-    def __init__(self, engine: Engine, model: str | Path, machine: Machine, reps: int = 3) -> None:
+    def __init__(
+        self, engine: Engine, model: str | Path, machine: Machine | None, reps: int = 3, *, load: int = 1
+    ) -> None:
+        """machine: None for figures without floors. load: how many times as many requests W1, W2 and the warm-up send
+        at once."""
         self._engine = engine
-        self._machine = machine
+        self._machine = machine or Machine(math.inf, math.inf)
         self._reps = reps
+        self._load = load
         self._rng = random.Random(1234)
         config = ModelConfig.from_pretrained(model)
         layer = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
@@ -105,14 +111,15 @@ class Workloads:
             (512, 64, 8),
             (8, 2048, 1),
         ):
+            count *= self._load
             self._timed(self._prompts(count, length), [output] * count)
 
     def ragged_throughput(self) -> Iterator[Figure]:
         """W1: 256 requests, prompts and outputs of 100 to 1024 tokens, seed 0."""
         rng = random.Random(0)
         prompts = [[rng.randint(0, PROMPT_IDS) for _ in range(rng.randint(100, 1024))] for _ in range(256)]
-        outputs = [rng.randint(100, 1024) for _ in range(256)]
-        lengths = [len(prompt) for prompt in prompts]
+        outputs = [rng.randint(100, 1024) for _ in range(256)] * self._load
+        lengths = [len(prompt) for prompt in prompts] * self._load
         rates = []
         for _ in range(self._reps):
             rates.append(sum(outputs) / self._timed([self._tokens(n) for n in lengths], outputs))
@@ -120,17 +127,18 @@ class Workloads:
         for step in range(max(outputs)):
             alive = [length + step for length, output in zip(lengths, outputs, strict=True) if step < output]
             floor += self._step_floor(len(alive), sum(alive))
-        yield _figure("W1 output", rates, "tok/s", sum(outputs) / floor)
+        yield _figure("W1 output", rates, "tok/s", sum(outputs) / floor if floor else None)
 
     def shared_prefix(self) -> Iterator[Figure]:
         """W2: 512 requests of 2048 shared and 64 own tokens, 32 out; cold cache, then the prefix cached."""
         rates: dict[str, list[float]] = {"cold": [], "warm": []}
+        count = 512 * self._load
         for _ in range(self._reps):
             prefix = self._tokens(2048)
-            self._engine.flush_cache()
+            self._flush()
             for values in rates.values():
-                prompts = [prefix + self._tokens(64) for _ in range(512)]
-                values.append(512 / self._timed(prompts, [32] * 512, flush=False))
+                prompts = [prefix + self._tokens(64) for _ in range(count)]
+                values.append(count / self._timed(prompts, [32] * count, flush=False))
         for state, values in rates.items():
             yield _figure(f"W2 {state} cache", values, "req/s", None)
 
@@ -218,13 +226,22 @@ class Workloads:
 
     def _timed(self, prompts: list[list[int]], outputs: list[int], *, flush: bool = True) -> float:
         if flush:
-            self._engine.flush_cache()
+            self._flush()
         params = [{"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True} for length in outputs]
-        began = time.perf_counter()
-        results: list[dict[str, Any]] = self._engine.generate(input_ids=prompts, sampling_params=params)
-        took = time.perf_counter() - began
+        took, results = self._generate(prompts, params)
         assert [len(result["output_ids"]) for result in results] == outputs
         return took
+
+    def _flush(self) -> None:
+        self._engine.flush_cache()
+
+    def _generate(
+        self, prompts: list[list[int]], params: list[dict[str, Any]]
+    ) -> tuple[float, list[dict[str, Any]]]:
+        """Seconds, and what came of it."""
+        began = time.perf_counter()
+        results: list[dict[str, Any]] = self._engine.generate(input_ids=prompts, sampling_params=params)
+        return time.perf_counter() - began, results
 
     def _prompts(self, count: int, length: int) -> list[list[int]]:
         return [self._tokens(length) for _ in range(count)]
@@ -262,4 +279,5 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _figure(name: str, values: list[float], unit: str, floor: float | None) -> Figure:
-    return Figure(name, statistics.median(values), unit, floor, tuple(values))
+    known = floor if floor and math.isfinite(floor) else None
+    return Figure(name, statistics.median(values), unit, known, tuple(values))
