@@ -69,9 +69,10 @@ def test_each_figure_comes_from_the_weights_and_prompts_that_were_asked_for(
     assert found["caveat"] == (constrained.TRAINED if trained else constrained.CAVEAT)
     sent = [ids for ids, _ in calls]
     assert len({tuple(ids) for each in sent for ids in each}) == sum(map(len, sent)), "no prompt is sent twice"
-    # Free, constrained, free, constrained; then each constrained one is followed by free ones of its lengths.
-    free = ["ignore_eos" in params[0] for _, params in calls]
-    assert free == [True, False, True, False, False, True, False, True]
+    assert ["ignore_eos" in params[0] for _, params in calls] == [False, True] * len(NAMES)
+    for (_, params), made in zip(calls[1::2], outputs[0::2], strict=True):
+        lengths = [len(result["output_ids"]) for result in made]
+        assert [its["max_new_tokens"] for its in params] == lengths, "free rows are as long as constrained ones"
     assert (found["config"]["load_format"], len(flattened)) == (("auto", 0) if trained else ("dummy", 1))
     if not trained:
         assert {len(ids) for each in sent for ids in each} == {prompts.RANDOM_LENGTH}
@@ -83,11 +84,10 @@ def test_each_figure_comes_from_the_weights_and_prompts_that_were_asked_for(
             assert text.startswith("[user]")
             assert text.endswith("[assistant]")
             assert all(f"{name} (" in text for name in its.get("json_schema", {}).get("properties", ()))
-    [first, *_] = calls
-    asked = [{**first[1][0], "max_new_tokens": 8}]
+    ids, params = calls[1]  # free
     with Engine(str(model), device="cpu", context_length=1024, max_total_tokens=8192) as engine:
-        [result] = engine.generate(input_ids=first[0][:1], sampling_params=asked)
-    assert outputs[0][0]["output_ids"][:8] == result["output_ids"]
+        again = engine.generate(input_ids=ids, sampling_params=params)
+    assert [result["output_ids"] for result in again] == [result["output_ids"] for result in outputs[1]]
 
 
 def test_a_tokenizer_without_a_chat_template_cannot_ask(tmp_path: Path) -> None:
