@@ -7,7 +7,8 @@ import tracemalloc
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import sgl
 from sgl.errors import ConfigError, MissingExtra, ModelError, TokenizerError, UnsupportedModel, WeightsError
+from sgl.lang.backends.launch import Runtime
 from sgl.runtime import gguf as reader
 from sgl.runtime.gguf import GgufFile
 from sgl.runtime.model.config import ModelConfig
@@ -198,6 +200,14 @@ def test_smollm2_is_the_file_of_an_installed_package(tmp_path: Path, monkeypatch
     file.rename(package / "some.gguf")
     monkeypatch.syspath_prepend(str(package.parent))
     assert ModelConfig.from_pretrained("smollm2").path == str(package / "some.gguf")
+
+
+def test_a_local_server_hands_out_the_tokenizer_of_a_file(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(384).backend_tokenizer
+    file, _ = tiny_gguf(tmp_path, tokenizer=tokenizer)
+    runtime = Runtime.__new__(Runtime)
+    runtime.endpoint = cast(Any, SimpleNamespace(get_model_name=lambda: str(file)))
+    assert runtime.get_tokenizer().encode("Hi") == tokenizer.encode("Hi", add_special_tokens=False).ids
 
 
 def test_without_the_package_gguf_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
