@@ -2,7 +2,7 @@
 
     python examples/quickstart.py, or sgl run [--model MODEL | --url URL] examples/quickstart.py
 
-MODEL is a Hugging Face folder or hub id; without one, the small model that comes with the package answers.
+MODEL is a Hugging Face folder, hub id or GGUF file; without one, the small model that comes with the package answers.
 """
 
 from __future__ import annotations

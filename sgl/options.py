@@ -12,7 +12,7 @@ class EngineOptions(TypedDict, total=False):
 
     tokenizer_path: str | None
     skip_tokenizer_init: bool
-    load_format: Literal["auto", "safetensors", "dummy"]
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"]
     context_length: int | None
     device: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]

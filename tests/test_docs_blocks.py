@@ -14,6 +14,7 @@ import pytest
 
 import sgl
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.model.checkpoint import PACKAGES
 from tests.live_server import LiveServer, served
 from tests.page_blocks import MODEL, REPOSITORY, SERVER, blocks, check, commands, documents, options_file
 from tests.test_requirements import requirements
@@ -45,7 +46,7 @@ class Borrowed:
     engine: sgl.Engine
 
     def __init__(self, model_path: str = "embedded", **options: Any) -> None:
-        assert model_path in ("embedded", MODEL)
+        assert model_path in ("embedded", MODEL, *PACKAGES)
         EngineConfig.from_options(options)
 
     def __getattr__(self, name: str) -> Any:

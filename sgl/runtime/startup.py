@@ -75,6 +75,7 @@ class Started:
         """Facts for users beside the options."""
         return {
             "architecture": self.model_config.architecture,
+            "checkpoint_format": self.model_config.checkpoint_format,
             "hidden_size": self.model_config.hidden_size,
             "num_weights": self.num_weights,
             "weight_bytes": self.weight_bytes,
@@ -353,8 +354,9 @@ def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, in
         ),
     )
     logger.info(
-        "%s on %s in %s: weights %s, KV %s (%d tokens in pages of %d), context %d, at most %d requests at once",
+        "%s (%s) on %s in %s: weights %s, KV %s (%d tokens in pages of %d), context %d, at most %d requests at once",
         config.model_name,
+        model.config.checkpoint_format,
         resolved.device,
         resolved.dtype,
         _gib(weight_bytes),

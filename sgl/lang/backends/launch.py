@@ -101,9 +101,10 @@ class Runtime:
     def get_tokenizer(self) -> Any:
         """The model's transformers tokenizer."""
         with needs_extra("engine", "get_tokenizer()"):
-            from transformers import AutoTokenizer
+            from sgl.runtime.model.checkpoint import find_checkpoint
+            from sgl.runtime.text.tokenizer import Tokenizer
 
-        return AutoTokenizer.from_pretrained(self.endpoint.get_model_name())
+        return Tokenizer.load(find_checkpoint(self.endpoint.get_model_name())).hf
 
     def cache_prefix(self, prefix: str) -> None:
         """Compute the KV of a common prefix."""

@@ -1,16 +1,19 @@
-"""Reads a checkpoint's config.json and generation_config.json, in transformers' old and new spellings."""
+"""Reads a checkpoint's config.json and generation_config.json, in transformers' old and new spellings, or a GGUF file's
+metadata."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from sgl.errors import ModelError, UnsupportedModel
-from sgl.runtime.model.checkpoint import checkpoint_folder
+from sgl.runtime.gguf import is_gguf
+from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.families import FAMILIES, Family
+from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -38,7 +41,7 @@ class RopeConfig:
 class ModelConfig:
     """What decoder and loader need to know of a checkpoint."""
 
-    path: str  # the checkpoint's folder
+    path: str  # the checkpoint's folder, or its GGUF file
     architecture: str
     vocab_size: int
     hidden_size: int
@@ -60,14 +63,16 @@ class ModelConfig:
     dtype: DtypeName  # of the checkpoint
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
+    checkpoint_format: str = "safetensors"  # of a GGUF file, with its tensors' types
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> ModelConfig:
-        """Read a checkpoint folder, a config.json, or a hub id (downloads the checkpoint). Raises UnsupportedModel
-        for missing features of the decoder, ModelError for a missing or inconsistent config."""
-        folder = checkpoint_folder(path)
+        """Read a checkpoint folder, a config.json, a GGUF file, or a hub id (downloads the checkpoint). Raises
+        UnsupportedModel for missing features of the decoder, ModelError for a missing or inconsistent config."""
+        folder = find_checkpoint(path)
         path = str(folder)
-        fields = _Fields(path, _read_json(folder / "config.json"))
+        gguf = GgufCheckpoint(path) if is_gguf(path) else None
+        fields = _Fields(path, _read_json(folder / "config.json") if gguf is None else gguf.config)
         architectures = fields.data.get("architectures") or []
         name = str(architectures[0]) if len(architectures) == 1 else None
         if name not in FAMILIES:
@@ -81,7 +86,8 @@ class ModelConfig:
         fields = _Fields(path, {**family.defaults, **fields.data}, architecture=name)
         _refuse_unsupported(fields)
         generation = folder / "generation_config.json"
-        return _model_config(fields, family, _read_json(generation) if generation.is_file() else {})
+        config = _model_config(fields, family, _read_json(generation) if generation.is_file() else {})
+        return config if gguf is None else replace(config, checkpoint_format=gguf.types())
 
 
 def _model_config(fields: _Fields, family: Family, generation: Mapping[str, Any]) -> ModelConfig:

@@ -1,5 +1,5 @@
-"""Loads a decoder: safetensors or random weights. Errors in the files show in their headers, before memory is
-taken."""
+"""Loads a decoder: safetensors, a GGUF file or random weights. Errors in the files show in their headers, before
+memory is taken."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from typing import Any, Literal, cast
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sgl.errors import WeightsError
+from sgl.errors import ConfigError, WeightsError
+from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
 
-LoadFormat = Literal["auto", "safetensors", "dummy"]
+LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
 _FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _LM_HEAD = "lm_head.weight"
@@ -40,10 +42,10 @@ def load_decoder(
     quantization: Literal["fp8"] | None = None,
     ranks: Ranks | None = None,
 ) -> Decoder:
-    """The model of a config with its weights on the device. Raises WeightsError, and ConfigError for a model that
-    cannot be cut.
+    """The model of a config with its weights on the device. Raises WeightsError, and ConfigError for another
+    load_format or a model that cannot be cut.
 
-    load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise safetensors are
+    load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise the checkpoint's are
     read. max_positions: see `Decoder`. quantization: see `Weights.quantize`. ranks: among which the model is
     cut; only this one's part is read.
     """
@@ -51,6 +53,9 @@ def load_decoder(
     torch_dtype = resolve_dtype(config, dtype, device)
     shard = WHOLE if ranks is None else ranks.shard
     shard.check(config)
+    found = "gguf" if is_gguf(config.path) else "safetensors"
+    if load_format not in ("auto", "dummy", found):
+        raise ConfigError(f"load_format={load_format!r}: {config.path} is {found}", option="load_format")
     if load_format == "dummy":
         weights = _random_weights(config, torch_dtype, device, seed, shard)
     else:
@@ -167,6 +172,8 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _weight_files(folder: Path, placed: dict[str, str]) -> list[Path]:
+    if is_gguf(folder):
+        return [folder]
     files = [folder / name for name in sorted(set(placed.values()))] if placed else [folder / _SINGLE]
     for file in files:
         if not file.is_file():
@@ -199,7 +206,9 @@ def _check(entries: dict[str, _Entry], shapes: dict[str, tuple[int, ...]], folde
 
 
 def _opened(file: Path) -> Any:
-    """Map the file. Raises WeightsError if it is truncated or no safetensors."""
+    """Map the file. Raises WeightsError if it is truncated, or no safetensors nor GGUF."""
+    if is_gguf(file):
+        return GgufCheckpoint(str(file))
     try:
         return safe_open(str(file), framework="pt")
     except (SafetensorError, OSError) as error:

@@ -20,7 +20,7 @@ from sgl.errors import EngineDead, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig, working_folder_left_out
 from sgl.runtime.loop.submission import Detail, Output
-from sgl.runtime.model.checkpoint import checkpoint_folder
+from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.program.source import source
 from sgl.runtime.requests.results import CallResults, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
@@ -371,4 +371,4 @@ class RemoteSession:
 
 def _tokenizer(config: EngineConfig) -> Tokenizer:
     """Load the engine's tokenizer here too. Raises ModelError."""
-    return Tokenizer.load(config.tokenizer_path or checkpoint_folder(config.model_path))
+    return Tokenizer.load(config.tokenizer_path or find_checkpoint(config.model_path))

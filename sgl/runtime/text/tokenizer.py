@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sgl.errors import ContextTooLong, InvalidRequest, TokenizerError
 from sgl.grammar.vocabulary.token_table import TokenTable, read_tokens
+from sgl.runtime.gguf import is_gguf
 from sgl.runtime.text.detokenizer import ByteDetokenizer, Detokenizer, TokenIds, WindowDetokenizer
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, vocab_size: int | None = None) -> Tokenizer:
-        """Load the tokenizer of a model's folder or hub id and check it against the model's embedding rows.
+        """Load the tokenizer of a model's folder, GGUF file or hub id and check it against the model's embedding rows.
 
         tokenizer.json takes precedence over the class in tokenizer_config.json or config.json, which may encode
         differently. Raises TokenizerError.
@@ -241,6 +242,10 @@ def _parts(merge: str | list[str]) -> list[str]:
 
 
 def _load_hf(name: str) -> Any:
+    if is_gguf(name):
+        from sgl.runtime.text.gguf_tokenizer import load_gguf_tokenizer
+
+        return load_gguf_tokenizer(name)
     if os.path.isdir(name) and not os.listdir(name):
         raise TokenizerError(f"the folder {name} is empty: expected a tokenizer.json", path=name)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast

@@ -222,7 +222,7 @@ class OllamaApi(Api):
         family = info["architecture"].removesuffix("ForCausalLM").lower()
         details: OllamaDetails = {
             "parent_model": "",
-            "format": "safetensors",
+            "format": info["checkpoint_format"].partition(":")[0].lower(),
             "family": family,
             "families": [family],
             "parameter_size": _size(info["num_weights"]),
