@@ -48,6 +48,7 @@ from benchmarks.gpu import peers
 from benchmarks.gpu.constrained import Constrained, bounded
 from benchmarks.gpu.flush import flush_cache
 from benchmarks.gpu.parallel_table import PEER_ROWS, ROWS, table
+from benchmarks.gpu.prompts import random_ids
 from benchmarks.gpu.served import served
 from benchmarks.gpu.workloads import Figure, Workloads, cut_tokenizer
 from sgl import Engine
@@ -142,7 +143,7 @@ def schemas(bench: Bench, gpus: int) -> None:
         with bench.engine(gpus, tokenizer_path=folder) as engine:
             bench.ready("schemas", gpus, began)
             Workloads(engine, bench.model, None).warm_up()
-            constrained = Constrained(engine, bench.reps)
+            constrained = Constrained(engine, bench.reps, random_ids())
             others = [bounded(1_000_000 + i) for i in range(WARM_SCHEMAS)]
             constrained.run([256] * len(others), others)  # as W6 comes before W7 in benchmarks.gpu.constrained
             for k, count in enumerate(bench.counts):
