@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 from sgl.errors import EngineDead
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.server import placement as module
-from sgl.runtime.server.placement import GENERATED, Future
+from sgl.runtime.server.placement import GENERATED, Future, future_of
 from sgl.runtime.server.replicas import Replicas, _Part
+
+SYSTEM = "You are a careful assistant who answers in one word. " * 40
 
 
 class FakeEngine:
@@ -27,6 +30,7 @@ class FakeEngine:
         self.taken = 0
         self.is_up = True
         self.config = EngineConfig(dp_size=2)
+        self.asked: list[str] = []
 
     def heartbeat_age(self) -> float:
         return 0.0
@@ -36,6 +40,12 @@ class FakeEngine:
         if self.fails:
             raise EngineDead("this one fails")
         await asyncio.sleep(1000)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self.asked.append(method)
+        if self.fails:
+            raise EngineDead("this one fails")
+        return True
 
     async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
         while True:
@@ -215,6 +225,70 @@ def test_prompts_with_the_same_beginnings_meet_where_these_are_most_of_the_work(
     computed = sum(len({i // 16 for i in part.prompts}) for part in parts)
     assert computed <= 12  # of 8 beginnings on 2 engines
     assert max(part.work for part in parts) < 0.6 * sum(part.work for part in parts)
+
+
+def test_a_flushed_engine_is_known_to_have_no_cache() -> None:
+    """Also where a flush fails on one of them."""
+
+    async def check() -> None:
+        future, other = (future_of(text + SYSTEM, {"max_new_tokens": 4}) for text in "ab")
+        for failing in ([], [1], [0, 1]):
+            made, engines = replicas(fails=False)
+            made._placement.end(*made._placement.place(other, [1]))
+            for _ in range(4):
+                engine, work = made._placement.place(future, [0, 1])
+                made._placement.end(engine, work)
+                assert engine == 0  # where it is cached
+            for i in failing:
+                engines[i].fails = True
+            if len(failing) == 2:
+                with pytest.raises(EngineDead):
+                    await made.call("flush_cache")
+            else:
+                assert await made.call("flush_cache") is True
+            assert [engine.asked for engine in engines] == [["flush_cache"]] * 2
+            assert [made._placement.found(*at) for at in ((0, future), (1, other))] == [0, 0]
+            assert made._placement.place(future, [0, 1])[0] == 1  # in turn, as if it were new
+
+    asyncio.run(check())
+
+
+def test_another_call_of_all_engines_forgets_nothing() -> None:
+    async def check() -> None:
+        made, _ = replicas(fails=False)
+        future = future_of(SYSTEM, {"max_new_tokens": 4})
+        made._placement.end(*made._placement.place(future, [0, 1]))
+        await made.call("start_profile")
+        assert made._placement.found(0, future) > 400
+
+    asyncio.run(check())
+
+
+def test_a_restarted_engine_is_known_to_have_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through what the process calls, before it serves again; the other engine keeps its cache."""
+
+    async def check() -> None:
+        made = Replicas(EngineConfig(dp_size=2), configure=print)
+        future = future_of(SYSTEM, {"max_new_tokens": 4})
+        for engine in range(2):
+            made._placement.end(*made._placement.place(future, [engine]))
+        found: list[list[int]] = []
+
+        async def start() -> None:
+            found.append([made._placement.found(i, future) for i in range(2)])
+
+        async def ended(process: Any) -> None:
+            pass
+
+        monkeypatch.setattr(made._engines[0], "_start", start)
+        monkeypatch.setattr(made._engines[0], "_ended", ended)
+        monkeypatch.setattr(made._engines[0], "_process", SimpleNamespace(kill=print, exitcode=-9))
+        await made._engines[0]._restart()
+        [(first, second)] = found
+        assert first == 0
+        assert second > 400
+
+    asyncio.run(check())
 
 
 def test_a_long_list_is_placed_in_bundles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ class Placement:
         self._work[engine] = max(0.0, self._work[engine] - work)
 
     def forget(self, engine: int) -> None:
-        """It was restarted: its cache is empty."""
+        """Its cache is empty: it was restarted, or flushed."""
         self._known[engine].clear()
 
 

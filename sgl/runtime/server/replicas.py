@@ -159,7 +159,12 @@ class Replicas:
             future = future_of(list(ids), None, extra_key)
             best = max(self._up(), key=lambda i: self._placement.found(i, future), default=0)
             return await self._engines[best].call(method, *arguments)
-        answers = await self._of_all(method, *arguments)
+        try:
+            answers = await self._of_all(method, *arguments)
+        finally:
+            if method == "flush_cache":  # also if one failed: the others' caches are empty
+                for engine in range(len(self._engines)):
+                    self._placement.forget(engine)
         _, first = answers[0]
         if method == "get_server_info":
             return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
