@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -15,10 +12,17 @@ from hypothesis import strategies as st
 
 from sgl.errors import EngineDead
 from sgl.lang.ir import nodes as ir
-from sgl.runtime.config import EngineConfig
+from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.server import placement as module
-from sgl.runtime.server.placement import GENERATED, Future, Placement, future_of, future_of_program
-from sgl.runtime.server.replicas import Replicas
+from sgl.runtime.server.placement import (
+    GENERATED,
+    MOST_GENERATED,
+    Future,
+    Placement,
+    future_of,
+    future_of_program,
+    future_of_prompts,
+)
 
 SYSTEM = "You are a careful assistant who answers in one word. " * 40
 
@@ -78,6 +82,96 @@ def test_work_stays_even_and_returns_to_nothing(number: int, requests: list[tupl
     for engine, work in going:
         placement.end(engine, work)
     assert placement._work == pytest.approx([0.0] * number, abs=1e-6)
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 4000), st.integers(0, 2000)), max_size=64
+    ),
+)
+def test_no_engine_gets_more_than_the_mean_and_one_bundle(
+    number: int, bundles: list[tuple[int, int, int, int]]
+) -> None:
+    """Also where bundles share beginnings, which make work less."""
+    futures = [
+        Future([hash((family, i)) for i in range(blocks)], 16, 16 * blocks + own, generated)
+        for family, blocks, own, generated in bundles
+    ]
+    placement = Placement(number)
+    placed = placement.place_all(futures, range(number))
+    assert len(placed) == len(futures)
+    assert all(0 <= work <= future.work for future, (_, work) in zip(futures, placed, strict=True))
+    mean = sum(work for _, work in placed) / number
+    assert max(placement._work) <= mean + max((each.work for each in futures), default=0) + 1e-6
+    for engine, work in placed:
+        placement.end(engine, work)
+    assert placement._work == pytest.approx([0.0] * number, abs=1e-6)
+
+
+def test_the_largest_come_first_and_answers_keep_their_places() -> None:
+    placement = Placement(2)
+    placed = placement.place_all([Future([], 1, size, 0) for size in (1, 1, 2, 4)], [0, 1])
+    assert placed == [(1, 1), (1, 1), (1, 2), (0, 4)]
+    with pytest.raises(EngineDead, match="no engine is running"):
+        placement.place_all([Future([], 1, 1, 0)], [])
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, 128),
+        (None, 128),
+        ({"max_new_tokens": None, "ignore_eos": True}, 128),
+        ({"max_new_tokens": 100}, 100),
+        ({"max_new_tokens": 1000}, MOST_GENERATED),
+        ({"max_new_tokens": 1000, "ignore_eos": False}, MOST_GENERATED),
+        ({"max_new_tokens": 1000, "ignore_eos": "yes"}, MOST_GENERATED),
+        ({"max_new_tokens": 1000, "ignore_eos": True}, 1000),
+        ({"max_new_tokens": 1000, "ignore_eos": True, "n": 3}, 3000),
+        ({"max_new_tokens": 1000, "ignore_eos": True, "stop": None, "stop_token_ids": [], "regex": None}, 1000),
+        ({"max_new_tokens": 1000, "ignore_eos": True, "stop": ["."]}, MOST_GENERATED),
+        ({"max_new_tokens": 1000, "ignore_eos": True, "stop_token_ids": [7]}, MOST_GENERATED),
+        ({"max_new_tokens": 1000, "ignore_eos": True, "stop_regex": "a+"}, MOST_GENERATED),
+        ({"max_new_tokens": 1000, "ignore_eos": True, "json_schema": {}}, MOST_GENERATED),
+        ({"max_new_tokens": 10**8, "ignore_eos": True}, 4096 - 96),  # the model's context ends it
+        (SamplingParams(max_new_tokens=1000, ignore_eos=True), 1000),
+        (SamplingParams(max_new_tokens=1000, ignore_eos=True, stop="."), MOST_GENERATED),  # type: ignore[arg-type]
+        (SamplingParams(max_new_tokens=1000), MOST_GENERATED),
+    ],
+)
+def test_an_output_that_only_its_limit_ends_counts_in_full(params: Any, expected: float) -> None:
+    assert future_of([1] * 96, params, context=4096).generated == expected
+    samples = params.get("n", 1) if isinstance(params, dict) else 1
+    for several in ([params] * 5, params):
+        bundle = future_of_prompts([[i] * 96 for i in range(5)], several, [samples] * 5, context=4096)
+        assert (bundle.generated, bundle.prompt) == (5 * expected, 5 * 96)
+
+
+def test_a_bundle_needs_what_its_prompts_need_but_shared_beginnings_once() -> None:
+    own = [[1000 + i] * 50 for i in range(8)]
+    beginning, other = list(range(640)), list(range(5000, 5640))
+    assert future_of_prompts(own, {}, [1] * 8).prompt == 8 * 50
+    together = future_of_prompts([beginning + each for each in own], {}, [1] * 8)
+    assert together.prompt == 640 + 8 * 50
+    two = [(beginning if i < 4 else other) + each for i, each in enumerate(own)]
+    assert future_of_prompts(two, {}, [1] * 8).prompt == 8 * 690 - 5 * 640  # not 6: four are looked into
+    nearly = [beginning[:-1] + each for each in own]
+    assert future_of_prompts(nearly, {}, [1] * 8).prompt == 8 * 689 - 7 * 624  # whole blocks
+    texts = ["a" * 6400 + str(i) * 400 for i in range(8)]
+    assert future_of_prompts(texts, {}, [1] * 8).prompt == 1600 + 8 * 100
+
+
+@given(st.integers(0, 600), st.integers(0, 200), st.integers(0, 200), st.integers(1, 20), st.booleans())
+def test_blocks_that_two_prompts_begin_with(shared: int, left: int, right: int, size: int, as_text: bool) -> None:
+    ids = [i * i % 251 for i in range(shared)]
+    one, other = [*ids, *[300] * left], [*ids, *[301] * right]
+    expected = min(shared // size, module.MOST_BLOCKS)
+    if as_text:
+        assert module._shared("".join(map(chr, one)), "".join(map(chr, other)), size) == expected
+    assert module._shared(one, other, size) == expected
+    assert module._shared(one, one, size) == min(len(one) // size, module.MOST_BLOCKS)
+    assert module._shared(one, "".join(map(chr, one)), size) == 0
 
 
 def test_only_engines_that_serve_are_chosen_and_a_restarted_one_has_no_cache() -> None:
@@ -165,81 +259,3 @@ def test_a_program_is_placed_by_all_that_it_will_do() -> None:
 def test_a_long_program_is_looked_at_for_a_while() -> None:
     nodes = tuple((0, ir.Gen(str(i), {"max_tokens": 1})) for i in range(100_000))
     assert future_of_program(ir.Program("p", 0), ir.Segment(nodes)).generated == module.MOST_NODES
-
-
-class FakeEngine:
-    """An engine's answers, and how many of its events were taken."""
-
-    def __init__(self, fails: bool) -> None:
-        self.fails = fails
-        self.taken = 0
-        self.is_up = True
-        self.config = EngineConfig(dp_size=2)
-
-    def heartbeat_age(self) -> float:
-        return 0.0
-
-    async def generate(self, **arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        if self.fails:
-            raise EngineDead("this one fails")
-        await asyncio.sleep(1000)
-
-    async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
-        while True:
-            self.taken += 1
-            yield {"index": 0}
-            await asyncio.sleep(0)
-
-
-def replicas(*, fails: bool) -> tuple[Replicas, list[FakeEngine]]:
-    made = Replicas(EngineConfig(dp_size=2), configure=print)
-    engines = [FakeEngine(fails), FakeEngine(fails)]
-    made._engines = engines  # type: ignore[assignment]
-    return made, engines
-
-
-def test_a_call_that_fails_leaves_no_work_behind() -> None:
-    """Also of the parts that were cancelled before they began."""
-
-    async def check() -> None:
-        made, _ = replicas(fails=True)
-        with pytest.raises(EngineDead, match="this one fails"):
-            await made.generate(prompt=["a", "b"] * 50)
-        made, _ = replicas(fails=False)
-        task = asyncio.ensure_future(made.generate(prompt=["a", "b"]))
-        await asyncio.sleep(0)  # its parts have not begun
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert made._placement._work == pytest.approx([0.0, 0.0])
-        assert made._rids == set()
-
-    asyncio.run(check())
-
-
-def test_a_stream_that_is_not_read_takes_no_events() -> None:
-    async def check() -> None:
-        made, engines = replicas(fails=False)
-        async with aclosing(made.stream(prompt=["a", "b"])) as events:
-            await anext(events)
-            for _ in range(200):
-                await asyncio.sleep(0)
-            assert sum(engine.taken for engine in engines) < 8
-        assert made._placement._work == pytest.approx([0.0, 0.0])
-
-    asyncio.run(check())
-
-
-def test_a_long_list_is_placed_in_bundles() -> None:
-    made, _ = replicas(fails=False)
-    placed: list[Future] = []
-    place = made._placement.place
-    made._placement.place = lambda future, among: (placed.append(future), place(future, among))[1]  # type: ignore
-    parts = made._parts({"prompt": ["a" * 100_000] * 65_536, "sampling_params": {"n": 1}})
-    assert len(placed) <= 64
-    assert sorted(i for part in parts for i in part.prompts) == list(range(65_536))
-    assert sorted(i for part in parts for i in part.places) == list(range(65_536))
-    placed.clear()
-    [part] = made._parts({"prompt": ["a"] * 1_000_000})  # an engine refuses it
-    assert (len(placed), part.prompts) == (1, [])

@@ -125,13 +125,19 @@ def samples_of(arguments: Mapping[str, Any]) -> list[int] | None:
     listed = [value for name, value in arguments.items() if _is_per_prompt(name, value)]
     if len(prompts) != 1 or len({len(value) for value in listed}) != 1:
         return None
-    params = arguments.get("sampling_params")
-    each: list[Any] = list(params or ()) if is_list(params) else [params] * len(prompts[0])
-    samples = [
-        its.n if isinstance(its, SamplingParams) else (its.get("n") or 1) if isinstance(its, Mapping) else 1
-        for its in each
-    ]
-    return samples if all(isinstance(number, int) and number > 0 for number in samples) else None
+    params: Any = arguments.get("sampling_params")
+    times = 1
+    if not is_list(params):
+        params, times = [params], len(prompts[0])
+    # Most are dicts; isinstance of a Mapping takes several times as long.
+    samples = [(its.get("n") or 1) if type(its) is dict else _samples(its) for its in params]
+    return samples * times if set(map(type, samples)) <= {int} and min(samples, default=1) > 0 else None
+
+
+def _samples(params: Any) -> Any:
+    if isinstance(params, SamplingParams):
+        return params.n
+    return (params.get("n") or 1) if isinstance(params, Mapping) else 1
 
 
 def part_of(arguments: Mapping[str, Any], chosen: Sequence[int]) -> dict[str, Any]:

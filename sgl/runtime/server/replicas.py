@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
@@ -19,7 +18,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.requests.arguments import has_list_of_prompts, part_of, samples_of
 from sgl.runtime.server.engine_process import EngineProcess, Method, RemoteSession
-from sgl.runtime.server.placement import Placement, future_of, future_of_program
+from sgl.runtime.server.placement import Placement, future_of, future_of_program, future_of_prompts
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _Begin = Callable[[ir.Program, ir.Sink, ir.Segment], tuple[RemoteSession, Callable[[], None]]]
@@ -160,7 +159,12 @@ class Replicas:
             future = future_of(list(ids), None, extra_key)
             best = max(self._up(), key=lambda i: self._placement.found(i, future), default=0)
             return await self._engines[best].call(method, *arguments)
-        answers = await self._of_all(method, *arguments)
+        try:
+            answers = await self._of_all(method, *arguments)
+        finally:
+            if method == "flush_cache":  # also if one failed: the others' caches are empty
+                for engine in range(len(self._engines)):
+                    self._placement.forget(engine)
         _, first = answers[0]
         if method == "get_server_info":
             return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
@@ -203,24 +207,28 @@ class Replicas:
         bounded time. Raises EngineDead."""
         up, extra_key, params = self._up(), arguments.get("extra_key"), arguments.get("sampling_params")
         prompt = arguments.get("prompt") if arguments.get("input_ids") is None else arguments["input_ids"]
+        context = self.config.context_length
         if not has_list_of_prompts(arguments):
-            return [_Part(*self._placement.place(future_of(prompt, params, extra_key), up))]
+            return [_Part(*self._placement.place(future_of(prompt, params, extra_key, context), up))]
         prompts = prompt or []
         samples = self._samples(arguments) if len(prompts) <= self.config.max_requests_per_call else None
         if not samples:  # an engine refuses it
             return [_Part(*self._placement.place(future_of(None, None), up))]
-        starts = [0, *itertools.accumulate(samples)]
-        parts: dict[int, _Part] = {}
         size = -(-len(prompts) // _MOST_PLACED)
-        for first in range(0, len(prompts), size):
-            some = range(first, min(first + size, len(prompts)))
-            of_first = future_of(prompts[first], params[first] if isinstance(params, list) else params, extra_key)
-            future = replace(of_first, prompt=of_first.prompt * len(some), generated=of_first.generated * len(some))
-            engine, work = self._placement.place(future, up)
-            part = parts.setdefault(engine, _Part(engine, 0.0))
+        bundles = [range(first, min(first + size, len(prompts))) for first in range(0, len(prompts), size)]
+        futures = []
+        for its in bundles:
+            of_it = slice(its.start, its.stop)
+            its_params = params[of_it] if isinstance(params, (list, tuple)) else params
+            futures.append(future_of_prompts(prompts[of_it], its_params, samples[of_it], extra_key, context))
+        parts: dict[int, _Part] = {}
+        place = 0
+        for its, (engine, work) in zip(bundles, self._placement.place_all(futures, up), strict=True):
+            part = parts.setdefault(engine, _Part(engine, 0.0))  # its prompts stay in order
             part.work += work
-            part.prompts += some
-            part.places += range(starts[some.start], starts[some.stop])
+            part.prompts += its
+            place, first = place + sum(samples[its.start : its.stop]), place
+            part.places += range(first, place)
         return list(parts.values())
 
     def _samples(self, arguments: dict[str, Any]) -> list[int] | None:
