@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 import tests.interpreter  # noqa: F401 - mends it
 from sgl import Engine
 from sgl.errors import ConfigError
+from sgl.kernels import flashinfer_version
 from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
@@ -51,7 +52,9 @@ def stand_in(kernel: str) -> SimpleNamespace:
         workspace, query_starts, page_starts, kv_lens, num_tokens, num_rows = (
             arguments[i] for i in (1, 3, 4, 5, 6, 7)
         )
-        assert len(arguments) == {"fa2": 19 if flashinfer._version() < (0, 6, 16) else 20, "fa3": 16}[kernel]
+        assert (
+            len(arguments) == {"fa2": 19 if flashinfer_version.installed() < (0, 6, 16) else 20, "fa3": 16}[kernel]
+        )
         assert all(tensor.device.type == "cpu" for tensor in (query_starts, page_starts, kv_lens))
         assert len(query_starts) == len(page_starts) == len(kv_lens) + 1 == num_rows + 1
         assert int(query_starts[-1]) <= num_tokens
@@ -274,7 +277,7 @@ def test_unknown_versions_are_refused_by_their_number(
     version: str, is_served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(monkeypatch, version)
-    monkeypatch.setattr(flashinfer.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(flashinfer_version.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.version, "hip", None)
     shape = replace(Case([(1, 4)]).shape, device=torch.device("cuda"), dtype=torch.bfloat16, head_dim=64)
     reason = flashinfer.why_not(shape)

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from sgl.kernels.attention import flashinfer
+from sgl.kernels import flashinfer_version
 from tests.patience import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -39,7 +39,7 @@ def dotted(version: tuple[int, ...]) -> str:
 
 def test_the_extra_asks_for_just_the_flashinfer_that_is_accepted() -> None:
     asked = requirements("cuda").pop("flashinfer-python")
-    oldest, unknown = flashinfer.OLDEST, flashinfer.FIRST_UNKNOWN
+    oldest, unknown = flashinfer_version.OLDEST, flashinfer_version.FIRST_UNKNOWN
     assert str(asked.specifier) in (
         f"<{dotted(unknown)},>={dotted(oldest)}",
         f">={dotted(oldest)},<{dotted(unknown)}",
@@ -82,7 +82,7 @@ def test_the_package_with_an_extra_can_be_resolved_to_what_is_accepted(
         assert "torch" not in found
     if "flashinfer-python" in found:
         numbers = found["flashinfer-python"].release[:3]
-        assert flashinfer.OLDEST <= numbers < flashinfer.FIRST_UNKNOWN
+        assert flashinfer_version.OLDEST <= numbers < flashinfer_version.FIRST_UNKNOWN
 
 
 def resolve(extra: str | None, resolution: str, folder: Path) -> dict[str, Version]:

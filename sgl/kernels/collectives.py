@@ -10,12 +10,12 @@ import datetime
 import logging
 import threading
 from collections import deque
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed
 
+from sgl.kernels import flashinfer_version
 from sgl.kernels.layers.norm import add_rms_norm
 
 if TYPE_CHECKING:
@@ -85,8 +85,10 @@ class Collectives:
         small sums, the addition to the residual and the norm become one kernel."""
         if self._device.type != "cuda":
             return
-        why: str | None = "FlashInfer is not installed"
-        if find_spec("flashinfer") is not None:
+        why = flashinfer_version.why_not()
+        if why is not None:
+            why = f"not by FlashInfer: {why}"
+        else:
             from sgl.kernels.fused_reduction import FusedReduction
 
             why = FusedReduction.obstacle(self._meeting, self.size, self.rank, self._device, hidden_size, dtype)

@@ -19,6 +19,7 @@ from flashinfer import comm
 from flashinfer.comm.mnnvl import create_tensor_from_cuda_memory
 from flashinfer.comm.trtllm_ar import get_trtllm_comm_module
 
+from sgl.kernels import flashinfer_version
 from sgl.kernels.keys_triton import largest, spread
 from sgl.kernels.layers.fused_triton import overlap
 
@@ -29,6 +30,7 @@ _MOST_BYTES = 16 << 20  # of one rank's part: NCCL is no slower for more
 _ONE_SHOT_BYTES = 32 << 20  # of all ranks' parts
 _SIZES = (2, 4, 8, 16)
 _DTYPES = (torch.bfloat16, torch.float16)
+_ANY_DEVICE = (0, 7)  # from here on its buffers are on the current device, before on that of the rank's number
 _ALIGNED = 64  # of the hidden size
 _Pattern = comm.AllReduceFusionPattern
 _TENSORS = (
@@ -77,7 +79,7 @@ class FusedReduction:
             return f"FlashInfer's all-reduce takes 16 bits, not {dtype}"
         if hidden_size % _ALIGNED:
             return f"FlashInfer's all-reduce takes multiples of {_ALIGNED}, not a hidden size of {hidden_size}"
-        if (device.index or 0) != rank:
+        if (device.index or 0) != rank and flashinfer_version.installed() < _ANY_DEVICE:
             return f"FlashInfer's all-reduce puts rank {rank} on cuda:{rank}, and it is on {device}"
         with ThreadPoolExecutor(1) as thread:
             compiling = thread.submit(get_trtllm_comm_module)

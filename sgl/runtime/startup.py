@@ -160,8 +160,9 @@ def checked_model(config: EngineConfig, device: torch.device) -> ModelConfig:
             option="context_length",
         )
     check_kv_dtype(config, device)
-    check_quantization(config, model_config, device)
-    Shard(size=config.tp_size, stages=config.pp_size).check(model_config)
+    shard = Shard(size=config.tp_size, stages=config.pp_size)
+    shard.check(model_config)
+    check_quantization(config, shard.local(model_config), device)
     return model_config
 
 

@@ -10,7 +10,6 @@ attention), if that saves more than it costs.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -20,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from sgl.kernels import flashinfer_version
 from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, SharedOutput
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
@@ -30,12 +30,7 @@ logger = logging.getLogger(__name__)
 
 PrefillKernel = Literal["fa2", "fa3"]
 
-Version = tuple[int, ...]
-
-OLDEST: Version = (0, 6, 6)
-FIRST_UNKNOWN: Version = (0, 8)
-"""FlashInfer's supported versions: from OLDEST, below FIRST_UNKNOWN, as in the extra sgl[cuda]."""
-_UNIFORM_ROWS: Version = (0, 6, 16)
+_UNIFORM_ROWS: flashinfer_version.Version = (0, 6, 16)
 """From here on fa2's planner asks whether all rows have the same number of tokens."""
 _COMPILING = 2.0  # seconds; loading compiled kernels takes less
 HEAD_DIMS = (64, 128, 256)
@@ -65,13 +60,9 @@ def why_not(shape: AttentionShape) -> str | None:
     """Why FlashInfer cannot serve the shape here; None: it can."""
     if shape.device.type != "cuda" or torch.version.hip is not None:
         return f"it needs an NVIDIA GPU, and this is {shape.device}"
-    if importlib.util.find_spec("flashinfer") is None:
-        return "it is not installed (pip install 'sgl[cuda]')"
-    from flashinfer import __version__
-
-    if not OLDEST <= _version() < FIRST_UNKNOWN:
-        oldest, unknown = (".".join(map(str, version)) for version in (OLDEST, FIRST_UNKNOWN))
-        return f"version {__version__} is installed, and {oldest} or later is needed, but below {unknown}"
+    obstacle = flashinfer_version.why_not()
+    if obstacle is not None:
+        return obstacle
     if torch.cuda.get_device_capability(shape.device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     if shape.dtype not in (torch.bfloat16, torch.float16):
@@ -127,7 +118,7 @@ class FlashInferAttention(GraphAttention):
         self, shape: AttentionShape, *, prefill: PrefillKernel = "fa2", max_graph_rows: int = 0, max_pages: int = 0
     ) -> None:
         self._shape = shape
-        self._version = _version()
+        self._version = flashinfer_version.installed()
         self.prefill: PrefillKernel = prefill  # for long prompts
         self.short_prefill: PrefillKernel = "fa2"  # for short prompts, on average
         # programmatic dependent launch: a kernel starts while the previous one drains
@@ -427,13 +418,6 @@ class FlashInferAttention(GraphAttention):
     @staticmethod
     def _pinned_buffer() -> tuple[torch.Tensor, torch.cuda.Event]:
         return pinned_buffer(_INT_WORKSPACE)
-
-
-def _version() -> Version:
-    """Three numbers: more would tell builds of a release apart."""
-    from flashinfer import __version__
-
-    return tuple(int(part) for part in __version__.split("+")[0].split(".")[:3] if part.isdecimal())
 
 
 def _num_shared(pages: Int32Array) -> int:
