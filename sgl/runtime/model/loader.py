@@ -135,7 +135,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                 if not shard.adds(name):
                     target.zero_()
                 elif entries[name].file == file:
-                    target.copy_(_read(tensors, name, file, shard.part(name, config)))
+                    target.copy_(read(tensors, name, file, shard.part(name, config)))
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     return weights
@@ -224,7 +224,8 @@ def opened(file: Path) -> Any:
         raise WeightsError(message, path=str(file)) from error
 
 
-def _read(tensors: Any, name: str, file: Path, part: tuple[slice, ...]) -> torch.Tensor:
+def read(tensors: Any, name: str, file: Path, part: tuple[slice, ...] = ()) -> torch.Tensor:
+    """A tensor of an opened file, or a part of it. Raises WeightsError."""
     try:
         tensor: torch.Tensor = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
     except SafetensorError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ from sgl.runtime.model.config import DtypeName, read_json, special_tokens
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.hf import probe
 from sgl.runtime.model.hf.probe import AttentionLayer, Refused
+from sgl.runtime.model.hf.rotary import fix_frequencies
 
-_MOST_LAYERS = 1024
-_LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_COUNT = re.compile(r"(\w+_)?(num|n)_(\w+_)?(layer|expert|block)s?")  # fields that number modules
+_MOST_PARTS = 4096
 _RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # layer types
 _DECODERS = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 
@@ -71,8 +73,12 @@ class TransformersConfig:
                 raise Refused("an encoder-decoder")
             context_length = _context_length(config)
             # some products have no other dtype on the meta device
-            module = empty_module(config, architecture, probe.NAME, torch.bfloat16)
+            try:
+                module = empty_module(config, architecture, probe.NAME, torch.bfloat16)
+            except KeyError as error:
+                raise (Refused(probe.OWN_ATTENTION) if error.args == (probe.NAME,) else error) from error
             _check_states(config, module)
+            fix_frequencies(module, context_length)
             probed = probe.probe(module, context_length)
             _check_layers(probed.layers)
         bos, eos = special_tokens(folder, {**config.get_text_config().to_dict(), **data})
@@ -122,14 +128,16 @@ def _architecture(path: str, data: Mapping[str, Any]) -> str:
 
 def _check(path: str, architecture: str, data: Mapping[str, Any]) -> None:
     """Refuse what shows before anything is built."""
-    quantization = data.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-        raise unsupported(path, architecture, f"a quantized checkpoint ({method})")
-    for key in _LAYER_KEYS:
-        value = data.get(key)
-        if isinstance(value, int) and value > _MOST_LAYERS:
-            raise ModelError(f"{path}: {key!r} is {value}, and at most {_MOST_LAYERS} layers are built", path=path)
+    text = data.get("text_config")
+    for fields in (data, text if isinstance(text, Mapping) else {}):
+        quantization = fields.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+            raise unsupported(path, architecture, f"a quantized checkpoint ({method})")
+        for key, value in fields.items():
+            if _COUNT.fullmatch(key) and isinstance(value, int) and value > _MOST_PARTS:
+                message = f"{path}: {key!r} is {value}, and at most {_MOST_PARTS} are built"
+                raise ModelError(message, path=path)
 
 
 @contextlib.contextmanager

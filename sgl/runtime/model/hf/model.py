@@ -17,6 +17,7 @@ from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.hf import weights
 from sgl.runtime.model.hf.attention import NAME, LayerAttention, Step
 from sgl.runtime.model.hf.config import TransformersConfig, empty_module
+from sgl.runtime.model.hf.rotary import fix_frequencies
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
 
@@ -89,6 +90,7 @@ class TransformersModel:
         self.weights = TransformersWeights(module)
         self._body = module.get_submodule(config.body)
         self._head = _with_body(module, config.body.split("."), _Given(config.output_class))
+        fix_frequencies(module, self.max_positions)
         self._step: list[Step] = []
         self._scale = config.layers[0].scale
         for index, layer in enumerate(config.layers):

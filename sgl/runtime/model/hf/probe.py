@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import ModelOutput
 
 NAME = "sgl_probe"
+OWN_ATTENTION = "attention that does not go through transformers' registry of attention functions"
 _NUM_TOKENS = 3  # unlike any other size of a tiny model's tensors
 _LONGEST_MASK = 1 << 20  # tokens: wider windows count as none
 _HARMLESS = frozenset({"scaling", "dropout", "sliding_window", "position_ids", "is_causal", "softcap", "s_aux"})
@@ -125,7 +126,7 @@ def probe(module: Any, context_length: int) -> Probed:
     finally:
         _notes.reset(token)
     if not notes.layers:
-        raise Refused("attention that does not go through transformers' registry of attention functions")
+        raise Refused(OWN_ATTENTION)
     if notes.body is None:
         raise Refused("a head that takes no hidden states from a module")
     name, output = notes.body

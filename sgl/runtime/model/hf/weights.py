@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from sgl.errors import WeightsError
-from sgl.runtime.model.loader import Entry, check_dtype, named, opened, read_headers
+from sgl.runtime.model.loader import Entry, check_dtype, named, opened, read, read_headers
 
 
 def load(module: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -29,11 +30,23 @@ def load(module: Any, folder: Path, dtype: torch.dtype, device: torch.device) ->
     empty = {name: torch.empty(entry.shape, dtype=dtype, device="meta") for name, entry in entries.items()}
     _check(module, _converted(module, empty, dtype, torch.device("meta")), folder, entries)
     files = {file: opened(file) for file in sorted({entry.file for entry in entries.values()})}
-    tensors = {name: files[entry.file].get_slice(name) for name, entry in entries.items()}
+    tensors = {name: _Tensor(files[entry.file], name, entry.file) for name, entry in entries.items()}
     found = _converted(module, tensors, dtype, device)
     if found.conversion_errors or found.mismatched_keys:
         raise WeightsError(f"cannot convert the weights of {folder}: {found.conversion_errors}", path=str(folder))
     _complete(module, found, dtype, device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor of a file, read when transformers' loader asks for it by [...]."""
+
+    tensors: Any
+    name: str
+    file: Path
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return read(self.tensors, self.name, self.file).clone()  # the file may change later
 
 
 def fill(module: Any, dtype: torch.dtype, device: torch.device, seed: int) -> None:
